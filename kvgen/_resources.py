@@ -1,0 +1,38 @@
+"""Where templates, search spaces and shipped winners lie: in the wheel under `kvgen/_data`, in a checkout beside it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from kvgen.errors import KvgenError
+
+
+@cache
+def root() -> Path:
+    """The folder that holds `templates/`, `search_spaces/` and `generated/`.
+
+    `KVGEN_DATA_DIR` overrides it. Raises KvgenError where the installation is incomplete.
+    """
+    override = os.environ.get("KVGEN_DATA_DIR")
+    package = Path(__file__).resolve().parent
+    for candidate in ([Path(override)] if override else [package / "_data", package.parent]):
+        if (candidate / "templates").is_dir():
+            return candidate
+    raise KvgenError("kvgen's templates are missing: reinstall it, or point KVGEN_DATA_DIR at a checkout")
+
+
+def templates() -> Path:
+    """Jinja templates and the device headers they instantiate."""
+    return root() / "templates"
+
+
+def search_spaces() -> Path:
+    """Search-space files, one per back end."""
+    return root() / "search_spaces"
+
+
+def generated() -> Path:
+    """The winners that ship with kvgen."""
+    return root() / "generated"

@@ -1,0 +1,63 @@
+"""What every back end offers, and what lowering gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from kvgen.digest import digest, files_digest
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import SearchSpace
+from kvgen.reference.layout import PackedLayout
+from kvgen.spec import KernelSpec
+
+Language = Literal["c++", "cuda"]
+Target = Literal["cpu", "sm80", "sm89", "sm90"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rendered source of one variant, ready for a compiler."""
+
+    text: str
+    language: Language
+    target: Target
+    include: tuple[Path, ...] = ()
+    """Include folders of kvgen's own headers; their contents are part of the identity."""
+    flags: tuple[str, ...] = ()
+    """Flags that this variant needs beyond the toolchain's own."""
+    headers: tuple[Path, ...] = field(default=(), repr=False)
+    """The headers that `text` reaches."""
+
+    @property
+    def id(self) -> str:
+        """Digest of text, headers, language, target and flags."""
+        return digest([self.text, files_digest(self.headers), self.language, self.target, list(self.flags)])
+
+
+class Backend(Protocol):
+    """A way to lower specs. All methods are pure; none compiles or runs anything."""
+
+    name: str
+    targets: tuple[Target, ...]
+
+    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+        """Why this back end cannot lower the spec for the target, in one clause; None if it can."""
+        ...
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        """Parameters, their values for this spec and target, and constraints with reasons."""
+        ...
+
+    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+        """A safe point of the space, right for every workload."""
+        ...
+
+    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+        """The packed layout that a layout part means."""
+        ...
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        """Source of the variant. Raises UnsupportedError by name and reason."""
+        ...

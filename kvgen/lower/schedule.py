@@ -1,0 +1,84 @@
+"""A schedule: how a spec is computed. The layout part is fixed while a cache lives, the launch part may differ per workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.digest import digest
+
+Value = int | str | bool
+
+
+class Params(Mapping[str, Value]):
+    """A small immutable, hashable mapping of parameter names to scalars."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Value] | None = None, **more: Value) -> None:
+        self._items = tuple(sorted({**(items or {}), **more}.items()))
+
+    def __getitem__(self, name: str) -> Value:
+        for key, value in self._items:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    def __repr__(self) -> str:
+        return "Params(" + ", ".join(f"{k}={v!r}" for k, v in self._items) + ")"
+
+    def __str__(self) -> str:
+        return " ".join(f"{k}={v}" for k, v in self._items)
+
+    def integer(self, name: str) -> int:
+        """The parameter as an int; TypeError where it is none."""
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}, not an integer")
+        return value
+
+    def text(self, name: str) -> str:
+        """The parameter as a string; TypeError where it is none."""
+        value = self[name]
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, not a string")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One point of a back end's search space."""
+
+    backend: str
+    layout: Params
+    launch: Params
+
+    @property
+    def id(self) -> str:
+        """Digest of the whole schedule."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` reads it back."""
+        return {"backend": self.backend, "layout": dict(self.layout), "launch": dict(self.launch)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
+        """Inverse of `to_json`. Raises KeyError or TypeError on other data."""
+        return cls(str(data["backend"]), Params(data["layout"]), Params(data["launch"]))
+
+    def __str__(self) -> str:
+        return f"{self.backend}[{self.layout} | {self.launch}]"
