@@ -1,0 +1,48 @@
+# make demo   tune Llama-3.1-8B's int4 KV cache for this machine and show it beside torch
+# make test   lint, then all tests (what .ci/run calls)
+# make lint   style, types and import rules
+#
+# Everything runs in $(VENV), which is made on first use. SETUP= skips the making (a ready environment, VENV=/path).
+
+PYTHON ?= python3
+VENV   ?= .venv
+SETUP  ?= $(VENV)/.installed
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+SPEC   ?= examples/llama31_8b_kv4.yaml
+BUDGET ?= 2m
+
+# `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
+KVGEN  := $(BIN)/python -m kvgen
+
+.PHONY: demo test lint format check clean
+
+demo: $(SETUP)
+	$(KVGEN) build $(SPEC) --budget $(BUDGET)
+	$(KVGEN) bench $(SPEC)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(SETUP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+format: $(SETUP)
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+check: $(SETUP)
+	$(KVGEN) check
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# torch first: what follows must not pull another build of it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[dev]'
+	touch $@
