@@ -253,14 +253,18 @@ def vector_words(words: int) -> int:
 
 
 def _mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:
-    """Place of a param in its section: beside the k-slots it scales, or beside the rows it scales."""
-    channels = op.axis == "channel"
-    if channels == op.rows_are_tokens:  # along k
-        step, slot = _channel_as_k(index) if channels else (index // 16, index % 16)
-        quad = (step * 4 + slot % 8 // 2) * groups + group
-        first = (1 - kind) if op.zero else kind  # the zero leads: it is the A operand of the sum of p * z
+    """Place of a param in its section.
+
+    K per channel lies along k, beside the four slots that a lane scales: {zero pair, scale pair} twice, so that a 16-byte load
+    is the A operand of the sum of q * z. All others lie beside rows: lane g of the eight finds rows g, g + 8, ... together.
+    """
+    del groups
+    if op.axis == "channel" and op.rows_are_tokens:
+        step, slot = _channel_as_k(index)
+        quad = step * 4 + slot % 8 // 2
+        first = (1 - kind) if op.zero else kind
         return quad * 4 * op.params + slot // 8 * 2 * op.params + first * 2 + slot % 2
-    row = _channel_as_row(index) if channels else index
+    row = _channel_as_row(index) if op.axis == "channel" else index
     return ((group * 8 + row % 8) * (extent // 8) + row // 8) * op.params + kind
 
 
