@@ -1,0 +1,88 @@
+// The packed format of one spec as compile-time constants: what kvgen/reference/layout.py declares for order `mma`.
+// Rendered sources assert that both agree.
+#pragma once
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace kvgen {
+
+enum class Axis { channel, token };
+
+// How K or V is stored. kGroup counts tokens (axis channel) or channels (axis token) that share a scale.
+template <int kBits_, Axis kAxis_, int kGroup_, bool kZero_>
+struct Quant {
+  static constexpr int kBits = kBits_;
+  static constexpr Axis kAxis = kAxis_;
+  static constexpr int kGroup = kGroup_;
+  static constexpr bool kZero = kZero_;
+  static constexpr bool kQuantized = kBits != 16;
+  static constexpr int kParams = kQuantized ? (kZero ? 2 : 1) : 0;  // scale and zero, scale, or none
+  static constexpr int kOffset = kZero ? 0 : 1 << (kBits - 1);      // symmetric codes are stored with this added
+  static constexpr int kMaxCode = kZero ? (1 << kBits) - 1 : (1 << (kBits - 1)) - 1;
+};
+
+constexpr int align_up(int size, int to) { return (size + to - 1) / to * to; }
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Sizes and offsets in bytes. kTokens is N_r, the tokens of a block.
+template <class Element_, class Key_, class Value_, int kHeadDim_, int kTokens_>
+struct Format {
+  using Element = Element_;  // __half or __nv_bfloat16: q, new and residual K and V, output
+  using Key = Key_;
+  using Value = Value_;
+  using Param = __half;  // scales and zeros
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kSubtile = kTokens < 32 ? kTokens : 32;
+  static constexpr int kSubtiles = kTokens / kSubtile;
+
+  template <class Quant>
+  static constexpr int codes_bytes() { return kSubtile * kHeadDim * Quant::kBits / 8; }
+  template <class Quant>
+  static constexpr int channel_params_bytes() {
+    return Quant::kAxis == Axis::channel ? align_up(kTokens / Quant::kGroup * kHeadDim * Quant::kParams * 2, 16) : 0;
+  }
+  template <class Quant>
+  static constexpr int token_params_bytes() {
+    return Quant::kAxis == Axis::token ? align_up(kSubtile * (kHeadDim / Quant::kGroup) * Quant::kParams * 2, 16) : 0;
+  }
+
+  // Block: [K channel params][V channel params] sub-tiles.
+  static constexpr int kKeyChannelParams = 0;
+  static constexpr int kValueChannelParams = channel_params_bytes<Key>();
+  static constexpr int kHeaderBytes = channel_params_bytes<Key>() + channel_params_bytes<Value>();
+  // Sub-tile: [K codes][K token params][V codes][V token params].
+  static constexpr int kKeyCodes = 0;
+  static constexpr int kKeyTokenParams = codes_bytes<Key>();
+  static constexpr int kValueCodes = kKeyTokenParams + token_params_bytes<Key>();
+  static constexpr int kValueTokenParams = kValueCodes + codes_bytes<Value>();
+  static constexpr int kSubtileBytes = kValueTokenParams + token_params_bytes<Value>();
+  static constexpr int kBlockBytes = align_up(kHeaderBytes + kSubtiles * kSubtileBytes, 128);
+
+  static_assert(kHeadDim % 32 == 0, "fragment order holds 32 channels together");
+  static_assert(kTokens % kSubtile == 0 && kSubtile % 16 == 0);
+};
+
+// Fragment order of codes. An operand is a matrix [rows, k]: K has rows = tokens, V has rows = channels.
+template <int kBits>
+struct Fragment {
+  static constexpr int kPerByte = kBits == 16 ? 1 : 8 / kBits;             // rows in one byte of a word, eight apart
+  static constexpr int kWords = kBits == 16 ? 4 : kBits == 8 ? 2 : 1;     // words of a lane per row tile and k-step
+  static constexpr int kRows = kBits == 2 ? 32 : 16;                      // rows of a tile
+};
+
+// Words that a lane loads at once, of the `words` it owns in a sub-tile.
+constexpr int vector_words(int words) { return words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1; }
+
+// Channel of k-slot `slot` in k-step `step`: a lane's four slots of two neighbouring steps are eight neighbouring channels.
+__host__ __device__ constexpr int k_slot_channel(int step, int slot) {
+  return 32 * (step / 2) + 8 * (slot % 8 / 2) + 4 * (step % 2) + 2 * (slot / 8) + slot % 2;
+}
+
+// Channel of row `row` on the 16-row side: what 8x8 transposes of eight-channel loads give.
+__host__ __device__ constexpr int row_channel(int row) {
+  return 32 * (row / 32) + 8 * (row % 8 / 2) + 4 * (row % 32 / 16) + 2 * (row % 16 / 8) + row % 2;
+}
+
+}  // namespace kvgen
