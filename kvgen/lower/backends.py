@@ -1,0 +1,41 @@
+"""The back ends, found by name or by target; each is imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from kvgen.errors import KvgenError, ToolchainMissing
+from kvgen.lower.base import Backend, Target
+
+NAMES = ("cuda", "tilelang", "cpu")
+
+
+def get_backend(name: str) -> Backend:
+    """The back end called `name`.
+
+    Raises KvgenError for an unknown name and ToolchainMissing where a library that the back end needs is absent.
+    """
+    if name not in NAMES:
+        raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")
+    try:
+        backend: Backend = importlib.import_module(f"kvgen.lower.{name}").backend()
+    except ImportError as error:
+        raise ToolchainMissing(f"the {name} back end cannot be loaded: {error}") from error
+    return backend
+
+
+def backends_for(target: Target) -> list[Backend]:
+    """The back ends that lower for a target and can be loaded here, in order of preference."""
+    return [backend for backend, _ in map(_try, NAMES) if backend is not None and target in backend.targets]
+
+
+def missing_backends() -> dict[str, str]:
+    """Back ends that cannot be loaded here, each with the reason."""
+    return {name: reason for name in NAMES if (reason := _try(name)[1]) is not None}
+
+
+def _try(name: str) -> tuple[Backend | None, str | None]:
+    try:
+        return get_backend(name), None
+    except ToolchainMissing as error:
+        return None, str(error)

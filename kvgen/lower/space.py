@@ -1,0 +1,253 @@
+"""Search spaces: parameters with their values, and constraints with reasons, read from `search_spaces/*.yaml`.
+
+A file has a `layout` and a `launch` part (name -> values and doc) and a list of constraints. A constraint is a Python
+expression over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
+`q_len`). It is judged as soon as everything it mentions is known, and once per combination of what it mentions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from kvgen._resources import search_spaces
+from kvgen.errors import KvgenError
+from kvgen.lower.expression import Expression
+from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.spec import KernelSpec, QuantSpec, Workload
+
+Part = Literal["layout", "launch"]
+Fact = Value | float | None | Callable[..., Any]
+WORKLOAD_NAMES = frozenset({"batch", "kv_len", "q_len"})
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One axis of the space. `docs` says what a value means, where the file tells."""
+
+    name: str
+    part: Part
+    values: tuple[Value, ...]
+    doc: str
+    docs: Mapping[Value, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a point must satisfy, and what to tell of a point that does not. `reason` may name values in {braces}."""
+
+    require: Expression
+    reason: str
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Parameters, facts and workload names that the expression mentions."""
+        return self.require.names
+
+
+class SearchSpace:
+    """The points of one back end for one spec and target; iteration order is that of the file."""
+
+    def __init__(
+        self,
+        backend: str,
+        parameters: Iterable[Parameter],
+        constraints: Iterable[Constraint] = (),
+        facts: Mapping[str, Fact] | None = None,
+        workloads: Iterable[Workload] = (),
+    ) -> None:
+        """Raises KvgenError where a constraint mentions a name that is no parameter, fact or workload name."""
+        self.backend = backend
+        self.parameters = tuple(parameters)
+        self.constraints = tuple(constraints)
+        self.facts = dict(facts or {})
+        self.workloads = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
+        self._names: dict[Part, tuple[str, ...]] = {
+            part: tuple(p.name for p in self.parameters if p.part == part) for part in ("layout", "launch")
+        }
+        self._uses = tuple(tuple(sorted(c.names - self.facts.keys())) for c in self.constraints)
+        self._verdicts: dict[tuple[Any, ...], str | None] = {}
+        known = {p.name for p in self.parameters} | self.facts.keys() | WORKLOAD_NAMES
+        for constraint in self.constraints:
+            if unknown := sorted(constraint.names - known):
+                raise KvgenError(f"search space {backend}: constraint `{constraint.require}` mentions unknown {', '.join(unknown)}")
+
+    @classmethod
+    def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
+        """Read `search_spaces/<name>.yaml`. Raises KvgenError where the file is malformed."""
+        import yaml
+
+        path = search_spaces() / f"{name}.yaml"
+        try:
+            return cls._from_data(yaml.safe_load(path.read_text()), facts, workloads)
+        except (KeyError, TypeError, ValueError, SyntaxError, OSError, yaml.YAMLError) as error:
+            raise KvgenError(f"search space {path.name} cannot be read: {error}") from error
+
+    @classmethod
+    def _from_data(cls, data: Mapping[str, Any], facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
+        parameters = []
+        for part in ("layout", "launch"):
+            for name, entry in data[part].items():
+                values = entry["values"]
+                docs = values if isinstance(values, dict) else {}
+                parameters.append(Parameter(name, part, tuple(values), entry["doc"], docs))
+        constraints = [Constraint(Expression(c["require"]), c["reason"]) for c in data["constraints"]]
+        return cls(data["backend"], parameters, constraints, facts, workloads)
+
+    # --- points ----------------------------------------------------------------------------------------------------
+
+    def layout_points(self) -> list[Params]:
+        """Every layout part that no constraint on layout parameters alone excludes."""
+        return [point for point in self._raw_layouts if not self._reasons(point, self._staged["layout"])]
+
+    def launch_points(self, layout: Params, workload: Workload) -> list[Params]:
+        """Every launch part that is allowed with the layout for the workload."""
+        fixed = {**layout, **_workload_names(workload)}
+        checks = self._staged["launch"] + self._staged["workload"]
+        return [point for point in self._raw_launches if not self._reasons({**fixed, **point}, checks)]
+
+    def points(self) -> Iterator[Schedule]:
+        """Every schedule that is allowed for at least one of the space's workloads."""
+        for layout in self.layout_points():
+            for launch in self._raw_launches:
+                if not self._launch_reasons(layout, launch):
+                    yield Schedule(self.backend, layout, launch)
+
+    def excluded(self) -> Iterator[tuple[Params, list[str]]]:
+        """What is not allowed and why: layout parts by themselves, then whole points of the allowed layouts."""
+        for layout in self._raw_layouts:
+            if reasons := self._reasons(layout, self._staged["layout"]):
+                yield layout, reasons
+                continue
+            for launch in self._raw_launches:
+                if reasons := self._launch_reasons(layout, launch):
+                    yield Params({**layout, **launch}), reasons
+
+    def check(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
+        """Why a schedule is not in the space; empty if it is. Without a workload, one that allows it is enough."""
+        if schedule.backend != self.backend:
+            return [f"the schedule is for {schedule.backend}, the space for {self.backend}"]
+        problems = self._name_problems(schedule)
+        if problems:
+            return problems
+        return self._reasons(schedule.layout, self._staged["layout"]) + self._launch_reasons(schedule.layout, schedule.launch, workload)
+
+    @property
+    def raw_size(self) -> int:
+        """Points before constraints."""
+        size = 1
+        for parameter in self.parameters:
+            size *= len(parameter.values)
+        return size
+
+    @cached_property
+    def size(self) -> int:
+        """Points that constraints leave."""
+        return sum(1 for _ in self.points())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: parameters, constraints, facts that are values, sizes."""
+        return {
+            "backend": self.backend,
+            "parameters": [
+                {"name": p.name, "part": p.part, "values": list(p.values), "doc": p.doc, "docs": {str(k): v for k, v in p.docs.items()}}
+                for p in self.parameters
+            ],
+            "constraints": [{"require": str(c.require), "reason": c.reason} for c in self.constraints],
+            "facts": {name: fact for name, fact in sorted(self.facts.items()) if not callable(fact)},
+            "raw_size": self.raw_size,
+            "size": self.size,
+        }
+
+    # --- judging ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _staged(self) -> dict[str, list[int]]:
+        """Indices of the constraints by the stage at which all they mention is known."""
+        stages: dict[str, list[int]] = {"layout": [], "launch": [], "workload": []}
+        for index, uses in enumerate(self._uses):
+            mentions = set(uses)
+            if mentions & WORKLOAD_NAMES:
+                stages["workload"].append(index)
+            else:
+                stages["launch" if mentions & set(self._names["launch"]) else "layout"].append(index)
+        return stages
+
+    @cached_property
+    def _raw_layouts(self) -> list[Params]:
+        return self._product("layout")
+
+    @cached_property
+    def _raw_launches(self) -> list[Params]:
+        return self._product("launch")
+
+    def _product(self, part: Part) -> list[Params]:
+        chosen = [p for p in self.parameters if p.part == part]
+        return [Params(dict(zip(self._names[part], values, strict=True))) for values in itertools.product(*(p.values for p in chosen))]
+
+    def _reasons(self, names: Mapping[str, Value], checks: Iterable[int]) -> list[str]:
+        found = (self._verdict(index, names) for index in checks)
+        return [reason for reason in found if reason is not None]
+
+    def _launch_reasons(self, layout: Params, launch: Params, workload: Workload | None = None) -> list[str]:
+        point = {**layout, **launch}
+        static = self._reasons(point, self._staged["launch"])
+        first: list[str] | None = None
+        for work in [workload] if workload else self.workloads:
+            reasons = self._reasons({**point, **_workload_names(work)}, self._staged["workload"])
+            if not reasons:
+                return static
+            first = reasons if first is None else first
+        return static + (first or [])
+
+    def _verdict(self, index: int, names: Mapping[str, Value]) -> str | None:
+        """The reason if the constraint fails, else None; remembered by the values it mentions."""
+        key = (index, *[names[name] for name in self._uses[index]])
+        if key not in self._verdicts:
+            constraint = self.constraints[index]
+            scope: dict[str, Any] = {**self.facts, **names}
+            self._verdicts[key] = None if constraint.require(scope) else constraint.reason.format_map(scope)
+        return self._verdicts[key]
+
+    def _name_problems(self, schedule: Schedule) -> list[str]:
+        problems = []
+        for part, given in (("layout", schedule.layout), ("launch", schedule.launch)):
+            expected = {p.name: p.values for p in self.parameters if p.part == part}
+            problems += [f"{part} parameter {name} is not known" for name in given if name not in expected]
+            problems += [f"{part} parameter {name} is missing" for name in expected if name not in given]
+            problems += [
+                f"{name} = {value!r} is not one of {', '.join(map(str, expected[name]))}"
+                for name, value in given.items()
+                if name in expected and value not in expected[name]
+            ]
+        return problems
+
+
+def _workload_names(workload: Workload) -> dict[str, Value]:
+    return {"batch": workload.batch, "kv_len": workload.kv_len, "q_len": workload.q_len}
+
+
+def spec_facts(spec: KernelSpec) -> dict[str, Fact]:
+    """Facts of a spec that constraints of every back end may mention. `page` is 0 for contiguous caches."""
+
+    def channel_group(quant: QuantSpec) -> int:
+        return quant.group if quant.quantized and quant.axis == "channel" else 1
+
+    attention = spec.attention
+    facts: dict[str, Fact] = {
+        "q_heads": attention.q_heads,
+        "kv_heads": attention.kv_heads,
+        "gqa": attention.group,
+        "head_dim": attention.head_dim,
+        "dtype": attention.dtype,
+        "dtype_bytes": 4 if attention.dtype == "float32" else 2,
+        "max_q_len": attention.q_len,
+        "page": spec.cache.page or 0,
+    }
+    for label, quant in (("key", spec.key), ("value", spec.value)):
+        facts |= {f"{label}_bits": quant.bits, f"{label}_axis": quant.axis, f"{label}_group": quant.group, f"{label}_zero": quant.zero}
+        facts[f"{label}_group_tokens"] = channel_group(quant)
+    return facts
