@@ -1,0 +1,1 @@
+"""Spend a budget of measurements, propose winners, and register them."""

@@ -1,0 +1,73 @@
+"""How much a tuning run may spend, in measurements and in seconds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+RESERVE = 0.2
+"""Share of the seconds that is kept for the finalists."""
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of a run; None means unbounded. With neither, the whole space is measured."""
+
+    trials: int | None = None
+    """Measurements of one schedule at one workload. The default schedule is measured whatever the bound is."""
+    seconds: float | None = None
+    """Wall-clock seconds for everything: compiling, measuring, finalists."""
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise ValueError(f"trials must be 1 or more, not {self.trials}")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ValueError(f"a budget must be longer than 0 s, not {self.seconds:g} s")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration: `90`, `90s`, `3m`, `1h30m`. Raises ValueError with an example."""
+    compact = text.strip().lower().replace(" ", "")
+    parts = _PART.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise ValueError(f"{text!r} is not a duration; write 90s, 3m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+@dataclass
+class Clock:
+    """What is left of a budget."""
+
+    budget: Budget
+    now: Callable[[], float] = time.monotonic
+    used: int = 0
+    start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.now()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return self.now() - self.start
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left of the whole run; None without a bound."""
+        return None if self.budget.seconds is None else max(0.0, self.budget.seconds - self.elapsed)
+
+    @property
+    def trials_left(self) -> int | None:
+        """Measurements left; None without a bound."""
+        return None if self.budget.trials is None else max(0, self.budget.trials - self.used)
+
+    @property
+    def search_over(self) -> bool:
+        """True once only the finalists may still be measured."""
+        seconds = self.budget.seconds
+        return self.trials_left == 0 or (seconds is not None and self.elapsed >= seconds * (1 - RESERVE))

@@ -1,0 +1,102 @@
+"""What the tuner measures: one schedule at one workload; and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.spec import Workload
+
+Key = tuple[str, str]
+"""(schedule id, workload key)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A layout part of one back end: caches packed for it serve every launch over it."""
+
+    backend: str
+    layout: Params
+
+    def schedule(self, launch: Params) -> Schedule:
+        """The schedule of a launch part over this layout."""
+        return Schedule(self.backend, self.layout, launch)
+
+    def __str__(self) -> str:
+        return f"{self.backend}[{self.layout}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One schedule at one workload."""
+
+    schedule: Schedule
+    workload: Workload
+
+    @property
+    def key(self) -> Key:
+        """Identity of the measurement."""
+        return self.schedule.id, self.workload.key
+
+    @property
+    def arm(self) -> Arm:
+        """The layout part that the point belongs to."""
+        return Arm(self.schedule.backend, self.schedule.layout)
+
+    def __str__(self) -> str:
+        return f"{self.schedule} at {self.workload.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished measurement. `kind` is an outcome's kind; numbers are in µs and None unless it is `ok`."""
+
+    point: Point
+    kind: str
+    us: float | None = None
+    read_us: float | None = None
+    samples: tuple[float, ...] = ()
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Right and timed."""
+        return self.kind == "ok" and self.us is not None and math.isfinite(self.us)
+
+    @property
+    def cost(self) -> float:
+        """µs, infinite for a failure."""
+        return self.us if self.ok and self.us is not None else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` reads it back."""
+        return {
+            "schedule": self.point.schedule.to_json(),
+            "workload": self.point.workload.model_dump(mode="json"),
+            "kind": self.kind,
+            "us": self.us,
+            "read_us": self.read_us,
+            "samples": list(self.samples),
+            "accuracy": dict(self.accuracy),
+            "detail": self.detail,
+            "resources": dict(self.resources),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
+        return cls(
+            Point(Schedule.from_json(data["schedule"]), Workload.model_validate(data["workload"])),
+            str(data["kind"]),
+            data["us"],
+            data["read_us"],
+            tuple(data["samples"]),
+            dict(data["accuracy"]),
+            str(data["detail"]),
+            dict(data["resources"]),
+        )

@@ -1,0 +1,147 @@
+"""What was measured before, and what to try next: one Optuna study per back end and workload.
+
+A study's name holds everything that a measurement depends on, so a run that was interrupted continues where it stopped and
+a finished point is never measured again. Failed points are kept as pruned trials: the sampler learns from them, and nothing
+runs them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import optuna
+from filelock import FileLock
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import Trial, TrialState
+
+from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.lower.space import SearchSpace
+from kvgen.tune.point import Record
+
+RECORD = "record"
+SUGGESTIONS = 8
+"""Draws of the sampler before it is taken to have nothing new to say."""
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class _JournalLock:
+    """A lock of the journal that the operating system gives back when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path)
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def journal_storage(path: Path) -> optuna.storages.BaseStorage:
+    """Storage in one file. A line that a killed process left half written is cut off first."""
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_suffix(".lock")
+    with FileLock(lock):
+        _cut_half_line(path)
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _JournalLock(lock))))
+
+
+def url_storage(url: str) -> optuna.storages.BaseStorage:
+    """Storage in a database that several hosts share, e.g. postgresql://user@host/name."""
+    return optuna.storages.RDBStorage(url)
+
+
+def _cut_half_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def flatten(schedule: Schedule) -> dict[str, Value]:
+    """Parameters of a schedule by name; `layout.` and `launch.` tell the parts apart."""
+    return {**{f"layout.{k}": v for k, v in schedule.layout.items()}, **{f"launch.{k}": v for k, v in schedule.launch.items()}}
+
+
+def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
+    """Inverse of `flatten`."""
+
+    def part(prefix: str) -> Params:
+        return Params({name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)})
+
+    return Schedule(backend, part("layout."), part("launch."))
+
+
+class Memory:
+    """The measurements of one back end at one workload."""
+
+    def __init__(self, storage: optuna.storages.BaseStorage, name: str, space: SearchSpace, seed: int, *, exclusive: bool = True) -> None:
+        """`exclusive`: nobody else works on this study, so trials found running were left by a killed process."""
+        self.backend = space.backend
+        self._space: dict[str, BaseDistribution] = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=4)
+        self.study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, load_if_exists=True)
+        self._open: dict[str, Trial] = {}
+        self.records: dict[str, Record] = {}
+        if exclusive:
+            self._drop_unfinished()
+        self.read()
+
+    def _drop_unfinished(self) -> None:
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self.study.tell(trial.number, state=TrialState.FAIL)
+        for _ in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self.study.tell(self.study.ask(), state=TrialState.FAIL)
+
+    def read(self) -> None:
+        """Take in what the study holds, other hosts' measurements included."""
+        for trial in self.study.get_trials(deepcopy=False):
+            data = trial.user_attrs.get(RECORD)
+            if data is not None and trial.state.is_finished():
+                record = Record.from_json(data)
+                self.records.setdefault(record.point.schedule.id, record)
+
+    def claim(self, schedule: Schedule) -> None:
+        """Mark a point of the space as being measured."""
+        if schedule.id not in self._open:
+            self.study.enqueue_trial(flatten(schedule))
+            self._open[schedule.id] = self.study.ask(self._space)
+
+    def suggest(self, layout: Params) -> Schedule | None:
+        """A schedule over the layout that the sampler expects to be good. None when it has nothing new."""
+        for _ in range(SUGGESTIONS):
+            self.study.enqueue_trial({f"layout.{name}": value for name, value in layout.items()})
+            trial = self.study.ask(self._space)
+            schedule = unflatten(self.backend, trial.params)
+            if schedule.id not in self.records and schedule.id not in self._open:
+                self._open[schedule.id] = trial
+                return schedule
+            self.study.tell(trial, state=TrialState.FAIL)
+        return None
+
+    def release(self, schedule: Schedule) -> None:
+        """Give a claimed schedule back unmeasured."""
+        trial = self._open.pop(schedule.id, None)
+        if trial is not None:
+            self.study.tell(trial, state=TrialState.FAIL)
+
+    def finish(self, record: Record) -> None:
+        """Store a measurement for good."""
+        schedule = record.point.schedule
+        self.claim(schedule)
+        trial = self._open.pop(schedule.id)
+        trial.set_user_attr(RECORD, record.to_json())
+        if record.ok:
+            self.study.tell(trial, record.cost)
+        else:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        self.records[schedule.id] = record
