@@ -1,0 +1,71 @@
+// What the host hands to a kernel. Pointers are device pointers; strides count elements unless a name says bytes.
+#pragma once
+#include <cstdint>
+
+namespace kvgen {
+
+// Rows of `head_dim` contiguous elements: [batch, tokens, heads, head_dim] with any strides but the last.
+struct Rows {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+
+  template <class Element>
+  __device__ Element* row(int batch, int token, int head) const {
+    return static_cast<Element*>(data) + batch * batch_stride + token * token_stride + head * head_stride;
+  }
+};
+
+// A cache. Contiguous: packed [batch, kv_heads, blocks, block_bytes]; paged: packed [pages, kv_heads, page_blocks, block_bytes].
+struct CacheArgs {
+  uint8_t* packed = nullptr;
+  int64_t outer_stride_bytes = 0;  // from one sequence (contiguous) or page (paged) to the next
+  int64_t head_stride_bytes = 0;
+  void* k_residual = nullptr;  // [batch, kv_heads, N_r, head_dim], contiguous
+  void* v_residual = nullptr;
+  int* lengths = nullptr;            // [batch]
+  const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
+  int table_stride = 0;
+  int page_blocks = 0;  // blocks of a page
+  int batch = 0;
+  int kv_heads = 0;
+
+  // Address of block `block` of sequence `batch`, head `head`.
+  template <bool kPaged>
+  __device__ uint8_t* block(int batch, int head, int block, int block_bytes) const {
+    int64_t outer = batch;
+    if constexpr (kPaged) {
+      outer = block_table[static_cast<int64_t>(batch) * table_stride + block / page_blocks];
+      block %= page_blocks;
+    }
+    return packed + outer * outer_stride_bytes + head * head_stride_bytes + static_cast<int64_t>(block) * block_bytes;
+  }
+};
+
+struct AttendArgs {
+  CacheArgs cache;
+  Rows q, out;
+  Rows k_new, v_new;      // decode: this step's tokens; null data for attend
+  float* lse = nullptr;   // [batch, q_heads, q_len], natural logarithm; may be null
+  void* workspace = nullptr;
+  int q_len = 1;
+  int max_len = 0;        // upper bound of every length after the call; sizes the launch, decides nothing else
+  float scale = 1.f;      // multiplies q * k
+};
+
+struct PackArgs {
+  CacheArgs cache;
+  Rows k, v;
+  const int* new_lengths = nullptr;  // [batch]: tokens of k[b], v[b] to append
+  int tokens = 0;                    // extent of k and v: upper bound of new_lengths
+  int* arrivals = nullptr;           // zero before and after
+};
+
+struct UnpackArgs {
+  CacheArgs cache;
+  Rows k, v;
+  int tokens = 0;  // extent of k and v
+};
+
+}  // namespace kvgen
