@@ -1,5 +1,6 @@
 """The spec language (no torch): models, YAML loading with line numbers, presets, architectures."""
 
+from kvgen.spec.load import dump_spec, load_spec
 from kvgen.spec.model import (
     AttentionSpec,
     BoostSpec,
@@ -10,5 +11,18 @@ from kvgen.spec.model import (
     ValueSpec,
     Workload,
 )
+from kvgen.spec.presets import presets
 
-__all__ = ["AttentionSpec", "BoostSpec", "CacheSpec", "KernelSpec", "KeySpec", "QuantSpec", "ValueSpec", "Workload"]
+__all__ = [
+    "AttentionSpec",
+    "BoostSpec",
+    "CacheSpec",
+    "KernelSpec",
+    "KeySpec",
+    "QuantSpec",
+    "ValueSpec",
+    "Workload",
+    "dump_spec",
+    "load_spec",
+    "presets",
+]

@@ -6,25 +6,61 @@ several groups), Kitty (2-bit K with boosted channels, sink and local window), K
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from kvgen.digest import digest
+from kvgen.spec import rules
+
+
+def _integer(value: Any) -> Any:
+    """4.0 and True equal integers in Python; a literal must not take them for one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise PydanticCustomError("int_type", "Input should be a valid integer")
+
 
 Axis = Literal["channel", "token"]
-Bits = Literal[2, 4, 8, 16]
+Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer, json_schema_input_type=Literal[2, 4, 8, 16])]
 DType = Literal["float16", "bfloat16", "float32"]
 Arch = Literal["native", "cpu", "sm80", "sm89", "sm90"]
 
 MAX_KV_LEN = 1 << 24
 MAX_BATCH = 1 << 16
+MAX_GROUP = 1 << 16
 
 
 class Model(BaseModel):
-    """Frozen, strict about names: an unknown field is a mistake, never ignored."""
+    """Frozen and strict: an unknown field is a mistake, and "4" is not a number.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    Constructing one with mistakes raises SpecError with all of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            from kvgen.spec.issues import spec_error
+
+            raise spec_error(error, type(self)) from None
+
+    # pydantic may fill nested models without this constructor, so that all mistakes come together
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+def _refuse(title: str, problems: Iterable[rules.Problem]) -> None:
+    """Raise all problems of a model as one pydantic error, each at its own place."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("rule", "{reason}", {"reason": reason}), loc=place, input=None)
+        for place, reason in problems
+    ]
+    if details:
+        raise ValidationError.from_exception_data(title, details)
 
 
 class AttentionSpec(Model):
@@ -42,7 +78,7 @@ class AttentionSpec(Model):
     """Most query tokens per call; they attend causally among themselves."""
     softcap: float = Field(default=0.0, ge=0.0)
     """Scores become softcap * tanh(score / softcap); 0 switches it off."""
-    window: int | None = Field(default=None, gt=0)
+    window: int | None = Field(default=None, gt=0, le=MAX_KV_LEN)
     """Each query sees only the last `window` tokens, its own included."""
     sinks: bool = False
     """One learned logit per query head joins the softmax denominator (gpt-oss)."""
@@ -53,9 +89,8 @@ class AttentionSpec(Model):
         return self.q_heads // self.kv_heads
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> AttentionSpec:
-        if self.q_heads % self.kv_heads:
-            raise ValueError(f"q_heads ({self.q_heads}) must be a multiple of kv_heads ({self.kv_heads})")
+    def _consistent(self) -> AttentionSpec:
+        _refuse("attention", rules.attention_problems(self))
         return self
 
 
@@ -75,7 +110,7 @@ class QuantSpec(Model):
     """Bits per element; 16 keeps `dtype`."""
     axis: Axis
     """channel: one scale per channel per `group` tokens. token: one scale per token per `group` channels."""
-    group: int = Field(default=128, gt=0)
+    group: int = Field(default=128, gt=0, le=MAX_GROUP)
     """Elements that share a scale."""
     zero: bool = True
     """Asymmetric (scale and zero) or symmetric (scale alone)."""
@@ -91,11 +126,11 @@ class KeySpec(QuantSpec):
 
     axis: Axis = "channel"
     boost: BoostSpec = BoostSpec()
+    """Channels kept in 4 bits."""
 
     @model_validator(mode="after")
-    def _boost_on_two_bits(self) -> KeySpec:
-        if self.boost.fraction > 0 and (self.bits != 2 or self.axis != "channel" or not self.zero):
-            raise ValueError("boost applies to asymmetric 2-bit K with one scale per channel only")
+    def _consistent(self) -> KeySpec:
+        _refuse("key", rules.key_problems(self))
         return self
 
 
@@ -110,19 +145,16 @@ class CacheSpec(Model):
 
     layout: Literal["contiguous", "paged"] = "contiguous"
     """contiguous: one run of blocks per sequence. paged: pages found through a block table."""
-    page: int | None = Field(default=None, gt=0)
+    page: int | None = Field(default=None, gt=0, le=MAX_GROUP)
     """Tokens per page; a multiple of the residual block."""
-    sink: int = Field(default=0, ge=0)
+    sink: int = Field(default=0, ge=0, le=MAX_GROUP)
     """First tokens kept in `dtype` for good."""
-    local: int = Field(default=0, ge=0)
+    local: int = Field(default=0, ge=0, le=MAX_GROUP)
     """Most recent tokens of V kept in `dtype`."""
 
     @model_validator(mode="after")
-    def _page_with_paged(self) -> CacheSpec:
-        if (self.layout == "paged") != (self.page is not None):
-            raise ValueError("`page` is given exactly when layout is `paged`")
-        if self.page is not None and self.page % 16:
-            raise ValueError(f"page ({self.page}) must be a multiple of 16 tokens")
+    def _consistent(self) -> CacheSpec:
+        _refuse("cache", rules.cache_problems(self))
         return self
 
 
@@ -130,8 +162,11 @@ class Workload(Model):
     """A shape that a variant is tuned for."""
 
     batch: int = Field(gt=0, le=MAX_BATCH)
+    """Sequences in a call."""
     kv_len: int = Field(gt=0, le=MAX_KV_LEN)
-    q_len: int = Field(default=1, ge=1)
+    """Tokens per sequence, the new ones included."""
+    q_len: int = Field(default=1, ge=1, le=65536)
+    """Query tokens per sequence."""
     weight: float = Field(default=1.0, gt=0)
     """Share in the geometric mean that picks the layout."""
 
@@ -145,12 +180,19 @@ class KernelSpec(Model):
     """A KV-cache format, the attention over it, and the shapes that matter."""
 
     name: str = Field(default="kernel", min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Letters, digits, dots, dashes and underscores."""
     arch: Arch = "native"
+    """What to build for; native looks at this machine."""
     attention: AttentionSpec
+    """Heads and arithmetic."""
     key: KeySpec
+    """How K is stored."""
     value: ValueSpec
+    """How V is stored."""
     cache: CacheSpec = CacheSpec()
-    workloads: tuple[Workload, ...] = Field(default=(Workload(batch=1, kv_len=4096),), min_length=1)
+    """How the cache is laid out."""
+    workloads: tuple[Workload, ...] = Field(default=(Workload(batch=1, kv_len=4096),), min_length=1, max_length=256, strict=False)
+    """Shapes to tune for."""
 
     def format(self) -> dict[str, Any]:
         """What a kernel computes, without name, arch and workloads: the part that two specs must share."""
@@ -162,28 +204,6 @@ class KernelSpec(Model):
         return digest(self.format())
 
     @model_validator(mode="after")
-    def _groups_fit(self) -> KernelSpec:
-        problems = list(_format_problems(self))
-        if problems:
-            raise ValueError("; ".join(problems))
+    def _consistent(self) -> KernelSpec:
+        _refuse("spec", rules.kernel_problems(self.attention, self.key, self.value, self.cache, self.workloads))
         return self
-
-
-def _format_problems(spec: KernelSpec) -> list[str]:
-    """Combinations that no machine could run, each with its reason."""
-    problems = []
-    dim = spec.attention.head_dim
-    for label, quant in (("key", spec.key), ("value", spec.value)):
-        if not quant.quantized:
-            continue
-        if quant.axis == "token" and dim % quant.group:
-            problems.append(f"{label}.group ({quant.group}) must divide head_dim ({dim}) when the axis is token")
-        if quant.axis == "channel" and quant.group % 16:
-            problems.append(f"{label}.group ({quant.group}) must be a multiple of 16 tokens when the axis is channel")
-        page = spec.cache.page
-        if page is not None and quant.axis == "channel" and page % quant.group:
-            problems.append(f"cache.page ({page}) must be a multiple of {label}.group ({quant.group}): a page holds whole groups")
-    for work in spec.workloads:
-        if work.q_len > spec.attention.q_len:
-            problems.append(f"workload {work.key} has q_len {work.q_len}, more than attention.q_len ({spec.attention.q_len})")
-    return problems

@@ -1,0 +1,158 @@
+"""From pydantic's errors to SpecIssues: a path, one clear clause, a did-you-mean, and a line where the source is YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from kvgen.errors import SpecError, SpecIssue
+
+Place = Sequence[str | int]
+LineOf = Callable[[Place], "int | None"]
+
+LONGEST_VALUE = 40
+_EXPECTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "model_type": "a mapping",
+    "tuple_type": "a list",
+    "finite_number": "a finite number",
+    "int_parsing_size": "a smaller number",
+}
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a number"),
+    (str, "text"),
+    (list, "a list"),
+    (tuple, "a list"),
+    (dict, "a mapping"),
+)
+
+
+def path_text(place: Place) -> str:
+    """Dotted path: workloads[0].batch."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: short, with its kind where the text alone could mislead."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, tuple, dict)):
+        return next(name for kind, name in _KINDS if isinstance(value, kind))
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a huge number"
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+
+
+def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
+    """The SpecError for a model constructed in Python."""
+    return SpecError(spec_issues(error, model))
+
+
+def spec_issues(error: ValidationError, model: type[BaseModel], line_of: LineOf = lambda place: None) -> list[SpecIssue]:
+    """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
+    errors = error.errors(include_url=False)
+    nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
+    issues = [
+        _issue(dict(e), model, line_of)
+        for e in errors
+        if not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
+    ]
+    return in_order(issues)
+
+
+def in_order(issues: Sequence[SpecIssue]) -> list[SpecIssue]:
+    """Without duplicates, by line."""
+    return sorted(dict.fromkeys(issues), key=lambda issue: issue.line or 0)
+
+
+def _issue(error: dict[str, Any], model: type[BaseModel], line_of: LineOf) -> SpecIssue:
+    place: Place = error["loc"]
+    value = error["input"]
+    kind = error["type"]
+    hint = None
+    if kind == "extra_forbidden":
+        message, hint = "unknown field", _field_hint(place, model)
+    elif kind == "missing":
+        message = "required, but missing"
+    elif kind == "literal_error":
+        message, hint = _choice(place, model, value)
+    elif kind in _EXPECTED:
+        message = f"must be {_EXPECTED[kind]}, not {shown(value)}"
+        if isinstance(value, str) and kind in ("int_type", "float_type") and _numeric(value):
+            hint = "write it without quotes"
+    elif kind == "rule":
+        message = error["msg"]
+    else:
+        message = f"{_lower(error['msg'].replace('Input should', 'must'))}, not {shown(value)}"
+    return SpecIssue(path_text(place), message, line_of(place), hint)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _choice(place: Place, model: type[BaseModel], value: object) -> tuple[str, str | None]:
+    """Message and did-you-mean for a value outside a fixed set."""
+    owner = _model_at(place[:-1], model)
+    choices = _literals(owner.model_fields[str(place[-1])].annotation) if owner else []
+    close = get_close_matches(str(value).lower(), [str(c) for c in choices], n=1, cutoff=0.5)
+    listed = ", ".join(str(c) for c in choices)
+    return f"must be one of {listed}, not {shown(value)}", f"did you mean {close[0]}?" if close else None
+
+
+def _literals(annotation: Any) -> list[Any]:
+    found: list[Any] = []
+    for arg in get_args(annotation):
+        found.extend(_literals(arg) if get_args(arg) else [arg])
+    return found
+
+
+def _field_hint(place: Place, model: type[BaseModel]) -> str | None:
+    """The nearest field of the same section, else the section that has a field of this name."""
+    owner = _model_at(place[:-1], model)
+    name = str(place[-1])
+    if owner is None:
+        return None
+    close = get_close_matches(name.lower(), list(owner.model_fields), n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    for section, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and inner is not owner and name in inner.model_fields:
+            return f"{name} belongs to {section}"
+    return f"known fields: {', '.join(owner.model_fields)}"
+
+
+def _model_at(place: Place, model: type[BaseModel]) -> type[BaseModel] | None:
+    """The model that describes a path."""
+    current: Any = model
+    for part in place:
+        if isinstance(part, int):
+            current = get_args(current)[0] if get_args(current) else None
+        elif isinstance(current, type) and issubclass(current, BaseModel):
+            field = current.model_fields.get(part)
+            current = field.annotation if field else None
+        if current is None:
+            return None
+    return current if isinstance(current, type) and issubclass(current, BaseModel) else None

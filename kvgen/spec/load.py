@@ -1,0 +1,103 @@
+"""Specs from files, text and mappings, with every mistake at once; and back to YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kvgen.errors import SpecError, SpecIssue
+from kvgen.spec import rules
+from kvgen.spec.issues import in_order, path_text, spec_issues
+from kvgen.spec.model import AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
+from kvgen.spec.presets import start_from
+
+_SECTIONS: dict[str, type[BaseModel]] = {"attention": AttentionSpec, "key": KeySpec, "value": ValueSpec, "cache": CacheSpec}
+
+
+def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec:
+    """The spec in a YAML file, a YAML text or a mapping.
+
+    A string is YAML when it holds a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
+    mistake, with lines where the source is YAML.
+    """
+    if isinstance(source, KernelSpec):
+        return source
+    if isinstance(source, Mapping):
+        return _validate(_plain(source), [], lambda place: None, None)
+    if isinstance(source, str) and ("\n" in source or ": " in source or source.lstrip().startswith(("{", "["))):
+        return _load_text(source, None)
+    if not isinstance(source, (str, Path)):
+        raise SpecError([SpecIssue("", f"a spec is a path, YAML text or a mapping, not {type(source).__name__}")])
+    return _load_text(_read(Path(source)), str(source))
+
+
+def dump_spec(spec: KernelSpec) -> str:
+    """YAML with every field; `load_spec` gives the same spec back."""
+    import yaml
+
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError([SpecIssue("", f"the file is not UTF-8 text (byte {error.start})")], str(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError([SpecIssue("", f"cannot read the file: {reason}")], str(path)) from None
+
+
+def _load_text(text: str, name: str | None) -> KernelSpec:
+    from kvgen.spec.document import parse
+
+    document = parse(text)
+    if document.data is None:
+        raise SpecError(document.issues or [SpecIssue("", "empty: nothing is specified")], name)
+    return _validate(document.data, document.issues, document.line_of, name)
+
+
+def _validate(data: Any, found: list[SpecIssue], line_of: Callable[[Any], int | None], name: str | None) -> KernelSpec:
+    """The spec, or all of `found` and the mistakes in `data` as one SpecError."""
+    issues = list(found)
+    if not isinstance(data, dict):
+        raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
+    data, problem = start_from(data)
+    if problem:
+        issues.append(SpecIssue("preset", problem.message, line_of(("preset",)), problem.hint))
+    try:
+        spec = KernelSpec.model_validate(data)
+    except ValidationError as error:
+        issues += spec_issues(error, KernelSpec, line_of)
+        issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in _between_valid_sections(data)]
+    if issues:
+        raise SpecError(in_order(issues), name)
+    return spec
+
+
+def _between_valid_sections(data: dict[str, Any]) -> list[rules.Problem]:
+    """Mistakes between those sections that are well-formed by themselves."""
+    valid: dict[str, Any] = {}
+    for section, model in _SECTIONS.items():
+        valid[section] = _valid(model, data.get(section))
+    works = data.get("workloads")
+    items = [_valid(Workload, work) for work in works] if isinstance(works, (list, tuple)) else [None]
+    valid["workloads"] = None if None in items else tuple(items)
+    return list(rules.kernel_problems(**valid))
+
+
+def _valid(model: type[BaseModel], data: Any) -> Any:
+    try:
+        return model.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _plain(data: Any) -> Any:
+    """Mappings as dicts, so that any Mapping will do."""
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    return data

@@ -1,0 +1,81 @@
+"""Formats that have names: the papers' and KIVI's, as starting points for a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from kvgen.errors import SpecIssue
+from kvgen.spec.model import KernelSpec
+
+_SHAPE = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+"""Llama-3.1-8B's attention; `presets()` shows the formats with it."""
+
+
+def _kitty(fraction: float) -> dict[str, Any]:
+    return {
+        "key": {"bits": 2, "axis": "channel", "group": 128, "boost": {"fraction": fraction, "select": "mean_abs"}},
+        "value": {"bits": 2, "axis": "token", "group": 128},
+        "cache": {"layout": "paged", "page": 128, "sink": 32, "local": 128},
+    }
+
+
+def _same(bits: int, axis: str, group: int, zero: bool = True) -> dict[str, Any]:
+    """K and V in one format."""
+    quant = {"bits": bits, "axis": axis, "group": group, "zero": zero}
+    return {"key": dict(quant), "value": dict(quant)}
+
+
+def _mixed(bits: int, group: int) -> dict[str, Any]:
+    """K per channel, V per token."""
+    return {"key": {"bits": bits, "axis": "channel", "group": group}, "value": {"bits": bits, "axis": "token", "group": group}}
+
+
+_BF16 = {"attention": {"dtype": "bfloat16"}}
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "bitdecoding-int4": _mixed(4, 128),
+    "bitdecoding-int2": _mixed(2, 128),
+    "turbomind-int8": _same(8, "token", 128),
+    "turbomind-int4": _same(4, "token", 128),
+    "qserve-int8": _same(8, "token", 128),
+    "qserve-int4": _same(4, "token", 128),
+    "int4-gqa-rowwise": {**_same(4, "token", 128), **_BF16},
+    "int4-gqa-groupwise": {**_same(4, "token", 32), **_BF16},
+    "kitty": _kitty(0.125),
+    "kitty-pro": _kitty(0.25),
+    "int8-per-channel": _same(8, "channel", 128, zero=False),
+    "kivi-int2": _mixed(2, 32),
+}
+"""Per preset what it sets; the heads are the spec's own."""
+
+
+@cache
+def presets() -> dict[str, KernelSpec]:
+    """Every preset as a spec, with Llama-3.1-8B's heads and the default workload."""
+    return {name: KernelSpec.model_validate(_merge(_merge({"name": name, "attention": _SHAPE}, chosen), {})) for name, chosen in FORMATS.items()}
+
+
+def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
+    """Fill what `preset: NAME` sets and `data` leaves open; an unknown name is an issue. Data without `preset` is unchanged."""
+    if "preset" not in data:
+        return data, None
+    own = {key: value for key, value in data.items() if key != "preset"}
+    name = data["preset"]
+    if isinstance(name, str) and name in FORMATS:
+        return _merge(FORMATS[name], own), None
+    close = get_close_matches(str(name).lower(), FORMATS, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"known presets: {', '.join(FORMATS)}"
+    return own, SpecIssue("preset", f"no such preset: {str(name)[:40]}", None, hint)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, mapping by mapping."""
+    merged = deepcopy(dict(base))
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged

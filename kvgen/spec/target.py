@@ -1,0 +1,67 @@
+"""Which machine a spec is built for."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, Literal, cast, get_args
+
+from kvgen.errors import ToolchainMissing
+from kvgen.spec.model import Arch
+
+Target = Literal["cpu", "sm80", "sm89", "sm90"]
+
+
+def resolve(arch: Arch) -> Target:
+    """The target that `arch` means here; `native` is the first visible GPU, or the CPU where there is none.
+
+    Raises ToolchainMissing where the GPU is one that kvgen has no target for.
+    """
+    if arch != "native":
+        return cast(Target, arch)
+    capability = gpu_capability()
+    return "cpu" if capability is None else target_of(capability)
+
+
+def target_of(capability: tuple[int, int]) -> Target:
+    """The target whose code runs on a GPU of this compute capability. Raises ToolchainMissing where there is none."""
+    major, minor = capability
+    name = f"compute capability {major}.{minor}"
+    if major < 8:
+        raise ToolchainMissing(f"the GPU has {name}, but kvgen needs 8.0 or newer: write arch: cpu to use the processor")
+    if major == 8:
+        return "sm89" if minor >= 9 else "sm80"
+    if major == 9:
+        return "sm90"
+    known = ", ".join(get_args(Target))
+    raise ToolchainMissing(f"the GPU has {name}, which kvgen has no target for yet (it knows {known}): name one as arch")
+
+
+@cache
+def gpu_capability() -> tuple[int, int] | None:
+    """Compute capability of the first GPU that CUDA_VISIBLE_DEVICES leaves visible; None without GPU, driver or NVML."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if first in ("", "-1", "NoDevFiles"):
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(_handle(pynvml, first))
+        return int(major), int(minor)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handle(pynvml: Any, device: str) -> Any:
+    """NVML's handle of a device named by index or by UUID."""
+    if device.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(device))
+    return pynvml.nvmlDeviceGetHandleByUUID(device)
