@@ -1,0 +1,104 @@
+"""What a compiler leaves behind: a shared library, and what each kernel in it uses."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """Resources of one device kernel; bytes are per thread, `shared_bytes` is static shared memory per block."""
+
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    stack_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What compiling took and what the kernels use; `kernels` is empty for the CPU."""
+
+    compiler: str
+    seconds: float
+    kernels: Mapping[str, KernelResources] = field(default_factory=dict)
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of register spills of the worst kernel; 0 where nothing spills."""
+        return max((kernel.spill_bytes for kernel in self.kernels.values()), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` reads it back."""
+        kernels = {name: asdict(kernel) for name, kernel in sorted(self.kernels.items())}
+        return {"compiler": self.compiler, "seconds": round(self.seconds, 3), "kernels": kernels}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Resources:
+        """Inverse of `to_json`. Raises KeyError or TypeError on other data."""
+        kernels = {name: KernelResources(**values) for name, values in data["kernels"].items()}
+        return cls(str(data["compiler"]), float(data["seconds"]), kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled variant: the shared library at `path`; `id` names source, compiler, flags and machine features."""
+
+    id: str
+    path: Path
+    resources: Resources
+
+
+def parse_ptxas(log: str) -> dict[str, KernelResources]:
+    """Resources by short kernel name, from what `nvcc -Xptxas -v` prints."""
+    raw: dict[str, dict[str, int]] = {}
+    current: dict[str, int] | None = None
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            current = raw.setdefault(entry.group(1), {})
+        elif current is not None:
+            if stack := _STACK.search(line):
+                current.update(stack_bytes=int(stack.group(1)), spill_bytes=int(stack.group(2)) + int(stack.group(3)))
+            if registers := _REGISTERS.search(line):
+                shared = _SHARED.search(line)
+                current.update(registers=int(registers.group(1)), shared_bytes=int(shared.group(1)) if shared else 0)
+                current = None
+    return {name: KernelResources(**values) for name, values in zip(short_names(list(raw)), raw.values(), strict=True)}
+
+
+def short_names(mangled: list[str]) -> list[str]:
+    """Readable unique names: demangled by `c++filt` where there is one, without return type, namespaces and arguments."""
+    filt = shutil.which("c++filt")
+    if not mangled or filt is None:
+        return mangled
+    run = subprocess.run([filt], input="\n".join(mangled), capture_output=True, text=True, check=False)
+    full = run.stdout.splitlines()
+    if run.returncode or len(full) != len(mangled):
+        return mangled
+    short = [_shorten(name) for name in full]
+    return short if len(set(short)) == len(short) else full
+
+
+def _shorten(name: str) -> str:
+    """`void kvgen::decode<4, kvgen::Half>(int*)` to `decode<4, Half>`: argument list off, then qualifiers."""
+    depth, end = 0, len(name)
+    for index in range(len(name) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(name[index], 0)
+        if name[index] == "(" and depth == 0 and index:
+            end = index
+            break
+    name = re.sub(r"\(\w+\)(?=[\w-])", "", name[:end].replace("(anonymous namespace)::", ""))
+    name = re.sub(r"\b\w+::", "", name)
+    head, bracket, rest = name.partition("<")
+    return head.split()[-1] + bracket + rest if head.split() else name

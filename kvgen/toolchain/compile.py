@@ -1,0 +1,81 @@
+"""Source to artifact: through the cache, or by running the compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from kvgen.errors import CompileError
+from kvgen.lower.base import Source
+from kvgen.toolchain.artifact import Artifact, Resources, parse_ptxas
+from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.compilers import Compiler, compiler_for
+
+COMPILE_TIMEOUT_S = 600.0
+LOG_CHARS = 20_000
+
+
+def ptx_only_default() -> bool:
+    """`KVGEN_PTX_ONLY`: emit PTX and no machine code, to run variants of older architectures on a newer GPU."""
+    return os.environ.get("KVGEN_PTX_ONLY", "") not in ("", "0")
+
+
+def build(
+    source: Source, cache: ArtifactCache | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
+) -> Artifact:
+    """The artifact of a source, compiled unless the cache has it.
+
+    Raises ToolchainMissing without a compiler, CompileError (with its log) where the compiler refuses or takes too long.
+    """
+    cache = cache or ArtifactCache()
+    ptx_only = ptx_only_default() if ptx_only is None else ptx_only
+    compiler = compiler_for(source.language)
+    key = compiler.key(source, ptx_only=ptx_only)
+    found = cache.get(key)
+    if found is not None:
+        return found
+    with cache.lock(key):
+        return cache.get(key) or _compile(source, compiler, key, cache, ptx_only, timeout_s)
+
+
+def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache, ptx_only: bool, timeout_s: float) -> Artifact:
+    with cache.scratch() as folder:
+        file = folder / ("kernel.cu" if source.language == "cuda" else "kernel.cpp")
+        file.write_text(source.text)
+        output = folder / "out.so"
+        started = time.monotonic()
+        log = run_compiler(compiler.command(source, file, output, ptx_only=ptx_only), folder, timeout_s)
+        seconds = time.monotonic() - started
+        kernels = parse_ptxas(log) if source.language == "cuda" else {}
+        return cache.put(key, output, Resources(str(compiler), seconds, kernels), {file.name: source.text, "log.txt": log})
+
+
+def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
+    """Run a compiler with its temporary files in `folder`; what it printed. Raises CompileError.
+
+    It dies with this process where `setpriv` can arrange that, and its whole group is killed after `timeout_s` seconds.
+    """
+    setpriv = shutil.which("setpriv")
+    bound = [setpriv, "--pdeathsig", "KILL", *command] if setpriv else command
+    environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+    process = subprocess.Popen(
+        bound, cwd=folder, env=environment, text=True, errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        log, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise CompileError(f"{Path(command[0]).name} took longer than {timeout_s:g} s and was stopped") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode:
+        raise CompileError(f"{Path(command[0]).name} failed with exit status {process.returncode}", log[:LOG_CHARS])
+    return log

@@ -1,0 +1,142 @@
+"""The compilers: where they are, what they are called with, and what makes two of them differ.
+
+CUDA modules link the CUDA runtime statically, and no module links `libtvm_ffi.so`: `import tvm_ffi` has loaded it by then.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from kvgen.digest import digest
+from kvgen.errors import ToolchainMissing
+from kvgen.lower.base import Language, Source
+
+CUDA_WHEELS = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-runtime"
+CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+NVCC_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
+SASS = {
+    "sm80": "arch=compute_80,code=[sm_80,compute_80]",
+    "sm89": "arch=compute_89,code=[sm_89,compute_89]",
+    "sm90": "arch=compute_90a,code=sm_90a",
+}
+PTX = {"sm80": "arch=compute_80,code=compute_80", "sm89": "arch=compute_89,code=compute_89", "sm90": "arch=compute_90a,code=compute_90a"}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler found on this machine."""
+
+    name: Literal["g++", "nvcc"]
+    path: Path
+    version: str
+    link: tuple[str, ...] = ()
+    """Flags that find its own libraries, where they are not at the usual place."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    def flags(self, source: Source, *, ptx_only: bool = False) -> tuple[str, ...]:
+        """Flags of one compilation, input, output and include folders apart."""
+        if self.name == "g++":
+            return (*CXX_FLAGS, *source.flags)
+        return (*NVCC_FLAGS, "-gencode", (PTX if ptx_only else SASS)[source.target], *self.link, *source.flags)
+
+    def command(self, source: Source, file: Path, output: Path, *, ptx_only: bool = False) -> list[str]:
+        """The whole command line that compiles `file` to the shared library `output`."""
+        include = [f"-I{folder}" for folder in (*source.include, *tvm_ffi_include())]
+        return [str(self.path), *self.flags(source, ptx_only=ptx_only), *include, str(file), "-o", str(output)]
+
+    def key(self, source: Source, *, ptx_only: bool = False) -> str:
+        """Digest of all that decides the compiled bytes: source, headers, compiler, flags, CPU features, FFI headers."""
+        features = cpu_features() if self.name == "g++" else ""
+        return digest([source.id, str(self), self.flags(source, ptx_only=ptx_only), features, platform.machine(), tvm_ffi_version()])
+
+
+def compiler_for(language: Language) -> Compiler:
+    """The compiler of a language. Raises ToolchainMissing."""
+    return find_nvcc() if language == "cuda" else find_gxx()
+
+
+@cache
+def find_gxx() -> Compiler:
+    """g++ from `CXX` (if it is one) or PATH. Raises ToolchainMissing."""
+    path = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("g++")
+    if path is None:
+        raise ToolchainMissing("g++ was not found: install it (Debian and Ubuntu: apt install g++), or point CXX at one")
+    return Compiler("g++", Path(path), _output([path, "-dumpfullversion", "-dumpversion"]).strip())
+
+
+@cache
+def find_nvcc() -> Compiler:
+    """nvcc from PATH, then CUDA_HOME, then the NVIDIA wheels of this Python. Raises ToolchainMissing."""
+    home = os.environ.get("CUDA_HOME")
+    wheel = nvcc_wheel()
+    candidates = [shutil.which("nvcc"), home and shutil.which("nvcc", path=f"{home}/bin"), wheel and str(wheel / "bin" / "nvcc")]
+    path = next((found for found in candidates if found), None)
+    if path is None:
+        raise ToolchainMissing(
+            f"nvcc was not found on PATH, in CUDA_HOME or among the NVIDIA wheels: install kvgen[cuda] ({CUDA_WHEELS}, all of one version)"
+        )
+    find_gxx()  # nvcc's host compiler
+    release = re.search(r"\bV(\d+\.\d+\.\d+)", _output([path, "--version"]))
+    if release is None:
+        raise ToolchainMissing(f"{path} does not answer --version like an nvcc does")
+    prefix = Path(path).resolve().parent.parent
+    link = (f"-L{prefix / 'lib'}",) if wheel is not None and prefix == wheel.resolve() else ()
+    return Compiler("nvcc", Path(path), release.group(1), link)
+
+
+def nvcc_wheel() -> Path | None:
+    """The prefix (`.../nvidia/cu13`) that holds `bin/nvcc` and `nvvm/bin/cicc` from wheels, or None."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for nvcc in sorted(Path(folder).glob("*/bin/nvcc"), reverse=True):
+            prefix = nvcc.parent.parent
+            if (prefix / "nvvm" / "bin" / "cicc").exists():
+                return prefix
+    return None
+
+
+@cache
+def cpu_features() -> str:
+    """What `-march=native` depends on: the CPU's model and feature flags, from /proc/cpuinfo."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part", "cache size")
+    return "\n".join(line for line in lines if line.split("\t")[0].split(":")[0].strip() in wanted)
+
+
+@cache
+def tvm_ffi_include() -> tuple[Path, ...]:
+    """Include folders of the TVM-FFI C ABI and DLPack."""
+    from tvm_ffi import libinfo
+
+    folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
+    return tuple(dict.fromkeys(Path(folder) for folder in folders))
+
+
+@cache
+def tvm_ffi_version() -> str:
+    """Version of the installed TVM-FFI, whose headers modules are compiled against."""
+    from importlib.metadata import version
+
+    return version("apache-tvm-ffi")
+
+
+def _output(command: list[str]) -> str:
+    """What a command prints. Raises ToolchainMissing where it does not run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolchainMissing(f"{command[0]} does not run: {error}") from error

@@ -1,0 +1,49 @@
+"""A compiled variant as Python functions; `docs/abi.md` lists their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from kvgen.errors import KvgenError
+
+FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
+
+
+class Module:
+    """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
+
+    __slots__ = ("_library", "attend", "decode", "pack", "path", "set_threads", "unpack", "workspace_bytes")
+
+    attend: Callable[..., Any]
+    decode: Callable[..., Any]
+    pack: Callable[..., Any]
+    unpack: Callable[..., Any]
+    workspace_bytes: Callable[..., Any]
+    set_threads: Callable[[int], Any] | None
+
+    def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
+        self.path = path
+        self._library = library
+        missing = [name for name in FUNCTIONS if not library.implements_function(name)]
+        if missing:
+            raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
+        for name in FUNCTIONS:
+            setattr(self, name, library.get_function(name))
+        self.set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
+
+
+def load_library(path: Path) -> tvm_ffi.Module:
+    """Load any TVM-FFI shared library. Raises KvgenError where it cannot be loaded."""
+    try:
+        return tvm_ffi.load_module(str(path))
+    except Exception as error:
+        raise KvgenError(f"cannot load {path}: {error}") from error
+
+
+def load(path: Path) -> Module:
+    """Load a compiled variant. Raises KvgenError where it cannot be loaded or lacks a function."""
+    return Module(Path(path), load_library(path))

@@ -1,0 +1,41 @@
+"""Many compilations at once: each is a compiler process, watched by a thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+from kvgen.errors import CompileError
+from kvgen.lower.base import Source
+from kvgen.toolchain.artifact import Artifact
+from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.compile import COMPILE_TIMEOUT_S, build
+from kvgen.toolchain.compilers import compiler_for
+
+
+def build_many(
+    sources: Sequence[Source],
+    workers: int | None = None,
+    cache: ArtifactCache | None = None,
+    *,
+    ptx_only: bool | None = None,
+    timeout_s: float = COMPILE_TIMEOUT_S,
+) -> Iterator[tuple[int, Artifact | CompileError]]:
+    """Yield (index, artifact or the compiler's refusal) as compilations end; `workers` defaults to the CPUs of this process.
+
+    Closing the iterator drops what has not started. Raises ToolchainMissing before anything is compiled.
+    """
+    cache = cache or ArtifactCache()
+    for language in {source.language for source in sources}:
+        compiler_for(language)
+    with ThreadPoolExecutor(max_workers=workers or len(os.sched_getaffinity(0)), thread_name_prefix="compile") as pool:
+        futures: dict[Future[Artifact], int] = {}
+        for index, source in enumerate(sources):
+            futures[pool.submit(build, source, cache, ptx_only=ptx_only, timeout_s=timeout_s)] = index
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                yield futures[future], error if isinstance(error, CompileError) else future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
