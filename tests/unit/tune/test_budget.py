@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from kvgen.tune.budget import Budget, Clock, parse_duration
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1h30m", 5400), ("1.5h", 5400), (" 2 M ", 120)])
+def test_durations(text: str, seconds: float):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "3x", "-3m", "3m!", "three"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str):
+    with pytest.raises(ValueError, match="3m"):
+        parse_duration(text)
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="trials"):
+        Budget(trials=0)
+    with pytest.raises(ValueError, match="longer"):
+        Budget(seconds=0.0)
+
+
+def test_the_search_ends_by_trials_or_before_the_time_is_up():
+    time = [0.0]
+    clock = Clock(Budget(trials=2, seconds=100.0), now=lambda: time[0])
+    assert (clock.trials_left, clock.left, clock.search_over) == (2, 100.0, False)
+    time[0] = 85.0
+    assert clock.search_over
+    assert clock.left == 15.0
+    time[0] = 1.0
+    clock.used = 2
+    assert clock.search_over
+
+
+def test_without_bounds_a_run_never_ends_by_itself():
+    clock = Clock(Budget(), now=lambda: 1e9)
+    assert (clock.trials_left, clock.left, clock.search_over) == (None, None, False)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.spec import Workload
+from kvgen.tune.point import Arm, Point, Record
+from kvgen.tune.search import Search, lanes
+
+WORKLOADS = [Workload(batch=1, kv_len=128), Workload(batch=4, kv_len=1024)]
+BLOCKS, THREADS, TILES = (32, 64, 128, 256), (1, 2, 4, 8), (1, 2, 3)
+LAUNCHES = [Params(threads=threads, tile=tile) for threads in THREADS for tile in TILES]
+DEFAULT = Schedule("cpu", Params(block=64), Params(threads=2, tile=2))
+
+
+def search(seed: int = 0, exhaustive: bool = False) -> Search:
+    arms = [Arm("cpu", Params(block=block)) for block in BLOCKS]
+    every = [lane for arm in arms for lane in lanes(arm, dict.fromkeys(WORKLOADS, LAUNCHES), DEFAULT, seed)]
+    return Search(every, {"threads": THREADS, "tile": TILES}, lambda arm, workload: None, exhaustive)
+
+
+def cost(point: Point) -> float:
+    """Best at block 128, threads 8, tile 3; the same order at every workload."""
+    s = point.schedule
+    return 1.0 + abs(s.layout.integer("block") - 128) + 4 * (8 - s.launch.integer("threads")) + 3 - s.launch.integer("tile")
+
+
+def drive(found: Search, trials: int = 10_000, batch: int = 1) -> list[Point]:
+    done: list[Point] = []
+    while len(done) < trials:
+        points = found.next(batch)
+        if not points:
+            break
+        for point in points:
+            found.take(Record(point, "ok", cost(point)))
+        done += points
+    return done
+
+
+def test_every_point_is_given_once():
+    for exhaustive in (True, False):
+        points = drive(search(exhaustive=exhaustive), batch=5)
+        assert len(points) == len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
+        assert len({point.key for point in points}) == len(points)
+
+
+def test_order_depends_on_the_seed_alone():
+    one, same, other = (drive(search(seed, exhaustive=True)) for seed in (7, 7, 8))
+    assert one == same
+    assert one != other
+
+
+def test_the_first_round_tries_every_layout_with_the_default_launch():
+    first = drive(search(), trials=len(BLOCKS) * len(WORKLOADS))
+    assert {(p.schedule.layout["block"], p.workload.key) for p in first} == {(b, w.key) for b in BLOCKS for w in WORKLOADS}
+    assert {p.schedule.launch for p in first} == {DEFAULT.launch}
+
+
+def test_the_race_finds_the_best_point_early():
+    points = drive(search(), trials=40)
+    assert min(map(cost, points)) == 1.0
+
+
+def test_worse_layouts_are_dropped_first():
+    points = drive(search(), trials=30)
+    per_block = {block: sum(p.schedule.layout["block"] == block for p in points) for block in BLOCKS}
+    assert per_block[128] > per_block[256]
+
+
+def test_records_of_an_earlier_run_are_not_given_again():
+    known = drive(search(), trials=20)
+    resumed = search()
+    for point in known:
+        resumed.take(Record(point, "ok", cost(point)))
+    again = drive(resumed)
+    assert not {p.key for p in again} & {p.key for p in known}
+    assert len(again) + len(known) == len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
+
+
+def test_pending_points_hold_the_next_round_back():
+    found = search()
+    first = found.next(1000)
+    assert len(first) == len(BLOCKS) * len(WORKLOADS)
+    assert found.next(1) == []
+    for point in first:
+        found.take(Record(point, "crash"))
+    assert found.next(1)

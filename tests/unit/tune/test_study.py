@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Parameter, SearchSpace
+from kvgen.spec import Workload
+from kvgen.tune.point import Point, Record
+from kvgen.tune.study import Memory, flatten, journal_storage, unflatten
+
+SPACE = SearchSpace(
+    "cpu",
+    [
+        Parameter("block", "layout", (32, 64), ""),
+        Parameter("threads", "launch", (1, 2, 4), ""),
+        Parameter("kind", "launch", ("a", "b"), ""),
+    ],
+)
+WORK = Workload(batch=1, kv_len=128)
+
+
+def schedule(block: int = 64, threads: int = 2, kind: str = "a") -> Schedule:
+    return Schedule("cpu", Params(block=block), Params(threads=threads, kind=kind))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "study.journal"
+
+
+def memory(journal: Path) -> Memory:
+    return Memory(journal_storage(journal), "study", SPACE, seed=0)
+
+
+def record(schedule: Schedule, us: float | None = 5.0, kind: str = "ok") -> Record:
+    return Record(Point(schedule, WORK), kind, us, read_us=1.0, samples=(4.0, 6.0), accuracy={"relative_l2": 1e-4}, detail="why")
+
+
+def test_flatten_keeps_the_parts_apart():
+    assert unflatten("cpu", flatten(schedule())) == schedule()
+
+
+def test_records_survive_the_process(journal: Path):
+    first = memory(journal)
+    kept = [record(schedule()), record(schedule(threads=4), None, "crash")]
+    for item in kept:
+        first.finish(item)
+    again = memory(journal)
+    assert list(again.records.values()) == kept
+
+
+def test_a_claim_of_a_killed_run_is_dropped_and_a_half_written_line_cut(journal: Path):
+    first = memory(journal)
+    first.finish(record(schedule()))
+    first.claim(schedule(threads=4))
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "half')
+    again = memory(journal)
+    assert list(again.records) == [schedule().id]
+    again.finish(record(schedule(threads=4)))
+    assert len(memory(journal).records) == 2
+
+
+def test_suggestions_stay_on_the_layout_and_are_never_what_was_measured(journal: Path):
+    found = memory(journal)
+    seen = set()
+    for _ in range(20):
+        guess = found.suggest(Params(block=32))
+        if guess is None:
+            break
+        assert guess.layout == Params(block=32)
+        assert guess.id not in seen
+        seen.add(guess.id)
+        failed = guess.launch["kind"] == "b"
+        found.finish(record(guess, None if failed else float(guess.launch.integer("threads")), "wrong" if failed else "ok"))
+    assert len(seen) >= 3
+    assert found.study.best_value == min(r.cost for r in found.records.values())
+
+
+def test_released_claims_can_be_claimed_again(journal: Path):
+    found = memory(journal)
+    found.claim(schedule())
+    found.release(schedule())
+    found.finish(record(schedule()))
+    assert memory(journal).records[schedule().id].us == 5.0
