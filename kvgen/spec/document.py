@@ -115,7 +115,7 @@ class _Reader:
         try:
             return self.scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
-            self.note(node, place, f"not a readable {node.tag[len(_TAG):]}: {node.value[:20]!r}")
+            self.note(node, place, f"not a readable {node.tag[len(_TAG) :]}: {node.value[:20]!r}")
             return None
 
     def note(self, node: yaml.Node, place: Place, message: str) -> None:

@@ -35,6 +35,11 @@ _KINDS: tuple[tuple[type, str], ...] = (
 )
 
 
+def no_line(place: Place) -> None:
+    """What is not text has no lines."""
+    del place
+
+
 def path_text(place: Place) -> str:
     """Dotted path: workloads[0].batch."""
     text = ""
@@ -61,7 +66,7 @@ def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
     return SpecError(spec_issues(error, model))
 
 
-def spec_issues(error: ValidationError, model: type[BaseModel], line_of: LineOf = lambda place: None) -> list[SpecIssue]:
+def spec_issues(error: ValidationError, model: type[BaseModel], line_of: LineOf = no_line) -> list[SpecIssue]:
     """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
     errors = error.errors(include_url=False)
     nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.spec import rules
-from kvgen.spec.issues import in_order, path_text, spec_issues
+from kvgen.spec.issues import LineOf, in_order, no_line, path_text, spec_issues
 from kvgen.spec.model import AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
 from kvgen.spec.presets import start_from
 
@@ -26,7 +26,7 @@ def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec
     if isinstance(source, KernelSpec):
         return source
     if isinstance(source, Mapping):
-        return _validate(_plain(source), [], lambda place: None, None)
+        return _validate(_plain(source), [], no_line, None)
     if isinstance(source, str) and ("\n" in source or ": " in source or source.lstrip().startswith(("{", "["))):
         return _load_text(source, None)
     if not isinstance(source, (str, Path)):
@@ -60,7 +60,7 @@ def _load_text(text: str, name: str | None) -> KernelSpec:
     return _validate(document.data, document.issues, document.line_of, name)
 
 
-def _validate(data: Any, found: list[SpecIssue], line_of: Callable[[Any], int | None], name: str | None) -> KernelSpec:
+def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | None) -> KernelSpec:
     """The spec, or all of `found` and the mistakes in `data` as one SpecError."""
     issues = list(found)
     if not isinstance(data, dict):

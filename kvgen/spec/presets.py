@@ -56,7 +56,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 @cache
 def presets() -> dict[str, KernelSpec]:
     """Every preset as a spec, with Llama-3.1-8B's heads and the default workload."""
-    return {name: KernelSpec.model_validate(_merge(_merge({"name": name, "attention": _SHAPE}, chosen), {})) for name, chosen in FORMATS.items()}
+    return {name: KernelSpec.model_validate(_merge({"name": name, "attention": _SHAPE}, chosen)) for name, chosen in FORMATS.items()}
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvgen.spec.model import AttentionSpec, CacheSpec, KeySpec, QuantSpec, ValueSpec, Workload
 
-Place = tuple[Union[str, int], ...]
+Place = tuple[str | int, ...]
 Problem = tuple[Place, str]
 
 TOKEN_STEP = 16
@@ -81,9 +81,9 @@ def _group_problems(label: str, quant: QuantSpec, attention: AttentionSpec | Non
 def _boost_problems(key: KeySpec, attention: AttentionSpec | None) -> Iterator[Problem]:
     if attention is None or key.boost.fraction == 0:
         return
-    channels = key.boost.fraction * attention.head_dim
-    if channels != int(channels):
-        yield ("key", "boost", "fraction"), f"a fraction of {key.boost.fraction:g} of {attention.head_dim} channels is {channels:g}, not whole"
+    dim, fraction = attention.head_dim, key.boost.fraction
+    if (fraction * dim) % 1:
+        yield ("key", "boost", "fraction"), f"{fraction:g} of {dim} channels is {fraction * dim:g}, not a whole number"
 
 
 def _kept_problems(cache: CacheSpec, attention: AttentionSpec | None, key: KeySpec | None, value: ValueSpec | None) -> Iterator[Problem]:

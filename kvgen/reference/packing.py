@@ -1,0 +1,135 @@
+"""Blocks of bytes from K and V and back, for any packed layout, by its index maps alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from kvgen.reference.layout import PackedLayout, Which
+from kvgen.reference.quantize import Quantized, dequantize, param_dtype, quantize
+
+OPERANDS: tuple[Which, Which] = ("key", "value")
+
+
+def pack_blocks(layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Quantize and pack whole blocks: k, v [..., layout.tokens, head_dim] in the cache's dtype to uint8 [..., block_bytes].
+
+    Padding is zero. Raises ValueError for another shape, dtype or a value that is not finite.
+    """
+    _check(layout, k)
+    _check(layout, v)
+    packed = torch.zeros((*k.shape[:-2], layout.block_bytes), dtype=torch.uint8)
+    for which, x in zip(OPERANDS, (k, v), strict=True):
+        write_operand(layout, which, packed, x)
+    return packed
+
+
+def write_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, x: torch.Tensor) -> None:
+    """Pack x [..., tokens, head_dim] into K's or V's places of `packed` [..., block_bytes], in place."""
+    op = layout.operand(which)
+    if not op.quantized:
+        _write_bytes(packed, _element_bytes(layout, which), x.contiguous().view(torch.uint8).flatten(-2))
+        return
+    q = quantize(x, op)
+    order, code_places = _code_order(layout, which)
+    fields = q.codes.flatten(-2)[..., order].unflatten(-1, (-1, 8 // op.bits))
+    _write_bytes(packed, code_places, _fold(fields, op.bits))
+    params = [q.scale] if q.zero is None else [q.scale, q.zero]
+    for places, param in zip(_param_bytes(layout, which), params, strict=True):
+        _write_bytes(packed, places, param.contiguous().view(torch.uint8).flatten(-2))
+
+
+def unpack_blocks(layout: PackedLayout, packed: torch.Tensor, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dequantized K and V, fp64 [..., tokens, head_dim], of blocks uint8 [..., block_bytes].
+
+    `dtype` is the cache's; it tells 16-bit formats apart where K or V is not quantized.
+    """
+    k, v = (read_operand(layout, which, packed, dtype) for which in OPERANDS)
+    return k, v
+
+
+def read_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Dequantized K or V, fp64 [..., tokens, head_dim]."""
+    op = layout.operand(which)
+    if op.quantized:
+        return dequantize(read_codes(layout, which, packed), op)
+    x = _read_bytes(packed, _element_bytes(layout, which), dtype)
+    return x.unflatten(-1, (layout.tokens, layout.head_dim)).double()
+
+
+def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quantized:
+    """Codes and params that blocks hold. Raises ValueError where the operand is not quantized."""
+    op = layout.operand(which)
+    if not op.quantized:
+        raise ValueError(f"{which} is not quantized")
+    places, shifts = _code_places(layout, which)
+    fields = packed[..., places] >> shifts
+    codes = (fields & (2**op.bits - 1)).unflatten(-1, (layout.tokens, layout.head_dim))
+    kept = param_dtype(torch.float32 if layout.param_bytes == 4 else torch.float16)
+    rows = layout.tokens // op.group if op.axis == "channel" else layout.tokens
+    params = [_read_bytes(packed, places, kept).unflatten(-1, (rows, -1)) for places in _param_bytes(layout, which)]
+    return Quantized(codes, params[0], params[1] if op.zero else None)
+
+
+def to_blocks(x: torch.Tensor, tokens: int) -> torch.Tensor:
+    """[batch, length, heads, dim] as [batch, heads, length / tokens, tokens, dim]; a rest shorter than a block is left out."""
+    blocks = x.shape[1] // tokens
+    return x[:, : blocks * tokens].unflatten(1, (blocks, tokens)).permute(0, 3, 1, 2, 4)
+
+
+def from_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Inverse of `to_blocks`: [batch, heads, blocks, tokens, dim] as [batch, blocks * tokens, heads, dim]."""
+    return x.permute(0, 2, 3, 1, 4).flatten(1, 2)
+
+
+@lru_cache(maxsize=64)
+def _code_order(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torch.Tensor]:
+    """Elements (flat token, channel) in the order of their bits, and the bytes that they fill."""
+    bits, order = layout.code_bits(which).flatten().sort()
+    return order, bits[:: 8 // layout.operand(which).bits] // 8
+
+
+@lru_cache(maxsize=64)
+def _code_places(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torch.Tensor]:
+    """Byte and shift of every element, in the order of (token, channel)."""
+    bits = layout.code_bits(which).flatten()
+    return bits // 8, (bits % 8).to(torch.uint8)
+
+
+@lru_cache(maxsize=64)
+def _element_bytes(layout: PackedLayout, which: Which) -> torch.Tensor:
+    """Byte places of unquantized elements, in the order of (token, channel, byte)."""
+    width = layout.operand(which).width // 8
+    return (layout.code_bits(which).flatten().unsqueeze(1) // 8 + torch.arange(width)).flatten()
+
+
+@lru_cache(maxsize=64)
+def _param_bytes(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, ...]:
+    """Byte places of the scales, and of the zeros, in the order of (row, column, byte)."""
+    offsets = layout.param_offsets(which)
+    return tuple((kind.flatten().unsqueeze(1) + torch.arange(layout.param_bytes)).flatten() for kind in offsets)
+
+
+def _fold(fields: torch.Tensor, bits: int) -> torch.Tensor:
+    """Neighbouring fields as bytes, the first in the lowest bits: uint8 [..., n, 8 / bits] to [..., n]."""
+    folded = fields[..., 0].clone()
+    for index in range(1, fields.shape[-1]):
+        folded |= fields[..., index] << (bits * index)
+    return folded
+
+
+def _write_bytes(packed: torch.Tensor, places: torch.Tensor, data: torch.Tensor) -> None:
+    packed[..., places] = data
+
+
+def _read_bytes(packed: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers [..., n] at byte places [n * size]."""
+    return packed[..., places].contiguous().view(dtype)
+
+
+def _check(layout: PackedLayout, x: torch.Tensor) -> None:
+    if x.shape[-2:] != (layout.tokens, layout.head_dim):
+        raise ValueError(f"expected blocks of [{layout.tokens}, {layout.head_dim}], got {tuple(x.shape[-2:])}")
+    if x.element_size() != layout.param_bytes:
+        raise ValueError(f"this layout holds {layout.param_bytes * 8}-bit numbers, got {x.dtype}")
