@@ -1,0 +1,127 @@
+// The calls of a module (pack, attend, decode, unpack, workspace_bytes), parsed and checked against the variant's constants.
+#pragma once
+
+#include "kvgen/ffi.hpp"
+
+namespace kvgen::ffi {
+
+// Constants of a variant that arguments are checked against.
+struct Variant {
+  int q_heads, kv_heads, head_dim;
+  int block;           // tokens per block (N_r)
+  int64_t block_bytes;
+  int page_blocks;     // blocks per page; 0 where the cache is contiguous
+  DLDataType dtype;    // of q, k, v, the residual and the output
+  int device_type;     // kDLCPU, kDLCUDA
+  int row_align;       // bytes at which rows of tensors must start; 1 where any will do
+};
+
+struct Cache {
+  View<4> packed;
+  View<4> k_residual, v_residual;
+  View<1> lengths;
+  View<2> block_table;  // empty for contiguous caches
+  int64_t batch = 0;
+  int64_t blocks = 0;  // blocks that a sequence can hold
+  int64_t pages = 0;
+};
+
+struct Pack {
+  View<4> k, v;
+  View<1> new_lengths;
+  Cache cache;
+};
+
+struct Attend {
+  View<4> q, k_new, v_new;  // the new tokens are empty for `attend`
+  Cache cache;
+  View<4> out;
+  View<3> lse;  // may be empty
+  View<1> workspace;
+  float scale = 0;
+  int64_t max_len = 0;
+  int64_t q_len = 0;
+  DLDevice device{};
+};
+
+struct Unpack {
+  Cache cache;
+  View<4> k, v;
+};
+
+struct Bound {
+  int64_t batch, max_len, q_len;
+};
+
+inline Args open(const Variant& v, const char* function, const TVMFFIAny* args, int32_t count, int32_t expected) {
+  return Args(function, args, count, expected, {static_cast<DLDeviceType>(v.device_type), -1}, v.row_align);
+}
+
+// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?
+inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch) {
+  Cache cache;
+  const bool paged = v.page_blocks > 0;
+  cache.packed = args.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, v.kv_heads, paged ? v.page_blocks : kAny, v.block_bytes}, Memory::contiguous);
+  cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::contiguous);
+  cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::contiguous);
+  cache.lengths = args.tensor<1>(i + 3, "lengths", kInt32, {batch}, Memory::contiguous);
+  if (args.given(i + 4) != paged)
+    fail("ValueError", paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
+  if (paged) cache.block_table = args.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::rows);
+  cache.batch = batch;
+  cache.pages = paged ? cache.packed.size[0] : 0;
+  cache.blocks = paged ? cache.block_table.size[1] * v.page_blocks : cache.packed.size[2];
+  return cache;
+}
+
+// (batch, max_len, q_len)
+inline Bound parse_bound(const Variant& v, const TVMFFIAny* args, int32_t count) {
+  const Args a = open(v, "workspace_bytes", args, count, 3);
+  return {a.integer(0, "batch", 0), a.integer(1, "max_len", 0), a.integer(2, "q_len", 1)};
+}
+
+// (k, v, new_lengths, packed, k_residual, v_residual, lengths, block_table?)
+inline Pack parse_pack(const Variant& v, const TVMFFIAny* args, int32_t count) {
+  Args a = open(v, "pack", args, count, 8);
+  Pack call;
+  call.k = a.tensor<4>(0, "k", v.dtype, {kAny, kAny, v.kv_heads, v.head_dim}, Memory::rows);
+  call.v = a.tensor<4>(1, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
+  call.new_lengths = a.tensor<1>(2, "new_lengths", kInt32, {call.k.size[0]}, Memory::contiguous);
+  call.cache = parse_cache(a, v, 3, call.k.size[0]);
+  return call;
+}
+
+// attend: (q, packed, k_residual, v_residual, lengths, block_table?, out, lse?, workspace, scale, max_len);
+// decode: k_new and v_new follow q.
+inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t count, bool decode) {
+  const int extra = decode ? 2 : 0;
+  Args a = open(v, decode ? "decode" : "attend", args, count, 11 + extra);
+  Attend call;
+  call.q = a.tensor<4>(0, "q", v.dtype, {kAny, kAny, v.q_heads, v.head_dim}, Memory::rows);
+  const int64_t batch = call.q.size[0];
+  call.q_len = call.q.size[1];
+  if (decode) {
+    call.k_new = a.tensor<4>(1, "k_new", v.dtype, {batch, call.q_len, v.kv_heads, v.head_dim}, Memory::rows);
+    call.v_new = a.tensor<4>(2, "v_new", v.dtype, {batch, call.q_len, v.kv_heads, v.head_dim}, Memory::rows);
+  }
+  call.cache = parse_cache(a, v, 1 + extra, batch);
+  call.out = a.tensor<4>(6 + extra, "out", v.dtype, {batch, call.q_len, v.q_heads, v.head_dim}, Memory::rows);
+  if (a.given(7 + extra)) call.lse = a.tensor<3>(7 + extra, "lse", kFloat32, {batch, v.q_heads, call.q_len}, Memory::contiguous);
+  call.workspace = a.tensor<1>(8 + extra, "workspace", kUint8, {kAny}, Memory::contiguous);
+  call.scale = static_cast<float>(a.real(9 + extra, "scale"));
+  call.max_len = a.integer(10 + extra, "max_len", 0);
+  call.device = a.device();
+  return call;
+}
+
+// (packed, k_residual, v_residual, lengths, block_table?, k, v)
+inline Unpack parse_unpack(const Variant& v, const TVMFFIAny* args, int32_t count) {
+  Args a = open(v, "unpack", args, count, 7);
+  Unpack call;
+  call.k = a.tensor<4>(5, "k", v.dtype, {kAny, kAny, v.kv_heads, v.head_dim}, Memory::rows);
+  call.v = a.tensor<4>(6, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
+  call.cache = parse_cache(a, v, 0, call.k.size[0]);
+  return call;
+}
+
+}  // namespace kvgen::ffi

@@ -1,0 +1,171 @@
+// The host side of a module: arguments of the TVM-FFI C ABI, checked with one sentence per mistake.
+// Only the C header is used, so that a module compiles in a second and needs no C++ library of TVM.
+#pragma once
+
+#include <tvm/ffi/c_api.h>
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+namespace kvgen::ffi {
+
+// A mistake of the caller: raised in Python as `kind` (an exception's name).
+struct Error {
+  const char* kind;
+  char text[400];
+};
+
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(const char* kind, const char* format, ...) {
+  Error error{kind, {}};
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(error.text, sizeof(error.text), format, values);
+  va_end(values);
+  throw error;
+}
+
+// Runs the body of an exported function; its int64_t result goes to Python, errors too.
+template <class Body>
+int guard(TVMFFIAny* result, Body body) {
+  try {
+    result->zero_padding = 0;
+    result->v_int64 = 0;
+    result->type_index = body(*result) ? kTVMFFIInt : kTVMFFINone;
+    return 0;
+  } catch (const Error& error) {
+    TVMFFIErrorSetRaisedFromCStr(error.kind, error.text);
+    return -1;
+  }
+}
+
+constexpr DLDataType kInt32{kDLInt, 32, 1};
+constexpr DLDataType kUint8{kDLUInt, 8, 1};
+constexpr DLDataType kFloat32{kDLFloat, 32, 1};
+constexpr DLDataType kFloat16{kDLFloat, 16, 1};
+constexpr DLDataType kBfloat16{kDLBfloat, 16, 1};
+
+inline const char* type_name(DLDataType type) {
+  if (type.lanes != 1) return "a vector type";
+  switch (type.code) {
+    case kDLFloat: return type.bits == 16 ? "float16" : type.bits == 32 ? "float32" : type.bits == 64 ? "float64" : "a float type";
+    case kDLBfloat: return "bfloat16";
+    case kDLInt: return type.bits == 32 ? "int32" : type.bits == 64 ? "int64" : type.bits == 8 ? "int8" : "an int type";
+    case kDLUInt: return type.bits == 8 ? "uint8" : "an unsigned type";
+    default: return "another type";
+  }
+}
+
+inline const char* device_name(int type) { return type == kDLCPU ? "the CPU" : type == kDLCUDA ? "a CUDA device" : "another device"; }
+
+constexpr int64_t kAny = -1;
+
+// A tensor whose shape was checked; strides are in elements.
+template <int N>
+struct View {
+  char* data = nullptr;
+  int64_t size[N] = {};
+  int64_t stride[N] = {};
+
+  explicit operator bool() const { return data != nullptr; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data);
+  }
+};
+
+// What must hold of memory beyond the shape.
+enum class Memory {
+  contiguous,  // one run
+  rows,        // any strides but the last, which is 1
+};
+
+// The arguments of one call.
+class Args {
+ public:
+  Args(const char* function, const TVMFFIAny* args, int32_t count, int32_t expected, DLDevice device, int row_align)
+      : function_(function), args_(args), device_(device), row_align_(row_align) {
+    if (count != expected) fail("TypeError", "%s takes %d arguments, got %d", function, expected, count);
+  }
+
+  int64_t integer(int i, const char* name, int64_t least) const {
+    const TVMFFIAny& arg = args_[i];
+    if (arg.type_index != kTVMFFIInt) fail("TypeError", "%s: %s must be an int", function_, name);
+    if (arg.v_int64 < least)
+      fail("ValueError", "%s: %s is %lld, must be at least %lld", function_, name, (long long)arg.v_int64, (long long)least);
+    return arg.v_int64;
+  }
+
+  double real(int i, const char* name) const {
+    const TVMFFIAny& arg = args_[i];
+    if (arg.type_index == kTVMFFIInt) return static_cast<double>(arg.v_int64);
+    if (arg.type_index != kTVMFFIFloat) fail("TypeError", "%s: %s must be a float", function_, name);
+    return arg.v_float64;
+  }
+
+  bool given(int i) const { return args_[i].type_index != kTVMFFINone; }
+
+  // The tensor at place i; `shape` may hold kAny. All tensors of a call lie on one device.
+  template <int N>
+  View<N> tensor(int i, const char* name, DLDataType type, const int64_t (&shape)[N], Memory memory) {
+    const DLTensor& t = dltensor(i, name);
+    if (t.dtype.code != type.code || t.dtype.bits != type.bits || t.dtype.lanes != 1)
+      fail("TypeError", "%s: %s must be %s, is %s", function_, name, type_name(type), type_name(t.dtype));
+    check_device(t, name);
+    if (t.ndim != N) fail("ValueError", "%s: %s must have %d dimensions, has %d", function_, name, N, t.ndim);
+    View<N> view;
+    view.data = static_cast<char*>(t.data) + t.byte_offset;
+    int64_t run = 1, items = 1;
+    for (int d = N - 1; d >= 0; --d) {
+      view.size[d] = t.shape[d];
+      view.stride[d] = t.strides ? t.strides[d] : run;
+      if (shape[d] != kAny && shape[d] != t.shape[d])
+        fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function_, name, (long long)t.shape[d], d, (long long)shape[d]);
+      const bool free = memory == Memory::rows && d != N - 1;
+      if (!free && t.shape[d] > 1 && view.stride[d] != run)
+        fail("ValueError", "%s: %s must be %s", function_, name, memory == Memory::rows ? "contiguous in its last dimension" : "contiguous");
+      run *= t.shape[d];
+      items *= t.shape[d];
+    }
+    if (items > 0) check_alignment(view, name, type.bits / 8);
+    return view;
+  }
+
+  const DLDevice& device() const { return device_; }
+
+ private:
+  const DLTensor& dltensor(int i, const char* name) const {
+    const TVMFFIAny& arg = args_[i];
+    if (arg.type_index == kTVMFFIDLTensorPtr) return *static_cast<const DLTensor*>(arg.v_ptr);
+    if (arg.type_index != kTVMFFITensor) fail("TypeError", "%s: %s must be a tensor", function_, name);
+    return *reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(arg.v_obj) + sizeof(TVMFFIObject));
+  }
+
+  void check_device(const DLTensor& t, const char* name) {
+    if (t.device.device_type != device_.device_type)
+      fail("ValueError", "%s: %s must be on %s, is on %s", function_, name, device_name(device_.device_type), device_name(t.device.device_type));
+    if (device_.device_id >= 0 && t.device.device_id != device_.device_id)
+      fail("ValueError", "%s: %s is on device %d, the tensors before it on %d", function_, name, t.device.device_id, device_.device_id);
+    device_.device_id = t.device.device_id;
+  }
+
+  template <int N>
+  void check_alignment(const View<N>& view, const char* name, int item) const {
+    const int to = row_align_ > item ? row_align_ : item;
+    bool aligned = reinterpret_cast<uintptr_t>(view.data) % to == 0;
+    if (row_align_ > item)
+      for (int d = 0; d < N - 1; ++d) aligned = aligned && (view.size[d] < 2 || N < 3 || view.stride[d] * item % to == 0);
+    if (!aligned) fail("ValueError", "%s: rows of %s must start at multiples of %d bytes", function_, name, to);
+  }
+
+  const char* function_;
+  const TVMFFIAny* args_;
+  DLDevice device_;
+  int row_align_;
+};
+
+}  // namespace kvgen::ffi
+
+#define KVGEN_EXPORT(name) \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result)
