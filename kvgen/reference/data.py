@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, see
     k[..., outliers[1:]] = k[..., outliers[1:]] * 4 + 8
     v[..., outliers[:1]] *= 8
     v[:, kv_len // 2] = -0.75  # a constant group
-    toward = q.mean(1).unflatten(1, (heads, -1)).mean(2)  # [batch, heads, dim]
+    toward = q.mean(1).reshape(batch, heads, -1, dim).mean(2)  # [batch, heads, dim]
     toward = toward / toward.norm(dim=-1, keepdim=True)
     needles = torch.randint(kv_len, (max(1, kv_len // 512),), generator=random)
     k[:, needles] += 6 * toward.unsqueeze(1)
@@ -65,4 +66,4 @@ def _largest_score(q: torch.Tensor, k: torch.Tensor) -> float:
     for head in range(k.shape[2]):
         queries = q[:, :, head * share : (head + 1) * share].flatten(1, 2)
         largest = max(largest, float((queries @ k[:, :, head].transpose(1, 2)).abs().max()))
-    return max(largest, 1e-6) / q.shape[-1] ** 0.5
+    return max(largest, 1e-6) / math.sqrt(q.shape[-1])

@@ -33,7 +33,7 @@ def write_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, x: t
         return
     q = quantize(x, op)
     order, code_places = _code_order(layout, which)
-    fields = q.codes.flatten(-2)[..., order].unflatten(-1, (-1, 8 // op.bits))
+    fields = q.codes.flatten(-2)[..., order].reshape(*q.codes.shape[:-2], -1, 8 // op.bits)
     _write_bytes(packed, code_places, _fold(fields, op.bits))
     params = [q.scale] if q.zero is None else [q.scale, q.zero]
     for places, param in zip(_param_bytes(layout, which), params, strict=True):
@@ -55,7 +55,7 @@ def read_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, dtype
     if op.quantized:
         return dequantize(read_codes(layout, which, packed), op)
     x = _read_bytes(packed, _element_bytes(layout, which), dtype)
-    return x.unflatten(-1, (layout.tokens, layout.head_dim)).double()
+    return x.reshape(*packed.shape[:-1], layout.tokens, layout.head_dim).double()
 
 
 def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quantized:
@@ -65,17 +65,18 @@ def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quan
         raise ValueError(f"{which} is not quantized")
     places, shifts = _code_places(layout, which)
     fields = packed[..., places] >> shifts
-    codes = (fields & (2**op.bits - 1)).unflatten(-1, (layout.tokens, layout.head_dim))
+    codes = (fields & (2**op.bits - 1)).reshape(*packed.shape[:-1], layout.tokens, layout.head_dim)
     kept = param_dtype(torch.float32 if layout.param_bytes == 4 else torch.float16)
     rows = layout.tokens // op.group if op.axis == "channel" else layout.tokens
-    params = [_read_bytes(packed, places, kept).unflatten(-1, (rows, -1)) for places in _param_bytes(layout, which)]
+    params = [_read_bytes(packed, at, kept).reshape(*packed.shape[:-1], rows, -1) for at in _param_bytes(layout, which)]
     return Quantized(codes, params[0], params[1] if op.zero else None)
 
 
 def to_blocks(x: torch.Tensor, tokens: int) -> torch.Tensor:
     """[batch, length, heads, dim] as [batch, heads, length / tokens, tokens, dim]; a rest shorter than a block is left out."""
-    blocks = x.shape[1] // tokens
-    return x[:, : blocks * tokens].unflatten(1, (blocks, tokens)).permute(0, 3, 1, 2, 4)
+    batch, length, heads, dim = x.shape
+    blocks = length // tokens
+    return x[:, : blocks * tokens].reshape(batch, blocks, tokens, heads, dim).permute(0, 3, 1, 2, 4)
 
 
 def from_blocks(x: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
         scale = store(grouped.abs().amax(-2, keepdim=True) / levels, param_dtype(x.dtype))
         codes = _divide(grouped, scale).clamp(-levels, levels) + 2 ** (quant.bits - 1)
     return Quantized(
-        _ungrouped(codes.to(torch.uint8), quant, x.shape),
+        codes.to(torch.uint8).reshape(x.shape),
         _param(scale, quant),
         None if zero is None else _param(zero, quant),
         None if boosted is None else boosted.squeeze(-2),
@@ -112,7 +112,7 @@ def select_channels(grouped: torch.Tensor, boost: BoostSpec) -> torch.Tensor:
     elif boost.select == "range":
         rank = (grouped.amax(-2) - grouped.amin(-2)).double()
     else:
-        rank = -torch.arange(channels, dtype=torch.float64).expand(grouped.shape[:-2] + (channels,))
+        rank = -torch.arange(channels, dtype=torch.float64).expand((*grouped.shape[:-2], channels))
     count = round(boost.fraction * channels)
     chosen = rank.argsort(dim=-1, descending=True, stable=True)[..., :count]
     return torch.zeros_like(rank, dtype=torch.bool).scatter(-1, chosen, True).unsqueeze(-2)
@@ -136,13 +136,8 @@ def _grouped(x: torch.Tensor, quant: Quant) -> torch.Tensor:
     if extent % quant.group:
         raise ValueError(f"the group ({quant.group}) does not divide {extent} {'tokens' if quant.axis == 'channel' else 'channels'}")
     if quant.axis == "channel":
-        return x.unflatten(-2, (-1, quant.group))
-    return x.unflatten(-1, (-1, quant.group)).unsqueeze(-1)
-
-
-def _ungrouped(codes: torch.Tensor, quant: Quant, shape: torch.Size) -> torch.Tensor:
-    """Inverse of `_grouped`."""
-    return codes.reshape(shape)
+        return x.reshape(*x.shape[:-2], -1, quant.group, x.shape[-1])
+    return x.reshape(*x.shape[:-1], -1, quant.group, 1)
 
 
 def _param(param: torch.Tensor, quant: Quant) -> torch.Tensor:

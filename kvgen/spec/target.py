@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from kvgen.errors import ToolchainMissing
 from kvgen.spec.model import Arch
@@ -18,7 +18,7 @@ def resolve(arch: Arch) -> Target:
     Raises ToolchainMissing where the GPU is one that kvgen has no target for.
     """
     if arch != "native":
-        return cast(Target, arch)
+        return arch
     capability = gpu_capability()
     return "cpu" if capability is None else target_of(capability)
 
