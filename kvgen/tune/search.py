@@ -70,6 +70,14 @@ class Search:
     def __post_init__(self) -> None:
         self.alive = list(dict.fromkeys(lane.arm for lane in self.lanes))
 
+    def lead(self, points: Iterable[Point]) -> None:
+        """Give these points before any other."""
+        for point in points:
+            for lane in self.lanes:
+                if lane.arm == point.arm and lane.workload.key == point.workload.key:
+                    lane.take(point.schedule)
+            self.first.append(point)
+
     # --- giving ----------------------------------------------------------------------------------------------------
 
     def next(self, count: int) -> list[Point]:

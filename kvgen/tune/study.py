@@ -18,6 +18,7 @@ from optuna.trial import Trial, TrialState
 
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
+from kvgen.spec import Workload
 from kvgen.tune.point import Record
 
 RECORD = "record"
@@ -84,10 +85,13 @@ def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
 class Memory:
     """The measurements of one back end at one workload."""
 
-    def __init__(self, storage: optuna.storages.BaseStorage, name: str, space: SearchSpace, seed: int, *, exclusive: bool = True) -> None:
+    def __init__(
+        self, storage: optuna.storages.BaseStorage, name: str, space: SearchSpace, workload: Workload, seed: int, *, exclusive: bool = True
+    ) -> None:
         """`exclusive`: nobody else works on this study, so trials found running were left by a killed process."""
-        self.backend = space.backend
-        self._space: dict[str, BaseDistribution] = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
+        self.space = space
+        self.workload = workload
+        self._values: dict[str, BaseDistribution] = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=4)
         self.study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, load_if_exists=True)
         self._open: dict[str, Trial] = {}
@@ -114,15 +118,16 @@ class Memory:
         """Mark a point of the space as being measured."""
         if schedule.id not in self._open:
             self.study.enqueue_trial(flatten(schedule))
-            self._open[schedule.id] = self.study.ask(self._space)
+            self._open[schedule.id] = self.study.ask(self._values)
 
     def suggest(self, layout: Params) -> Schedule | None:
         """A schedule over the layout that the sampler expects to be good. None when it has nothing new."""
         for _ in range(SUGGESTIONS):
             self.study.enqueue_trial({f"layout.{name}": value for name, value in layout.items()})
-            trial = self.study.ask(self._space)
-            schedule = unflatten(self.backend, trial.params)
-            if schedule.id not in self.records and schedule.id not in self._open:
+            trial = self.study.ask(self._values)
+            schedule = unflatten(self.space.backend, trial.params)
+            new = schedule.id not in self.records and schedule.id not in self._open
+            if new and not self.space.check(schedule, self.workload):
                 self._open[schedule.id] = trial
                 return schedule
             self.study.tell(trial, state=TrialState.FAIL)
@@ -133,6 +138,12 @@ class Memory:
         trial = self._open.pop(schedule.id, None)
         if trial is not None:
             self.study.tell(trial, state=TrialState.FAIL)
+
+    def close(self) -> None:
+        """Give back whatever is still claimed."""
+        for trial in self._open.values():
+            self.study.tell(trial, state=TrialState.FAIL)
+        self._open.clear()
 
     def finish(self, record: Record) -> None:
         """Store a measurement for good."""

@@ -14,7 +14,7 @@ DEFAULT = Schedule("cpu", Params(block=64), Params(threads=2, tile=2))
 def search(seed: int = 0, exhaustive: bool = False) -> Search:
     arms = [Arm("cpu", Params(block=block)) for block in BLOCKS]
     every = [lane for arm in arms for lane in lanes(arm, dict.fromkeys(WORKLOADS, LAUNCHES), DEFAULT, seed)]
-    return Search(every, {"threads": THREADS, "tile": TILES}, lambda arm, workload: None, exhaustive)
+    return Search(every, {"threads": THREADS, "tile": TILES}, lambda _arm, _workload: None, exhaustive)
 
 
 def cost(point: Point) -> float:

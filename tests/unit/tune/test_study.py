@@ -31,7 +31,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def memory(journal: Path) -> Memory:
-    return Memory(journal_storage(journal), "study", SPACE, seed=0)
+    return Memory(journal_storage(journal), "study", SPACE, WORK, seed=0)
 
 
 def record(schedule: Schedule, us: float | None = 5.0, kind: str = "ok") -> Record:

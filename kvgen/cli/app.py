@@ -1,0 +1,78 @@
+"""The application: commands, options they share, and what an error becomes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NoReturn
+
+import typer
+
+from kvgen import errors
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    GOOD = 0
+    REGRESSION = 1
+    USAGE = 2
+    """Bad spec or arguments."""
+    NO_KERNEL = 3
+    """No kernel answers, or what is needed to make one is missing."""
+    INTERRUPTED = 130
+
+
+app = typer.Typer(
+    name="kvgen",
+    help="From a description of a quantized KV cache to tuned, verified, registered attention kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _register() -> None:
+    from kvgen.cli import bench, build, carry, check, doctor, registry, report, space, specs
+
+    for module in (build, registry, bench, space, doctor, check, report, carry, specs):
+        module.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code. `--debug`, anywhere, shows tracebacks."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or bool(os.environ.get("KVGEN_DEBUG"))
+    given = [argument for argument in given if argument != "--debug"]
+    _register()
+    try:
+        app(given, prog_name="kvgen")
+    except (errors.KvgenError, KeyboardInterrupt, OSError) as error:
+        if debug:
+            raise
+        _report(error, as_json="--json" in given)
+        sys.exit(exit_code(error))
+    sys.exit(Exit.GOOD)
+
+
+def exit_code(error: BaseException) -> Exit:
+    """The code that tells a caller what kind of failure this is."""
+    if isinstance(error, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    if isinstance(error, errors.SpecError):
+        return Exit.USAGE
+    if isinstance(error, errors.CheckError):
+        return Exit.REGRESSION
+    return Exit.NO_KERNEL
+
+
+def _report(error: BaseException, *, as_json: bool) -> None:
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    if as_json:
+        from kvgen.cli.output import print_json
+
+        print_json({"error": {"kind": type(error).__name__, "message": message, "exit": int(exit_code(error))}})
+    typer.echo(f"kvgen: {message}", err=True)

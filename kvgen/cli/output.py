@@ -1,0 +1,92 @@
+"""Options that commands share, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvgen.lower.base import Backend
+    from kvgen.spec import KernelSpec, Workload
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SpecName = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")]
+Arch = Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="native, cpu, sm80, sm89 or sm90 instead of the spec's own.")]
+BackendNames = Annotated[list[str] | None, typer.Option("--backend", metavar="NAME", help="Only this back end; may be repeated.")]
+Workloads = Annotated[list[str] | None, typer.Option("--workload", metavar="BxL", help="batch x kv_len, e.g. 1x32768; may be repeated.")]
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
+    """A table on stdout; columns in `right` are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+
+    align_right = set(right)
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in align_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)
+
+
+def microseconds(value: float | None) -> str:
+    """Three figures and a unit that reads well."""
+    if value is None:
+        return "–"
+    return f"{value / 1000:.3g} ms" if value >= 1000 else f"{value:.3g} µs"
+
+
+def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> KernelSpec:
+    """The spec of a file or a preset, with arch and workloads replaced where given. Raises SpecError, BadParameter."""
+    from kvgen.spec import load_spec, presets
+
+    if Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).is_file():
+        spec = load_spec(Path(name))
+    elif name in presets():
+        spec = presets()[name]
+    else:
+        raise typer.BadParameter(f"{name!r} is neither a file nor a preset; presets: {', '.join(presets())}")
+    changes: dict[str, Any] = {}
+    if arch is not None:
+        changes["arch"] = arch
+    if workloads:
+        changes["workloads"] = [parse_workload(text).model_dump() for text in workloads]
+    return load_spec({**spec.model_dump(mode="json"), **changes}) if changes else spec
+
+
+def parse_workload(text: str) -> Workload:
+    """`1x32768`, or `1x32768q4` for 4 query tokens. Raises BadParameter."""
+    import re
+
+    from kvgen.spec import Workload
+
+    match = re.fullmatch(r"(\d+)x(\d+)(?:q(\d+))?", text)
+    try:
+        if match:
+            return Workload(batch=int(match[1]), kv_len=int(match[2]), q_len=int(match[3] or 1))
+    except ValueError as error:
+        raise typer.BadParameter(f"workload {text!r} is out of range") from error
+    raise typer.BadParameter(f"{text!r} is not a workload; write batch x kv_len, e.g. 1x32768 or 1x32768q4")
+
+
+def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:
+    """The named back ends; None where none is named. Raises BadParameter for an unknown name, ToolchainMissing."""
+    from kvgen.lower.backends import NAMES, get_backend
+
+    for name in names or ():
+        if name not in NAMES:
+            raise typer.BadParameter(f"there is no back end {name!r}; choose from {', '.join(NAMES)}")
+    return [get_backend(name) for name in names] if names else None

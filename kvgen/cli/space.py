@@ -1,0 +1,103 @@
+"""`kvgen space`: the search space of a spec, and why points are not in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.output import Arch, BackendNames, Json, SpecName, print_json, print_table, resolve_backends, resolve_spec
+
+if TYPE_CHECKING:
+    from kvgen.lower.base import Backend, Target
+    from kvgen.lower.space import SearchSpace
+    from kvgen.spec import KernelSpec
+
+EXAMPLES = 5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("space")(space)
+
+
+def space(
+    spec_name: SpecName,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell why points are excluded.")] = False,
+    points: Annotated[bool, typer.Option("--points", help="List every point.")] = False,
+    arch: Arch = None,
+    backend: BackendNames = None,
+    as_json: Json = False,
+) -> None:
+    """The search space of a spec: parameters, constraints, sizes."""
+    from kvgen.errors import UnsupportedError
+    from kvgen.lower.backends import backends_for
+    from kvgen.spec.target import resolve
+
+    spec = resolve_spec(spec_name, arch)
+    target = resolve(spec.arch)
+    found: list[dict[str, Any]] = []
+    refusals: list[UnsupportedError] = []
+    for chosen in resolve_backends(backend) or backends_for(target):
+        reason = f"it does not target {target}" if target not in chosen.targets else chosen.unsupported(spec, target)
+        if reason:
+            refusals.append(UnsupportedError(chosen.name, reason))
+            continue
+        found.append(_describe(spec, chosen, target, explain=explain, points=points))
+    if not found:
+        from kvgen.tune.plan import no_backend
+
+        raise refusals[0] if refusals else no_backend(target)
+    if as_json:
+        print_json({"spec": spec.name, "target": target, "spaces": found, "refused": [str(refusal) for refusal in refusals]})
+        return
+    for data in found:
+        _show(data)
+    for refusal in refusals:
+        typer.echo(str(refusal))
+
+
+def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bool, points: bool) -> dict[str, Any]:
+    space = backend.space(spec, target)
+    layouts = space.layout_points()
+    data = {
+        **space.to_json(),
+        "default": backend.default(spec, target).to_json(),
+        "layouts": len(layouts),
+        "launches": {work.key: sum(len(space.launch_points(layout, work)) for layout in layouts) for work in spec.workloads},
+    }
+    if points:
+        data["points"] = [schedule.to_json() for schedule in space.points()]
+    if explain:
+        data["excluded"] = _exclusions(space)
+    return data
+
+
+def _exclusions(space: SearchSpace) -> list[dict[str, Any]]:
+    """Reasons with how many points each excludes, and a few of them."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, list[dict[str, Any]]] = {}
+    for point, reasons in space.excluded():
+        for reason in reasons:
+            counts[reason] += 1
+            if len(examples.setdefault(reason, [])) < EXAMPLES:
+                examples[reason].append(dict(point))
+    return [{"reason": reason, "points": count, "examples": examples[reason]} for reason, count in counts.most_common()]
+
+
+def _show(data: dict[str, Any]) -> None:
+    rows = [(p["part"], p["name"], " ".join(map(str, p["values"])), p["doc"]) for p in data["parameters"]]
+    sizes = ", ".join(f"{count} at {key}" for key, count in data["launches"].items())
+    title = f"{data['backend']}: {data['size']} of {data['raw_size']} points, {data['layouts']} layouts; schedules by workload: {sizes}"
+    print_table(title, ["part", "parameter", "values", "meaning"], rows)
+    default = data["default"]
+    typer.echo(f"default: {' '.join(f'{k}={v}' for part in ('layout', 'launch') for k, v in default[part].items())}\n")
+    for point in data.get("points", ()):
+        typer.echo(" ".join(f"{k}={v}" for part in ("layout", "launch") for k, v in point[part].items()))
+    if "excluded" in data:
+        rows = [
+            (str(item["points"]), item["reason"], "; ".join(" ".join(f"{k}={v}" for k, v in e.items()) for e in item["examples"][:1]))
+            for item in data["excluded"]
+        ]
+        print_table("excluded", ["points", "because", "for example"], rows, right=["points"])

@@ -1,0 +1,58 @@
+"""`kvgen presets` and `kvgen schema`: the language itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvgen.cli.output import Json, print_json, print_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("presets")(presets)
+    app.command("schema")(schema)
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this preset as YAML.")] = None, as_json: Json = False
+) -> None:
+    """Formats that have names: the papers' and KIVI's."""
+    from kvgen.spec import dump_spec
+    from kvgen.spec import presets as all_presets
+
+    known = all_presets()
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"there is no preset {name!r}; presets: {', '.join(known)}")
+    shown = {name: known[name]} if name is not None else known
+    if as_json:
+        print_json({key: spec.model_dump(mode="json") for key, spec in shown.items()})
+    elif name is not None:
+        typer.echo(dump_spec(known[name]), nl=False)
+    else:
+        print_table("", ["preset", "format"], [(key, describe(spec)) for key, spec in shown.items()])
+
+
+def describe(spec: object) -> str:
+    """A format in a few words."""
+    from kvgen.spec import KernelSpec, QuantSpec
+
+    assert isinstance(spec, KernelSpec)
+
+    def operand(letter: str, quant: QuantSpec) -> str:
+        if not quant.quantized:
+            return f"{letter} {spec.attention.dtype}"
+        return f"{letter} int{quant.bits} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
+
+    a = spec.attention
+    boost = f" +{spec.key.boost.fraction:.1%} in 4 bits" if spec.key.boost.fraction else ""
+    place = f", pages of {spec.cache.page}" if spec.cache.page else ""
+    return f"{operand('K', spec.key)}{boost}, {operand('V', spec.value)}, {a.q_heads}/{a.kv_heads} heads of {a.head_dim}, {a.dtype}{place}"
+
+
+def schema() -> None:
+    """JSON schema of the spec language, for editors."""
+    from kvgen.spec import KernelSpec
+
+    print_json(KernelSpec.model_json_schema())

@@ -1,0 +1,142 @@
+"""What a run is about: the back ends that can take part, their spaces, and the studies that remember it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvgen.digest import digest
+from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
+from kvgen.lower.backends import backends_for, missing_backends
+from kvgen.lower.base import Backend, Target
+from kvgen.lower.schedule import Schedule, Value
+from kvgen.lower.space import SearchSpace
+from kvgen.spec import KernelSpec, Workload
+from kvgen.tune.point import Arm, Point
+from kvgen.tune.search import Lane, Search, lanes
+
+if TYPE_CHECKING:
+    import optuna
+
+    from kvgen.tune.study import Memory
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A back end that takes part, with its space and its default for the spec."""
+
+    backend: Backend
+    space: SearchSpace
+    default: Schedule
+
+
+def contenders(
+    spec: KernelSpec, target: Target, backends: Sequence[Backend] | None = None
+) -> tuple[list[Contender], list[UnsupportedError]]:
+    """The back ends that can lower the spec, in order of preference, and the refusals of the others.
+
+    Raises ToolchainMissing where no back end is there for the target, UnsupportedError where every one refuses.
+    """
+    found, refusals = [], []
+    candidates = backends_for(target) if backends is None else backends
+    for backend in candidates:
+        reason = f"it does not target {target}" if target not in backend.targets else backend.unsupported(spec, target)
+        if reason is not None:
+            refusals.append(UnsupportedError(backend.name, reason))
+        else:
+            found.append(Contender(backend, backend.space(spec, target), backend.default(spec, target)))
+    if found:
+        return found, refusals
+    if not refusals:
+        raise no_backend(target)
+    if len(refusals) == 1:
+        raise refusals[0]
+    raise UnsupportedError(
+        " or ".join(refusal.backend for refusal in refusals), "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refusals)
+    )
+
+
+def no_backend(target: Target) -> ToolchainMissing:
+    """The error that says which back ends are missing for a target, and why."""
+    absent = "; ".join(missing_backends().values())
+    return ToolchainMissing(f"no back end for {target} can be loaded here{': ' + absent if absent else ''}")
+
+
+def require(spec: KernelSpec, target: Target, found: Sequence[Contender], *, compile_only: bool) -> None:
+    """Raise ToolchainMissing, in one sentence with all that is missing, where this machine cannot compile or cannot measure."""
+    from kvgen.spec.target import gpu_capability
+    from kvgen.toolchain.compilers import compiler_for
+
+    missing = []
+    for language in dict.fromkeys(c.backend.lower(spec, c.default, target).language for c in found):
+        try:
+            compiler_for(language)
+        except ToolchainMissing as error:
+            missing.append(str(error))
+    if target != "cpu" and not compile_only and gpu_capability() is None:
+        missing.append("no NVIDIA GPU is visible to measure on (--compile-only compiles here, to be tuned elsewhere)")
+    if missing:
+        raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
+
+
+def study_name(spec: KernelSpec, target: Target, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
+    """Everything that a measurement depends on: format, target, back end, shape; and space, sources and policy by digest."""
+    space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
+    code = contender.backend.lower(spec, contender.default, target).id
+    return f"{spec.format_id}-{target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
+
+
+def open_memories(
+    storage: optuna.storages.BaseStorage,
+    spec: KernelSpec,
+    target: Target,
+    found: Sequence[Contender],
+    policy: Mapping[str, Any],
+    seed: int,
+    *,
+    exclusive: bool,
+) -> dict[tuple[str, str], Memory]:
+    """A memory per (back end, workload key)."""
+    from kvgen.tune.study import Memory
+
+    return {
+        (c.backend.name, work.key): Memory(storage, study_name(spec, target, c, work, policy), c.space, work, seed, exclusive=exclusive)
+        for c in found
+        for work in spec.workloads
+    }
+
+
+def open_search(
+    spec: KernelSpec,
+    found: Sequence[Contender],
+    memories: Mapping[tuple[str, str], Memory],
+    seeds: Sequence[Point],
+    trials: int | None,
+    seed: int,
+    *,
+    timed: bool,
+) -> Search:
+    """The search over all back ends: what is known is taken in, `seeds` come first. Raises KvgenError on an empty space."""
+    every: list[Lane] = []
+    order: dict[str, Sequence[Value]] = {}
+    for c in found:
+        order |= {p.name: p.values for p in c.space.parameters if p.part == "launch"}
+        for layout in c.space.layout_points():
+            arm = Arm(c.backend.name, layout)
+            every += lanes(arm, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)
+    points = sum(len(lane.todo) for lane in every)
+    if not points:
+        raise KvgenError(f"the search space of {spec.name} has no points: kvgen space --explain tells why")
+    known = sum(len(memory.records) for memory in memories.values())
+    exhaustive = points - known <= trials if trials is not None else not timed
+
+    def suggest(arm: Arm, workload: Workload) -> Schedule | None:
+        return memories[arm.backend, workload.key].suggest(arm.layout)
+
+    search = Search(every, order, suggest, exhaustive)
+    for memory in memories.values():
+        for record in memory.records.values():
+            search.take(record)
+    search.lead([point for point in seeds if point.schedule.id not in memories[point.arm.backend, point.workload.key].records])
+    return search
