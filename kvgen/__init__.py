@@ -1,0 +1,66 @@
+"""kvgen: from a description of a quantized KV cache to tuned, verified, registered attention kernels.
+
+Names are loaded on first use, so that `import kvgen` costs nothing; `get_kernel` needs torch, `load_spec` does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvgen.api import FallbackWarning, Kernel, build, get_kernel, support_table
+    from kvgen.errors import KvgenError, SpecError
+    from kvgen.spec import KernelSpec, load_spec
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "FallbackWarning": "kvgen.api",
+    "Kernel": "kvgen.api",
+    "KernelSpec": "kvgen.spec",
+    "KvgenError": "kvgen.errors",
+    "SpecError": "kvgen.errors",
+    "build": "kvgen.api",
+    "get_kernel": "kvgen.api",
+    "load_spec": "kvgen.spec",
+    "support_table": "kvgen.api",
+}
+
+__all__ = [
+    "FallbackWarning",
+    "Kernel",
+    "KernelSpec",
+    "KvgenError",
+    "SpecError",
+    "__version__",
+    "build",
+    "get_kernel",
+    "load_spec",
+    "support_table",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was asked for.
+
+    Garbage collection rests meanwhile: with torch in memory one collection costs as much as all of these imports.
+    """
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvgen' has no attribute {name!r}")
+    import gc
+    from importlib import import_module
+
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        value = getattr(import_module(home), name)
+    finally:
+        if collecting:
+            gc.enable()
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,55 @@
+"""What this machine is called, as far as entries are concerned."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from typing import Any
+
+from kvgen.digest import digest
+from kvgen.spec.target import Target
+
+
+@cache
+def here(target: Target) -> dict[str, Any]:
+    """Name of the device that the target means here, with the threads of a CPU or the driver of a GPU.
+
+    The name is empty where there is no such device.
+    """
+    if target == "cpu":
+        return {"name": cpu_name(), "threads": len(os.sched_getaffinity(0))}
+    return _gpu()
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith(("model name", "Model")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> dict[str, Any]:
+    """Name and driver of the first visible GPU, through NVML: torch need not be up for a look into the registry."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
+        return {"name": pynvml.nvmlDeviceGetName(handle), "driver": pynvml.nvmlSystemGetDriverVersion()}
+    except Exception:  # no NVML, no driver, no GPU: pynvml has an exception class for each
+        return {"name": ""}
+
+
+def machine(target: Target) -> str:
+    """Digest of what a compiled module needs of the machine that runs it: a CPU's instructions, the FFI's version."""
+    from kvgen.toolchain.compilers import cpu_features, tvm_ffi_version
+
+    return digest([platform.machine(), cpu_features() if target == "cpu" else "", tvm_ffi_version()])

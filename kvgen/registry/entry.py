@@ -1,0 +1,232 @@
+"""An entry: a winner with all that is needed to run it again and to judge it.
+
+An entry is one layout and a launch per workload. Each launch names one of the entry's rendered sources, which is what runs:
+templates may change, and the entry keeps meaning what was measured, as long as the headers it includes are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from kvgen.digest import digest, files_digest
+from kvgen.lower.base import Language, Source, Target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.registry.device import machine
+from kvgen.registry.paths import locate, portable
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.timing import Timing
+from kvgen.toolchain.artifact import Artifact, Resources
+
+SCHEMA = 1
+"""Version of the entry's format and of the module ABI; entries of another version are passed over."""
+
+SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
+
+
+class Damaged(Exception):
+    """An entry that cannot be used; the message says why. Never leaves the registry."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """One rendered source, with what the compiler needs besides; header and include names are portable ones."""
+
+    text: str
+    language: Language
+    include: tuple[str, ...]
+    flags: tuple[str, ...]
+    headers: tuple[str, ...]
+    headers_digest: str
+    resources: Resources | None = None
+    artifact: str | None = None
+    """Id of the compiled module when it was tuned."""
+    machine: str | None = None
+    """Digest of what that module needs of the machine it runs on."""
+
+    @classmethod
+    def of(cls, source: Source, artifact: Artifact | None = None) -> Code:
+        """The code of a source and, where it was compiled, of its artifact. Raises ValueError for headers of no package."""
+        return cls(
+            source.text,
+            source.language,
+            tuple(map(portable, source.include)),
+            source.flags,
+            tuple(map(portable, source.headers)),
+            files_digest(source.headers),
+            artifact.resources if artifact else None,
+            artifact.id if artifact else None,
+            machine(source.target) if artifact else None,
+        )
+
+    @property
+    def file(self) -> str:
+        """Name in the entry's folder."""
+        return f"kernel-{digest([self.text, self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
+
+    def source(self, target: Target) -> Source | None:
+        """What to compile; None where the headers here are not those that the source was tuned with."""
+        try:
+            headers = tuple(map(locate, self.headers))
+            if files_digest(headers) != self.headers_digest:
+                return None
+            return Source(self.text, self.language, target, tuple(map(locate, self.include)), self.flags, headers)
+        except OSError:
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data without text and resources, which are files of their own."""
+        return {
+            "language": self.language,
+            "include": list(self.include),
+            "flags": list(self.flags),
+            "headers": list(self.headers),
+            "headers_digest": self.headers_digest,
+            "artifact": self.artifact,
+            "machine": self.machine,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], text: str, resources: Mapping[str, Any] | None) -> Code:
+        """Inverse of `to_json`. Raises KeyError or TypeError."""
+        include, flags, headers = (tuple(map(str, data[name])) for name in ("include", "flags", "headers"))
+        found = Resources.from_json(resources) if resources else None
+        language, headers_digest = cast(Language, data["language"]), str(data["headers_digest"])
+        return cls(text, language, include, flags, headers, headers_digest, found, data["artifact"], data["machine"])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the entry's layout is computed on at one workload; `file` names the code."""
+
+    workload: Workload
+    params: Params
+    file: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A winner. Times are in microseconds; `device`, `toolchain`, `provenance` and `accuracy` are plain facts by name."""
+
+    spec: KernelSpec
+    arch: Target
+    backend: str
+    layout: Params
+    layout_id: str
+    launches: tuple[Launch, ...]
+    codes: Mapping[str, Code]
+    device: Mapping[str, Any]
+    toolchain: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    accuracy: Mapping[str, Any] = field(default_factory=dict)
+    timings: tuple[Timing, ...] = ()
+    runner_up: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: KernelSpec,
+        arch: Target,
+        layout_id: str,
+        launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
+        **facts: Any,
+    ) -> Entry:
+        """The entry of tuned schedules, which share their back end and layout part; `facts` are the other fields by name.
+
+        Raises ValueError where the schedules differ in layout or there are none.
+        """
+        chosen = tuple(launches)
+        arms = {(schedule.backend, schedule.layout) for _, schedule, _, _ in chosen}
+        if len(arms) != 1:
+            raise ValueError(f"an entry has one back end and one layout, not {len(arms)}")
+        ((backend, layout),) = arms
+        codes: dict[str, Code] = {}
+        made: list[Launch] = []
+        for workload, schedule, source, artifact in chosen:
+            code = Code.of(source, artifact)
+            codes.setdefault(code.file, code)
+            made.append(Launch(workload, schedule.launch, code.file))
+        return cls(spec, arch, backend, layout, layout_id, tuple(made), codes, **facts)
+
+    @property
+    def key(self) -> str:
+        """Digest of what an entry is a winner for: format, architecture, device and workloads."""
+        workloads = sorted(launch.workload.key for launch in self.launches)
+        return digest([self.spec.format_id, self.arch, str(self.device.get("name", "unknown")), workloads])
+
+    def schedule(self, launch: Launch) -> Schedule:
+        """The whole schedule of one launch."""
+        return Schedule(self.backend, self.layout, launch.params)
+
+    def timing(self, workload: Workload) -> Timing | None:
+        """What was measured at a workload; None if nothing was."""
+        return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
+
+    def resources(self) -> dict[str, Any]:
+        """Contents of `resources.json`: by source file, what compiling it took and what its kernels use."""
+        return {file: code.resources.to_json() for file, code in sorted(self.codes.items()) if code.resources}
+
+    def to_json(self) -> dict[str, Any]:
+        """Contents of `entry.json`, but for the digests of the files beside it."""
+        return {
+            "schema": SCHEMA,
+            "key": self.key,
+            "spec": self.spec.model_dump(mode="json"),
+            "arch": self.arch,
+            "backend": self.backend,
+            "schedule": {
+                "backend": self.backend,
+                "layout": dict(self.layout),
+                "launches": [
+                    {"workload": launch.workload.model_dump(mode="json"), "launch": dict(launch.params), "source": launch.file}
+                    for launch in self.launches
+                ],
+            },
+            "layout_id": self.layout_id,
+            "sources": {file: code.to_json() for file, code in sorted(self.codes.items())},
+            "device": dict(self.device),
+            "toolchain": dict(self.toolchain),
+            "provenance": dict(self.provenance),
+            "accuracy": dict(self.accuracy),
+            "timings": [timing.to_json() for timing in self.timings],
+            "runner_up": dict(self.runner_up) if self.runner_up is not None else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], texts: Mapping[str, str], resources: Mapping[str, Any]) -> Entry:
+        """Inverse of `to_json`, given the text of each source and the contents of `resources.json`.
+
+        Raises Damaged for another schema or a key that does not follow from the contents; KeyError, TypeError or ValueError
+        where fields are absent or wrong.
+        """
+        if data.get("schema") != SCHEMA:
+            raise Damaged(f"it has schema {data.get('schema')!r}, and this kvgen reads {SCHEMA}")
+        schedule = data["schedule"]
+        launches = tuple(Launch(Workload(**item["workload"]), Params(item["launch"]), str(item["source"])) for item in schedule["launches"])
+        entry = cls(
+            spec=KernelSpec.model_validate(data["spec"]),
+            arch=data["arch"],
+            backend=str(schedule["backend"]),
+            layout=Params(schedule["layout"]),
+            layout_id=str(data["layout_id"]),
+            launches=launches,
+            codes={file: Code.from_json(item, texts[file], resources.get(file)) for file, item in data["sources"].items()},
+            device=dict(data["device"]),
+            toolchain=dict(data["toolchain"]),
+            provenance=dict(data["provenance"]),
+            accuracy=dict(data["accuracy"]),
+            timings=tuple(map(Timing.from_json, data["timings"])),
+            runner_up=data["runner_up"],
+        )
+        if entry.key != data["key"]:
+            raise Damaged("its key does not follow from its contents")
+        if missing := [launch.file for launch in launches if launch.file not in entry.codes]:
+            raise Damaged(f"it names no source {missing[0]}")
+        return entry
+
+
+def read_texts(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    """Text of files, byte for byte: line ends are part of the digest."""
+    return {file: (folder / file).read_bytes().decode() for file in files}

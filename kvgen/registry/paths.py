@@ -1,0 +1,61 @@
+"""Names of files that mean the same on every machine: headers by package, entries by device and format."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvgen._resources import templates
+from kvgen.spec import KernelSpec, QuantSpec
+
+
+def portable(path: Path) -> str:
+    """A path under `templates/` by its place there, one in an installed package as `@package/place`.
+
+    Raises ValueError for a path that another machine could not have.
+    """
+    path = path.resolve()
+    root = templates().resolve()
+    if path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    for parent in path.parents:
+        if (parent / "__init__.py").exists() and not (parent.parent / "__init__.py").exists():
+            return f"@{parent.name}/{path.relative_to(parent).as_posix()}"
+    raise ValueError(f"{path} belongs neither to kvgen's templates nor to a Python package")
+
+
+def locate(name: str) -> Path:
+    """Inverse of `portable`. Raises FileNotFoundError where the package is not installed."""
+    if not name.startswith("@"):
+        return templates() / name
+    package, _, place = name[1:].partition("/")
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        return Path(folder) / place
+    raise FileNotFoundError(f"the package {package} is not installed")
+
+
+def slug(text: str) -> str:
+    """Lower-case letters, digits and hyphens only."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
+
+
+def format_folder(spec: KernelSpec) -> str:
+    """Folder of a format: readable, then exact."""
+    attention = spec.attention
+    heads = f"q{attention.q_heads}kv{attention.kv_heads}d{attention.head_dim}"
+    layout = f"page{spec.cache.page}" if spec.cache.page else "contiguous"
+    parts = (heads, attention.dtype, f"k{_operand(spec.key)}", f"v{_operand(spec.value)}", layout)
+    return f"{'-'.join(parts)}.{spec.format_id}"
+
+
+def device_folder(device: Mapping[str, Any]) -> str:
+    """Folder of a device."""
+    return slug(str(device.get("name", "unknown")))
+
+
+def _operand(quant: QuantSpec) -> str:
+    return f"{quant.bits}{quant.axis[0]}{quant.group}{'' if quant.zero else 's'}" if quant.quantized else "16"

@@ -1,0 +1,170 @@
+"""Which entry answers a spec: exact, then nearest workload, then the back end's default; and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvgen.errors import KvgenError
+from kvgen.lower.base import Target
+from kvgen.registry.device import here
+from kvgen.registry.entry import Entry
+from kvgen.registry.store import Found, Store
+from kvgen.spec import KernelSpec, Workload
+
+How = Literal["exact", "nearest", "default"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The answer to a request. `entry` is None exactly when `how` is default."""
+
+    entry: Entry | None
+    how: How
+    why: tuple[str, ...]
+    """Everything looked at, and why it was taken or passed over."""
+    cautions: tuple[str, ...] = ()
+    """What the chosen entry does not share with this machine; it is right all the same, perhaps not the fastest."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    found: Found
+    entry: Entry
+    distance: float
+    other_device: bool
+    place: int
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Tuned on this device first, then the nearest workloads, then the store nearest to the user."""
+        return self.other_device, self.distance, self.place
+
+
+def distance(one: Workload, other: Workload) -> float:
+    """How unlike two workloads are: factors of two in batch, length and query length, added up."""
+    return abs(math.log2(one.batch / other.batch)) + abs(math.log2(one.kv_len / other.kv_len)) + abs(math.log2(one.q_len / other.q_len))
+
+
+def nearest(workloads: Sequence[Workload], wanted: Workload) -> int:
+    """Index of the workload nearest to the wanted one."""
+    return min(range(len(workloads)), key=lambda index: distance(workloads[index], wanted))
+
+
+def select(
+    spec: KernelSpec,
+    target: Target,
+    workload: Workload | None = None,
+    *,
+    stores: Iterable[Store] | None = None,
+    device: Mapping[str, Any] | None = None,
+) -> Selection:
+    """The entry for a spec's format and target, for one workload or for all of the spec's.
+
+    `stores` defaults to the user's, the site's and the packaged one; `device` to this machine's. Nothing is compiled, nothing
+    raised for what is wrong in a store: a damaged or stale entry is passed over with its reason.
+    """
+    if stores is None:
+        from kvgen.registry import stores as all_stores
+
+        stores = all_stores()
+    device = here(target) if device is None else device
+    wanted = (workload,) if workload is not None else spec.workloads
+    why: list[str] = []
+    candidates: list[_Candidate] = []
+    for place, store in enumerate(stores):
+        found = store.find(spec)
+        if not found:
+            why.append(f"{store.name} ({store.root}): nothing for this format")
+        for one in found:
+            entry, problem = one.entry, one.problem
+            if entry is not None:
+                problem = _stale(entry, spec, target)
+            if entry is None or problem is not None:
+                why.append(f"{one.label}: passed over: {problem}")
+            else:
+                candidates.append(_Candidate(one, entry, _coverage(entry, wanted), not _same_device(entry, device), place))
+    return _choose(sorted(candidates, key=lambda candidate: candidate.rank), why, device)
+
+
+def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection:
+    chosen: _Candidate | None = None
+    for candidate in ranked:
+        where = f"{candidate.found.label} ({', '.join(launch.workload.key for launch in candidate.entry.launches)})"
+        if chosen is not None:
+            why.append(f"{where}: not needed: {_behind(candidate, chosen)}")
+        elif candidate.other_device and (reasons := _misfits(candidate.entry)):
+            why.append(f"{where}: passed over: its schedule is not for this machine: {reasons[0]}")
+        else:
+            chosen = candidate
+            match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
+            why.append(f"{where}: taken: {match}")
+    if chosen is None:
+        why.append("no entry is left: the default schedule of the first back end that supports the format")
+        return Selection(None, "default", tuple(why))
+    how: How = "exact" if chosen.distance == 0 else "nearest"
+    return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device)))
+
+
+def _coverage(entry: Entry, wanted: Sequence[Workload]) -> float:
+    """Mean distance, by weight, of the wanted workloads to the entry's nearest; 0 where it was tuned for all of them."""
+    tuned = [launch.workload for launch in entry.launches]
+    total = sum(work.weight for work in wanted)
+    return sum(work.weight * distance(tuned[nearest(tuned, work)], work) for work in wanted) / total
+
+
+def _stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
+    """Why an entry of the right folder cannot be used at all, or None."""
+    if entry.spec.format_id != spec.format_id:
+        return "it is for another format than its folder's"
+    if entry.arch != target:
+        return f"it is for {entry.arch}, not {target}"
+    if not entry.launches:
+        return "it has no launch"
+    try:
+        from kvgen.reference.layout import packed_layout
+
+        order: Any = entry.layout.text("order")
+        layout = packed_layout(entry.spec, entry.layout.integer("block"), order)
+    except (KeyError, TypeError, ValueError) as error:
+        return f"its layout is none: {error}"
+    if layout.id != entry.layout_id:
+        return "it was made for another version of the packed layout"
+    return None
+
+
+def _same_device(entry: Entry, device: Mapping[str, Any]) -> bool:
+    return bool(entry.device.get("name") == device.get("name"))
+
+
+def _misfits(entry: Entry) -> list[str]:
+    """Why schedules tuned on another device do not fit this one; empty if they do."""
+    try:
+        from kvgen.lower.backends import get_backend
+
+        space = get_backend(entry.backend).space(entry.spec, entry.arch)
+        return [reason for launch in entry.launches for reason in space.check(entry.schedule(launch), launch.workload)]
+    except KvgenError as error:
+        return [str(error)]
+
+
+def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
+    """Facts of the device that differ from those the entry was tuned with."""
+    labels = {"name": "tuned on {then}, and this is {now}", "driver": "tuned with driver {then}, and this is {now}"}
+    labels["threads"] = "tuned with {then} threads, and there are {now}"
+    differing = []
+    for name, text in labels.items():
+        then, now = entry.device.get(name), device.get(name)
+        if then is not None and now and then != now:
+            differing.append(text.format(then=then, now=now))
+    return differing
+
+
+def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
+    if candidate.other_device and not chosen.other_device:
+        return f"tuned on {candidate.entry.device.get('name')}"
+    if candidate.distance > chosen.distance:
+        return f"its workloads are {candidate.distance:.1f} doublings away"
+    return f"the {chosen.found.store} registry goes first"

@@ -1,0 +1,205 @@
+"""A store: entries as folders of text, written so that no reader ever sees half of one.
+
+    <device>/<format>.<format id>/<key>.<revision>/   entry.json  kernel-….cpp  resources.json
+
+The revision is the digest of `entry.json`, which holds the digests of the files beside it: a folder that is not what was
+written is found out. A new revision is renamed into place before the old one is taken away, so there is always a good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen.errors import KvgenError
+from kvgen.registry.entry import Damaged, Entry, read_texts
+from kvgen.registry.paths import device_folder, format_folder
+from kvgen.spec import KernelSpec
+
+ENTRY = "entry.json"
+RESOURCES = "resources.json"
+LOCK = ".lock"
+STAGING = ".staging-"
+RESCANS = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder of a store: its entry, or the reason why it has none."""
+
+    store: str
+    path: Path
+    entry: Entry | None
+    problem: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Store and key, for people."""
+        return f"{self.store} {self.path.name.split('.')[0]}"
+
+
+class Store:
+    """Entries under `root`; `name` is what people call it."""
+
+    def __init__(self, root: Path, name: str = "user") -> None:
+        self.root = Path(root)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r}, {self.name!r})"
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def find(self, spec: KernelSpec) -> list[Found]:
+        """What the store holds for the spec's format, for any device and workload."""
+        folder = format_folder(spec)
+        return self._read([device / folder for device in _folders(self.root)])
+
+    def all(self) -> list[Found]:
+        """Everything the store holds, in the order of paths."""
+        return self._read([folder for device in _folders(self.root) for folder in _folders(device)])
+
+    def _read(self, folders: list[Path]) -> list[Found]:
+        """The newest good revision of every key, and the problem of a key that has none.
+
+        A folder that vanishes between listing and reading was replaced: its key is then listed again.
+        """
+        found: list[Found] = []
+        for folder in folders:
+            for _ in range(RESCANS):
+                revisions = [self._load(path) for path in _folders(folder)]
+                if all(one.path.is_dir() for one in revisions):
+                    break
+            by_key: dict[str, list[Found]] = {}
+            for one in revisions:
+                by_key.setdefault(one.path.name.split(".")[0], []).append(one)
+            found += [max(group, key=_rank) for group in by_key.values()]
+        return found
+
+    def _load(self, path: Path) -> Found:
+        try:
+            return Found(self.name, path, read_entry(path))
+        except Damaged as damage:
+            return Found(self.name, path, None, str(damage))
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def put(self, entry: Entry) -> Path:
+        """Write an entry in place of one of the same key; the folder it is in. Raises KvgenError where nothing can be written."""
+        from filelock import FileLock
+
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.root / LOCK):
+                self._sweep()
+                return self._put(entry)
+        except OSError as error:
+            raise KvgenError(f"cannot write to the {self.name} registry {self.root}: {error.strerror or error}") from error
+
+    def _put(self, entry: Entry) -> Path:
+        staged = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
+        revision = _write(entry, staged)
+        folder = self.root / device_folder(entry.device) / format_folder(entry.spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        final = folder / f"{entry.key}.{revision}"
+        if final.exists() and self._load(final).entry is None:
+            self._discard(final)
+        if not final.exists():
+            staged.chmod(0o755)
+            staged.rename(final)
+            _sync(folder)
+        for other in _folders(folder):
+            if other != final and other.name.split(".")[0] == entry.key:
+                self._discard(other)
+        self._sweep()
+        return final
+
+    def remove(self, found: Found) -> None:
+        """Take an entry away."""
+        from filelock import FileLock
+
+        with FileLock(self.root / LOCK):
+            if found.path.exists():
+                self._discard(found.path)
+
+    def _discard(self, path: Path) -> None:
+        """Make a folder vanish at once, then delete it."""
+        grave = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
+        path.rename(grave / "old")
+        shutil.rmtree(grave, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left. The caller holds the lock, so no living writer's folder is among it."""
+        for left in self.root.glob(f"{STAGING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def read_entry(path: Path) -> Entry:
+    """The entry in a folder. Raises Damaged where it is not whole, not what was written, or of another version."""
+    try:
+        raw = (path / ENTRY).read_bytes()
+        if _revision(raw) != path.name.rpartition(".")[2]:
+            raise Damaged(f"{ENTRY} was changed after it was written")
+        data = json.loads(raw)
+        for file, expected in data["files"].items():
+            if hashlib.sha256((path / file).read_bytes()).hexdigest() != expected:
+                raise Damaged(f"{file} was changed after it was written")
+        resources = json.loads((path / RESOURCES).read_bytes())
+        return Entry.from_json(data, read_texts(path, data["sources"]), resources)
+    except FileNotFoundError as error:
+        raise Damaged(f"{Path(error.filename).name} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, KvgenError) as error:
+        raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _write(entry: Entry, folder: Path) -> str:
+    """Write an entry's files and make them last; its revision."""
+    files = {file: code.text.encode() for file, code in entry.codes.items()}
+    files[RESOURCES] = _json(entry.resources())
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in sorted(files.items())}
+    files[ENTRY] = _json({**entry.to_json(), "files": digests})
+    for name, content in files.items():
+        with open(folder / name, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    _sync(folder)
+    return _revision(files[ENTRY])
+
+
+def _json(data: object) -> bytes:
+    return (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _revision(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def _rank(found: Found) -> tuple[bool, str, str]:
+    """Good before damaged, then newest."""
+    date = str(found.entry.provenance.get("date", "")) if found.entry else ""
+    return found.entry is not None, date, found.path.name
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    """Folders in a folder, hidden ones apart, in order; none where it is absent."""
+    try:
+        names = sorted(item.name for item in os.scandir(parent) if item.is_dir() and not item.name.startswith("."))
+    except OSError:
+        return
+    for name in names:
+        yield parent / name
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
