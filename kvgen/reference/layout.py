@@ -179,9 +179,13 @@ def packed_layout(spec: KernelSpec, tokens: int, order: Order) -> PackedLayout:
     """
     element = 32 if spec.attention.dtype == "float32" else 16
 
+    if spec.key.boost.fraction > 0:
+        raise ValueError("boosted channels have no packed layout")
+
     def operand(quant: QuantSpec, rows_are_tokens: bool) -> Operand:
-        width = quant.bits if quant.quantized else element
-        return Operand(quant.bits, width, quant.axis, quant.group, quant.zero, rows_are_tokens)
+        if not quant.quantized:
+            return Operand(16, element, "token", spec.attention.head_dim, False, rows_are_tokens)
+        return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens)
 
     layout = PackedLayout(tokens, spec.attention.head_dim, order, element // 8, operand(spec.key, True), operand(spec.value, False))
     problem = layout_problem(layout)

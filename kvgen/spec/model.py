@@ -195,8 +195,17 @@ class KernelSpec(Model):
     """Shapes to tune for."""
 
     def format(self) -> dict[str, Any]:
-        """What a kernel computes, without name, arch and workloads: the part that two specs must share."""
-        return self.model_dump(mode="json", include={"attention", "key", "value", "cache"})
+        """What a kernel computes, without name, arch and workloads: the part that two specs must share.
+
+        Fields that say nothing (the group of what is not quantized, the selector of no boost) are left out.
+        """
+        data = self.model_dump(mode="json", include={"attention", "key", "value", "cache"})
+        if self.key.boost.fraction == 0:
+            del data["key"]["boost"]
+        for operand in ("key", "value"):
+            if data[operand]["bits"] == 16:
+                data[operand] = {"bits": 16}
+        return data
 
     @property
     def format_id(self) -> str:
