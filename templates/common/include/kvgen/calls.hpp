@@ -30,6 +30,7 @@ struct Pack {
   View<4> k, v;
   View<1> new_lengths;
   Cache cache;
+  DLDevice device{};
 };
 
 struct Attend {
@@ -47,6 +48,7 @@ struct Attend {
 struct Unpack {
   Cache cache;
   View<4> k, v;
+  DLDevice device{};
 };
 
 struct Bound {
@@ -88,6 +90,7 @@ inline Pack parse_pack(const Variant& v, const TVMFFIAny* args, int32_t count) {
   call.v = a.tensor<4>(1, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
   call.new_lengths = a.tensor<1>(2, "new_lengths", kInt32, {call.k.size[0]}, Memory::contiguous);
   call.cache = parse_cache(a, v, 3, call.k.size[0]);
+  call.device = a.device();
   return call;
 }
 
@@ -121,6 +124,7 @@ inline Unpack parse_unpack(const Variant& v, const TVMFFIAny* args, int32_t coun
   call.k = a.tensor<4>(5, "k", v.dtype, {kAny, kAny, v.kv_heads, v.head_dim}, Memory::rows);
   call.v = a.tensor<4>(6, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
   call.cache = parse_cache(a, v, 0, call.k.size[0]);
+  call.device = a.device();
   return call;
 }
 

@@ -1,0 +1,43 @@
+"""Shared memory of a CTA, as `traits.cuh` lays it out; rendered sources assert that both agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.lower.schedule import Params
+from kvgen.reference.layout import PackedLayout
+from kvgen.spec import KernelSpec
+
+SUBTILE = 32
+MAX_BATCH = 1024
+"""Sequences per call: a CTA keeps their lengths in shared memory."""
+
+
+def _align(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Sizes in bytes, of one warp's slot, of all rings, and of everything."""
+
+    slot: int
+    ring: int
+    total: int
+
+
+def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Shared:
+    """What a launch of a spec's kernel takes, for blocks of `layout`."""
+    warps, unit, depth = (launch.integer(name) for name in ("warps", "unit", "depth"))
+    key, dim = layout.key, layout.head_dim
+    per_channel = key.quantized and key.axis == "channel"
+    slot = (dim * key.params * 2 if per_channel else 0) + unit * layout.subtile_bytes
+    ring = warps * depth * slot
+    barriers = 0 if launch.text("copy") == "async" else _align(warps * unit * depth * 8, 16)
+    columns = spec.attention.group * spec.attention.q_len
+    tiles = -(-columns // 8)
+    key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
+    query = tiles * dim * 16
+    merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
+    small = (tiles * 8 * (1 + key_groups) + warps * 16 + 16) * 4
+    return Shared(slot, ring, _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 128))
