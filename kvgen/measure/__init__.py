@@ -1,0 +1,1 @@
+"""Run a variant in a cage: is it right, and how fast."""

@@ -1,0 +1,29 @@
+"""Bytes that one call must read: the measure of what a kernel could reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvgen.reference.layout import PackedLayout
+from kvgen.spec import KernelSpec
+
+
+def must_read(spec: KernelSpec, layout: PackedLayout, lengths: Iterable[int]) -> int:
+    """Bytes of codes, scales, zeros and residual that `attend` reads for sequences of these lengths; padding does not count."""
+    return sum(sequence_bytes(spec, layout, length) for length in lengths)
+
+
+def sequence_bytes(spec: KernelSpec, layout: PackedLayout, length: int) -> int:
+    """The share of one sequence, all KV heads; with a window, of the blocks that it reaches."""
+    window = spec.attention.window
+    first = 0 if window is None else max(0, length - window)
+    full = length // layout.tokens
+    blocks = full - min(full, first // layout.tokens)
+    element = 4 if spec.attention.dtype == "float32" else 2
+    rest = min(length - full * layout.tokens, length - first)
+    return spec.attention.kv_heads * (blocks * layout.payload_bytes + 2 * rest * layout.head_dim * element)
+
+
+def half_full(layout: PackedLayout, kv_len: int) -> int:
+    """The length that stands for a workload: `kv_len` with a residual that is half full, what decoding meets on average."""
+    return max(1, kv_len // layout.tokens * layout.tokens - layout.tokens // 2) if kv_len % layout.tokens == 0 else kv_len

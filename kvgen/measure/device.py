@@ -1,0 +1,146 @@
+"""What a measurement was taken on, and what disturbed it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvgen.digest import digest
+from kvgen.spec.target import Target
+from kvgen.toolchain.compilers import cpu_features
+
+CPU_LLC_BYTES = 32 << 20
+COLD_FACTOR = 3
+
+
+def fingerprint(target: Target, index: int = 0) -> dict[str, Any]:
+    """The device that a target's kernels run on: JSON-able facts that change only when the machine does."""
+    return cpu_fingerprint() if target == "cpu" else gpu_fingerprint(index)
+
+
+def cpu_fingerprint() -> dict[str, Any]:
+    """kind, name, cores (of this process), features (digest) and last-level cache in bytes."""
+    return {
+        "kind": "cpu",
+        "name": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "features": digest(cpu_features()),
+        "llc_bytes": cpu_llc_bytes(),
+    }
+
+
+def gpu_fingerprint(index: int = 0) -> dict[str, Any]:
+    """kind, name, driver, capability, SM count, memory, L2 and clocks; what neither NVML nor torch knows is left out."""
+    facts: dict[str, Any] = {"kind": "cuda"}
+    with nvml_device(index) as found:
+        if found is not None:
+            nvml, handle = found
+            facts.update(name=_text(nvml.nvmlDeviceGetName(handle)), driver=_text(nvml.nvmlSystemGetDriverVersion()))
+            facts.update(sm_clock_mhz=_ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM))
+            facts.update(memory_clock_mhz=_ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM))
+            facts.update(power_limit_w=(_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle) or 0) // 1000 or None)
+    import torch
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(index)
+        facts.update(name=properties.name, sms=properties.multi_processor_count, memory_bytes=properties.total_memory)
+        facts.update(capability=f"{properties.major}.{properties.minor}", llc_bytes=properties.L2_cache_size)
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def conditions(target: Target, index: int = 0) -> dict[str, Any]:
+    """What could disturb a measurement now: other load, other tenants of the GPU, throttling. Empty where nothing does."""
+    notes: dict[str, Any] = {}
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores + 0.5:
+        notes["load"] = round(load, 1)
+    if target != "cpu":
+        with nvml_device(index) as found:
+            if found is not None:
+                notes.update(_gpu_notes(*found))
+    return notes
+
+
+def _gpu_notes(nvml: Any, handle: Any) -> dict[str, Any]:
+    notes: dict[str, Any] = {}
+    others = [p.pid for p in _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or () if p.pid != os.getpid()]
+    if others:
+        notes["other_processes"] = len(others)
+    harmless = nvml.nvmlClocksThrottleReasonGpuIdle | nvml.nvmlClocksThrottleReasonApplicationsClocksSetting
+    reasons = (_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0) & ~harmless
+    if reasons:
+        notes["throttle_reasons"] = hex(reasons)
+    return notes
+
+
+def cold_bytes(device: str) -> int:
+    """Bytes to touch between two uses of an input, so that it comes from memory: three times the last-level cache."""
+    if device == "cpu":
+        return COLD_FACTOR * min(cpu_llc_bytes(), 2 * CPU_LLC_BYTES)
+    import torch
+
+    return COLD_FACTOR * int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+
+
+def cpu_name() -> str:
+    """The CPU's model name."""
+    for line in cpu_features_raw():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def cpu_features_raw() -> list[str]:
+    """Lines of /proc/cpuinfo for the first processor; empty where there is no such file."""
+    try:
+        return Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return []
+
+
+def cpu_llc_bytes() -> int:
+    """Size of the last-level cache that the first processor sees."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text().strip()
+        if text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1))
+    return max(sizes, default=CPU_LLC_BYTES)
+
+
+@contextmanager
+def nvml_device(index: int) -> Iterator[tuple[Any, Any] | None]:
+    """(pynvml, handle) of a GPU, or None without the library, the driver or the GPU."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml, handle
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask(function: Any, *args: Any) -> Any:
+    """An NVML answer, None where this device or driver does not give it."""
+    import pynvml
+
+    try:
+        return function(*args)
+    except pynvml.NVMLError:
+        return None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,134 @@
+"""What a worker is asked to do and what came of it, as plain data that crosses process borders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from kvgen.lower.schedule import Schedule
+from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.target import Target
+from kvgen.spec.timing import Timing
+
+Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Call = Literal["attend", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPolicy:
+    """How a variant is verified: seeds of the data, decode steps, and calls that must agree bit for bit."""
+
+    seed: int = 0
+    steps: int = 3
+    repeats: int = 3
+    long_tokens: int = 1000
+    """Tokens, at least, of the long scenario: enough for several splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimingPolicy:
+    """How a variant is timed. It is part of what a measurement means: two policies are not compared."""
+
+    call: Call = "attend"
+    seconds: float = 0.3
+    """Time spent on the samples of one workload."""
+    warmup_seconds: float = 0.05
+    samples: int = 30
+    """Most samples of one workload."""
+    cold_bytes: int | None = None
+    """Inputs rotate until this many bytes are touched between two uses; None means past the last cache of the device."""
+    read: bool = False
+    """Time a pure read of the same bytes beside it."""
+    sustained_seconds: float = 0.0
+    """CUDA: keep the device busy this long before the samples, so that clocks have settled; 0 measures a burst."""
+    threads: int | None = None
+    """CPU: threads of the module; None leaves its default."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Verify (unless `check` is None), then time (unless `timing` is None) one compiled variant."""
+
+    spec: KernelSpec
+    schedule: Schedule
+    target: Target
+    artifact: Path
+    workloads: tuple[Workload, ...]
+    check: CheckPolicy | None = field(default_factory=CheckPolicy)
+    timing: TimingPolicy | None = field(default_factory=TimingPolicy)
+
+    @property
+    def device(self) -> str:
+        """The torch device type that the variant runs on."""
+        return "cpu" if self.target == "cpu" else "cuda"
+
+    def layout(self) -> PackedLayout:
+        """The packed layout of the schedule's layout part."""
+        order = self.schedule.layout.text("order")
+        if order not in ("mma", "simd"):
+            raise ValueError(f"unknown order {order!r} in the layout part of {self.schedule}")
+        return packed_layout(self.spec, self.schedule.layout.integer("block"), "mma" if order == "mma" else "simd")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` reads it back."""
+        return {
+            "spec": self.spec.model_dump(mode="json"),
+            "schedule": self.schedule.to_json(),
+            "target": self.target,
+            "artifact": str(self.artifact),
+            "workloads": [work.model_dump(mode="json") for work in self.workloads],
+            "check": None if self.check is None else asdict(self.check),
+            "timing": None if self.timing is None else asdict(self.timing),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
+        return cls(
+            spec=KernelSpec.model_validate(data["spec"]),
+            schedule=Schedule.from_json(data["schedule"]),
+            target=data["target"],
+            artifact=Path(data["artifact"]),
+            workloads=tuple(Workload.model_validate(work) for work in data["workloads"]),
+            check=None if data["check"] is None else CheckPolicy(**data["check"]),
+            timing=None if data["timing"] is None else TimingPolicy(**data["timing"]),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job. `detail` says in one sentence what went wrong; `accuracy` holds the worst figures seen."""
+
+    kind: Kind
+    detail: str = ""
+    timings: tuple[Timing, ...] = ()
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    """What the job took, import of torch and reference results apart."""
+
+    @property
+    def ok(self) -> bool:
+        """Right, and timed where that was asked."""
+        return self.kind == "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` reads it back."""
+        return {
+            "kind": self.kind,
+            "detail": self.detail,
+            "timings": [timing.to_json() for timing in self.timings],
+            "accuracy": dict(self.accuracy),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
+        if data["kind"] not in KINDS:
+            raise ValueError(f"unknown outcome {data['kind']!r}")
+        timings = tuple(Timing.from_json(timing) for timing in data["timings"])
+        return cls(data["kind"], str(data["detail"]), timings, dict(data["accuracy"]), float(data["seconds"]))

@@ -1,0 +1,132 @@
+"""Inputs that a variant is verified on, and what the reference makes of them.
+
+Two scenarios: `ragged`, plain data at every awkward length, filled in two chunks; and `long`, structured data with scores up
+to 60 over several splits, with as many query tokens as the spec allows (up to 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from kvgen.errors import UnsupportedError
+from kvgen.measure.job import CheckPolicy
+from kvgen.reference.attention import attend
+from kvgen.reference.data import normal, structured
+from kvgen.reference.layout import PackedLayout
+from kvgen.reference.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
+from kvgen.spec import KernelSpec
+
+MOST_Q = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call: q [batch, q_len, q_heads, head_dim], the new K and V (None for `attend`), and fp64 results."""
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A life of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on the CPU."""
+
+    name: str
+    chunks: tuple[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]], ...]
+    """(k, v [batch, tokens, kv_heads, head_dim], new lengths)."""
+    attend: Step
+    steps: tuple[Step, ...]
+    lengths: tuple[int, ...]
+    """Of each sequence, in the end."""
+    blocks: torch.Tensor
+    """Packed by the reference, uint8 [batch, kv_heads, blocks, block_bytes]; of each sequence the full ones count."""
+    k: torch.Tensor
+    """What `unpack` gives in the end, fp64 [batch, tokens, kv_heads, head_dim], up to each length."""
+    v: torch.Tensor
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.lengths)
+
+    @property
+    def max_len(self) -> int:
+        """Room that the cache needs, in tokens: chunks count with their longest sequence, steps with their queries."""
+        return sum(max(new) for _, _, new in self.chunks) + sum(step.q.shape[1] for step in self.steps)
+
+
+@lru_cache(maxsize=8)
+def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy) -> tuple[Scenario, ...]:
+    """The scenarios of a spec and a layout. Reference attention makes this slow; it is kept for the process.
+
+    Raises UnsupportedError for what the module ABI cannot say: sinks, a boost, first or recent tokens kept in `dtype`.
+    """
+    cache = spec.cache
+    if spec.attention.sinks or spec.key.boost.fraction > 0 or cache.sink or cache.local:
+        raise UnsupportedError("measure", "sinks, boosted channels, sink and local windows have no verification yet")
+    block = layout.tokens
+    edges = (0, 1, block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)
+    longest = max(policy.long_tokens, 5 * block) + block // 2 + 3
+    return (
+        _scenario(spec, layout, policy, "ragged", edges, 1),
+        _scenario(spec, layout, policy, "long", (longest, longest * 5 // 8), min(MOST_Q, spec.attention.q_len)),
+    )
+
+
+def _scenario(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, name: str, lengths: tuple[int, ...], q_len: int) -> Scenario:
+    ragged = name == "ragged"
+    total = max(lengths) + policy.steps * q_len
+    whole = -(-total // layout.tokens) * layout.tokens
+    inputs = (normal if ragged else structured)(spec, len(lengths), whole, q_len=q_len * (policy.steps + 1), seed=policy.seed)
+    blocks = pack_blocks(layout, to_blocks(inputs.k, layout.tokens), to_blocks(inputs.v, layout.tokens))
+    read = [from_blocks(x) for x in unpack_blocks(layout, blocks, inputs.k.dtype)]
+    life = _Life(spec, layout, (inputs.k, inputs.v), (read[0], read[1]))
+    splits = [tuple(length // 2 for length in lengths), lengths] if ragged else [lengths]
+    chunks, past = [], (0,) * len(lengths)
+    for upto in splits:
+        new = tuple(end - start for start, end in zip(past, upto, strict=True))
+        chunks.append((life.slice(0, past, max(new)), life.slice(1, past, max(new)), new))
+        past = upto
+    queries = inputs.q.split(q_len, dim=1)
+    first = Step(queries[0], None, None, *life.attend(queries[0], past, past))
+    steps = []
+    for q in queries[1:]:
+        after = tuple(length + q_len for length in past)
+        steps.append(Step(q, life.slice(0, past, q_len), life.slice(1, past, q_len), *life.attend(q, past, after)))
+        past = after
+    return Scenario(name, tuple(chunks), first, tuple(steps), past, blocks, *life.seen(past))
+
+
+@dataclass(frozen=True)
+class _Life:
+    """K and V of whole sequences, as given and as they read back from packed blocks."""
+
+    spec: KernelSpec
+    layout: PackedLayout
+    raw: tuple[torch.Tensor, torch.Tensor]
+    read: tuple[torch.Tensor, torch.Tensor]
+
+    def slice(self, which: int, starts: tuple[int, ...], count: int) -> torch.Tensor:
+        """`count` tokens of every sequence from its own start, [batch, count, kv_heads, head_dim]; zeros past the data."""
+        x = self.raw[which]
+        padded = torch.cat([x, x.new_zeros((x.shape[0], count, *x.shape[2:]))], 1)
+        return torch.stack([padded[b, start : start + count] for b, start in enumerate(starts)])
+
+    def seen(self, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V in fp64 as attention sees them: full blocks as they read back, the rest as given."""
+        token = torch.arange(self.raw[0].shape[1])
+        full = torch.tensor([length // self.layout.tokens * self.layout.tokens for length in lengths])
+        packed = (token < full.unsqueeze(1))[..., None, None]
+        return torch.where(packed, self.read[0], self.raw[0].double()), torch.where(packed, self.read[1], self.raw[1].double())
+
+    def attend(self, q: torch.Tensor, packed_upto: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention over `lengths`, with the blocks packed that were full at `packed_upto`."""
+        k, v = self.seen(packed_upto)
+        attention = self.spec.attention
+        return attend(q, k, v, torch.tensor(lengths), softcap=attention.softcap, window=attention.window)

@@ -1,0 +1,114 @@
+"""Times of calls, on the CPU by the clock and on a GPU by events around graph replays. All results are µs per call."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Protocol
+
+import torch
+
+from kvgen.errors import MeasureError
+from kvgen.measure.job import TimingPolicy
+
+Calls = Sequence[Callable[[], object]]
+MIN_SAMPLES = 5
+CPU_SAMPLE_SECONDS = 5e-4
+GRAPH_SECONDS = 2e-3
+MOST_CAPTURED = 512
+
+
+class Timer(Protocol):
+    """Times calls that take turns, so that each finds its inputs out of the caches."""
+
+    def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
+        """Samples in µs per call; every call is made at least once. Raises MeasureError where time does not pass."""
+        ...
+
+
+def timer_for(device: torch.device | str) -> Timer:
+    """The timer of a device."""
+    return CudaTimer() if torch.device(device).type == "cuda" else CpuTimer()
+
+
+class CpuTimer:
+    """Wall-clock time; short calls are timed several at once."""
+
+    def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
+        """See `Timer`."""
+        once = self._warm_up(calls, policy.warmup_seconds)
+        inner = max(1, math.ceil(CPU_SAMPLE_SECONDS / once))
+        wanted = min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / (once * inner))))
+        samples, turn = [], 0
+        for _ in range(wanted):
+            started = time.perf_counter()
+            for _ in range(inner):
+                calls[turn]()
+                turn = (turn + 1) % len(calls)
+            samples.append((time.perf_counter() - started) / inner * 1e6)
+        return _checked(samples)
+
+    @staticmethod
+    def _warm_up(calls: Calls, seconds: float) -> float:
+        """Seconds per call, after every call ran once and the warm-up time has passed."""
+        begun, turn, taken = time.perf_counter(), 0, []
+        while turn < len(calls) or time.perf_counter() - begun < seconds:
+            started = time.perf_counter()
+            calls[turn % len(calls)]()
+            taken.append(time.perf_counter() - started)
+            turn += 1
+        return max(median(taken), 1e-7)
+
+
+class CudaTimer:
+    """Replays of a CUDA graph that holds the calls in turn, between two events: launch costs of the host do not count."""
+
+    def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
+        """See `Timer`."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+            once = self._events(lambda: [call() for call in calls], 1)[0] / len(calls)
+            turns = max(1, min(math.ceil(GRAPH_SECONDS / max(once * len(calls), 1e-7)), MOST_CAPTURED // len(calls)))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(turns):
+                    for call in calls:
+                        call()
+            number = turns * len(calls)
+            taken = self._busy(graph.replay, max(policy.warmup_seconds, policy.sustained_seconds))
+            wanted = min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / taken)))
+            samples = [seconds / number * 1e6 for seconds in self._events(graph.replay, wanted)]
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        return _checked(samples)
+
+    @staticmethod
+    def _events(run: Callable[[], object], count: int) -> list[float]:
+        """Seconds of each of `count` runs, one behind the other on the stream."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            run()
+            mark.record()
+        marks[-1].synchronize()
+        return [before.elapsed_time(after) * 1e-3 for before, after in zip(marks, marks[1:], strict=False)]
+
+    @classmethod
+    def _busy(cls, run: Callable[[], object], seconds: float) -> float:
+        """Run for a while; seconds of the last run."""
+        started = time.perf_counter()
+        last = cls._events(run, 2)[-1]
+        while time.perf_counter() - started < seconds:
+            last = cls._events(run, 4)[-1]
+        return max(last, 1e-7)
+
+
+def _checked(samples: list[float]) -> tuple[float, ...]:
+    if not samples or min(samples) <= 0 or not all(math.isfinite(sample) for sample in samples):
+        raise MeasureError("the clock did not advance during a measurement")
+    return tuple(samples)

@@ -1,0 +1,84 @@
+"""The yardstick: a kernel that only reads. No attention over the same bytes can be faster.
+
+Its module has one function, `read(buffer, sink)`: uint8 [n] is read whole, in 16-byte pieces (n is a multiple of 4096), and
+something of it may end in `sink`, uint8 [4096], so that no compiler drops the loads. CPU modules have `set_threads(n)` too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kvgen import _resources
+from kvgen.lower.base import Source
+from kvgen.measure.device import cold_bytes
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.timer import timer_for
+from kvgen.spec.target import Target
+from kvgen.toolchain.artifact import Artifact
+from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.compile import build
+from kvgen.toolchain.module import load_library
+
+PIECE = 4096
+SINK_BYTES = 4096
+
+
+def source(target: Target) -> Source:
+    """The read kernel's source, from `templates/{cpu,cuda}/read.*.jinja`."""
+    import jinja2
+
+    language, name = ("c++", "cpu/read.cpp.jinja") if target == "cpu" else ("cuda", "cuda/read.cu.jinja")
+    loader = jinja2.FileSystemLoader(_resources.templates())
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    text = environment.get_template(name).render(target=target)
+    return Source(text, "cuda" if language == "cuda" else "c++", target, flags=("-fopenmp",) if target == "cpu" else ())
+
+
+def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:
+    """The compiled read kernel. Raises ToolchainMissing or CompileError."""
+    return build(source(target), store)
+
+
+class Yardstick:
+    """A loaded read kernel with a buffer that grows to what is asked for."""
+
+    def __init__(self, path: Path, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        library = load_library(path)
+        self._read = library.get_function("read")
+        self._set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
+        self._sink = torch.zeros(SINK_BYTES, dtype=torch.uint8, device=self.device)
+        self._pool = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def samples(self, nbytes: int, policy: TimingPolicy | None = None) -> tuple[float, ...]:
+        """µs of reads of `nbytes` (rounded up to whole pieces), from memory and not from a cache."""
+        policy = policy or TimingPolicy()
+        if self._set_threads is not None and policy.threads is not None:
+            self._set_threads(policy.threads)
+        size = -(-max(nbytes, 1) // PIECE) * PIECE
+        cold = cold_bytes(self.device.type) if policy.cold_bytes is None else policy.cold_bytes
+        turns = max(1, -(-cold // size))
+        pool = self._room(size * turns)
+        parts = [pool[i * size : (i + 1) * size] for i in range(turns)]
+        return timer_for(self.device).time([lambda part=part: self._read(part, self._sink) for part in parts], policy)  # type: ignore[misc]
+
+    def _room(self, size: int) -> torch.Tensor:
+        if self._pool.numel() < size:
+            self._pool = torch.empty(0, dtype=torch.uint8, device=self.device)
+            self._pool = torch.full((size,), 1, dtype=torch.uint8, device=self.device)
+        return self._pool
+
+
+@cache
+def yardstick(target: Target) -> Yardstick:
+    """This process's read kernel for a target, compiled at the first call."""
+    return Yardstick(artifact(target).path, "cpu" if target == "cpu" else "cuda")
+
+
+def read_us(target: Target, nbytes: int, policy: TimingPolicy | None = None) -> float:
+    """Median µs of a pure read of `nbytes` on the target's device in this process."""
+    samples = sorted(yardstick(target).samples(nbytes, policy))
+    return samples[len(samples) // 2]

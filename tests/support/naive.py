@@ -1,0 +1,46 @@
+"""A spec, its layout and compiled modules for it (a good one, and one per fault), small enough for unit tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvgen.lower.base import Source
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.spec import KernelSpec
+from kvgen.toolchain import Artifact, ArtifactCache, build
+
+BLOCK = 32
+FAULTS = ("crash", "hang", "eat", "wrong")
+
+
+def naive_spec(paged: bool = False, q_len: int = 2) -> KernelSpec:
+    """Unquantized float32, 4 query heads on 2 KV heads of 32 channels."""
+    return KernelSpec.model_validate(
+        {
+            "name": "naive",
+            "arch": "cpu",
+            "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": "float32", "q_len": q_len},
+            "key": {"bits": 16},
+            "value": {"bits": 16},
+            "cache": {"layout": "paged", "page": 64} if paged else {},
+            "workloads": [{"batch": 2, "kv_len": 96}],
+        }
+    )
+
+
+def naive_layout(spec: KernelSpec) -> PackedLayout:
+    return packed_layout(spec, BLOCK, "simd")
+
+
+def naive_schedule() -> Schedule:
+    return Schedule("cpu", Params(block=BLOCK, order="simd"), Params(splits=1))
+
+
+def naive_source(fault: str | None = None) -> Source:
+    flags = ("-O1", *([f"-DFAULT_{fault.upper()}"] if fault else []))
+    return Source((Path(__file__).parent / "naive.cpp").read_text(), "c++", "cpu", flags=flags)
+
+
+def naive_artifact(fault: str | None = None, cache: ArtifactCache | None = None) -> Artifact:
+    return build(naive_source(fault), cache)
