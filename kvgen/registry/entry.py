@@ -152,9 +152,8 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """Digest of what an entry is a winner for: format, architecture, device and workloads."""
-        workloads = sorted(launch.workload.key for launch in self.launches)
-        return digest([self.spec.format_id, self.arch, str(self.device.get("name", "unknown")), workloads])
+        """Digest of what the entry is a winner for."""
+        return entry_key(self.spec, self.arch, self.device, (launch.workload for launch in self.launches))
 
     def schedule(self, launch: Launch) -> Schedule:
         """The whole schedule of one launch."""
@@ -225,6 +224,11 @@ class Entry:
         if missing := [launch.file for launch in launches if launch.file not in entry.codes]:
             raise Damaged(f"it names no source {missing[0]}")
         return entry
+
+
+def entry_key(spec: KernelSpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[Workload]) -> str:
+    """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
+    return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
 
 
 def read_texts(folder: Path, files: Iterable[str]) -> dict[str, str]:

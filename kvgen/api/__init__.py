@@ -1,0 +1,33 @@
+"""What a program uses: get a kernel, build one, see what is supported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvgen.api.fetch import FallbackWarning, forget, get_kernel
+    from kvgen.api.kernel import Kernel
+    from kvgen.api.support import support_table
+    from kvgen.api.tuning import build
+
+__all__ = ["FallbackWarning", "Kernel", "build", "forget", "get_kernel", "support_table"]
+
+_HOMES = {
+    "FallbackWarning": "fetch",
+    "Kernel": "kernel",
+    "build": "tuning",
+    "forget": "fetch",
+    "get_kernel": "fetch",
+    "support_table": "support",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load on first use: fetching needs no tuner, and the table of support no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"kvgen.api.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,158 @@
+"""`get_kernel`: a look into the registry, never a tuning run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
+from kvgen.lower.base import Source, Target
+from kvgen.registry.device import machine
+from kvgen.registry.entry import Entry, Launch
+from kvgen.registry.select import Selection, select
+from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec.target import resolve
+
+if TYPE_CHECKING:
+    from kvgen.api.kernel import Kernel
+    from kvgen.toolchain import ArtifactCache
+    from kvgen.toolchain.module import Module
+
+ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
+
+_kernels: dict[tuple[Any, ...], Kernel] = {}
+
+
+class FallbackWarning(UserWarning):
+    """A kernel is right, and may not be the fastest: nothing was tuned for this format or for this machine."""
+
+
+def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
+    """The kernel registered for a spec (or a spec's file, text or mapping); the same object for the same spec.
+
+    Takes the entry tuned for the spec's workloads, else for the nearest ones, else a back end's default schedule with a
+    FallbackWarning. Compiles an entry that was not compiled here; never tunes.
+
+    Raises SpecError for a bad spec, RegistryMiss where no back end can run the spec, ToolchainMissing where a device or the
+    compiler that the kernel needs is absent, CompileError where compiling fails.
+    """
+    if not isinstance(spec, KernelSpec):
+        spec = load_spec(spec)
+    key = (spec, *map(os.environ.get, ENVIRONMENT))
+    kernel = _kernels.get(key)
+    if kernel is None:
+        kernel = _kernels[key] = _fetch(spec)
+    return kernel
+
+
+def forget() -> None:
+    """Look into the registry again at the next `get_kernel`: entries may have come."""
+    _kernels.clear()
+
+
+def _fetch(spec: KernelSpec) -> Kernel:
+    target = resolve(spec.arch)
+    require_device(target)
+    selection = select(spec, target)
+    if selection.entry is None:
+        return _default(spec, target, selection)
+    for caution in selection.cautions:
+        _warn(f"{spec.name}: {caution}; `kvgen build` tunes for this machine")
+    return _registered(spec, selection.entry, selection)
+
+
+def require_device(target: Target) -> None:
+    """Raises ToolchainMissing where code for the target cannot run on this machine."""
+    if target == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        cause = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
+        raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} {cause} here")
+    major, minor = torch.cuda.get_device_capability()
+    wanted = int(target[2:])
+    if 10 * major + minor < wanted or (wanted == 90 and major != 9):
+        raise ToolchainMissing(
+            f"{target} code does not run on {torch.cuda.get_device_name()}, which has compute capability {major}.{minor}"
+        )
+
+
+def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
+    """The kernel of an entry; launches that share their source share their module."""
+    from kvgen.api.kernel import Kernel
+    from kvgen.reference.layout import packed_layout
+    from kvgen.toolchain import ArtifactCache
+    from kvgen.toolchain.launch import Variant
+
+    cache = ArtifactCache()
+    order: Any = entry.layout.text("order")
+    layout = packed_layout(spec, entry.layout.integer("block"), order)
+    variants: dict[str, Variant] = {}
+    for launch in entry.launches:
+        if launch.file not in variants:
+            variants[launch.file] = Variant(spec, layout, _module(entry, launch, cache))
+    return Kernel(spec, entry.arch, selection, layout, [(launch.workload, variants[launch.file]) for launch in entry.launches])
+
+
+def _module(entry: Entry, launch: Launch, cache: ArtifactCache) -> Module:
+    """The compiled launch: as it was tuned if that module is here, else compiled from the entry's own source.
+
+    Where the headers have changed since, the schedule is rendered anew: an old source may not suit new headers.
+    """
+    from kvgen.toolchain.module import load
+
+    code = entry.codes[launch.file]
+    source = code.source(entry.arch)
+    if source is not None and code.artifact is not None and code.machine == machine(entry.arch):
+        artifact = cache.get(code.artifact)
+        if artifact is not None:
+            return load(artifact.path)
+    if source is None:
+        from kvgen.lower.backends import get_backend
+
+        source = get_backend(entry.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+    return _compiled(source, cache)
+
+
+def _compiled(source: Source, cache: ArtifactCache) -> Module:
+    from kvgen.toolchain import build
+    from kvgen.toolchain.module import load
+
+    try:
+        return load(build(source, cache).path)
+    except ToolchainMissing as error:
+        raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
+
+
+def _default(spec: KernelSpec, target: Target, selection: Selection) -> Kernel:
+    """The default schedule of the first back end that supports the spec, with a warning."""
+    from kvgen.api.kernel import Kernel
+    from kvgen.lower import backends
+    from kvgen.toolchain import ArtifactCache
+    from kvgen.toolchain.launch import Variant
+
+    reasons = []
+    for name in backends.NAMES:
+        try:
+            backend = backends.get_backend(name)
+        except KvgenError as error:
+            reasons.append(str(error))
+            continue
+        reason = backend.unsupported(spec, target) if target in backend.targets else f"it has no target {target}"
+        if reason is not None:
+            reasons.append(f"{name}: {reason}")
+            continue
+        schedule = backend.default(spec, target)
+        module = _compiled(backend.lower(spec, schedule, target), ArtifactCache())
+        _warn(f"{spec.name}: nothing is tuned for this format on {target}; using {name}'s default schedule (`kvgen build` tunes one)")
+        layout = backend.layout(spec, schedule.layout)
+        return Kernel(spec, target, selection, layout, [(spec.workloads[0], Variant(spec, layout, module))])
+    raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join([*selection.why, *reasons])}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, FallbackWarning, stacklevel=5)

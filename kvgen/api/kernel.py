@@ -1,0 +1,145 @@
+"""A kernel: one cache format with its compiled launches, called on torch tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvgen.lower.base import Target
+from kvgen.reference.layout import PackedLayout
+from kvgen.registry.entry import Entry
+from kvgen.registry.select import Selection
+from kvgen.spec import KernelSpec, Workload
+from kvgen.toolchain.launch import KVCache, Variant
+
+
+class Kernel:
+    """Attention over a quantized KV cache. `get_kernel` makes it; caches of one layout may be shared between kernels.
+
+    Shapes: q and out [batch, q_len, q_heads, head_dim]; k, v, k_new and v_new [batch, tokens, kv_heads, head_dim], all of the
+    spec's dtype; lse float32 [batch, q_heads, q_len], natural logarithm. Each call takes the launch tuned for the workload
+    nearest to (batch, the cache's bound of length, q_len), which the host knows; it never waits for the device.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, target: Target, selection: Selection, layout: PackedLayout, launches: Sequence[tuple[Workload, Variant]]
+    ) -> None:
+        self.spec = spec
+        self.target = target
+        self.selection = selection
+        self.layout = layout
+        self._variants = list(dict.fromkeys(variant for _, variant in launches))
+        self._only = self._variants[0] if len(self._variants) == 1 else None
+        self._places = [(math.log2(w.batch), math.log2(w.kv_len), math.log2(w.q_len), variant) for w, variant in launches]
+
+    @property
+    def entry(self) -> Entry | None:
+        """The registry's entry that this kernel comes from; None where it is a back end's default."""
+        return self.selection.entry
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.spec.name} for {self.target}: {self.selection.how}, layout {self.layout.id}>"
+
+    def new_cache(
+        self,
+        batch: int,
+        max_len: int,
+        device: torch.device | str | None = None,
+        block_table: torch.Tensor | None = None,
+        pages: int | None = None,
+    ) -> KVCache:
+        """An empty cache for `batch` sequences of up to `max_len` tokens, with all the workspace that any launch needs.
+
+        Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
+        gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
+        Raises ValueError on sizes below 1, on a table of the wrong shape, and on pages for a contiguous format.
+        """
+        cache = self._variants[0].new_cache(batch, max_len, self._device(device, block_table), block_table, pages)
+        for variant in self._variants[1:]:
+            variant.prepare(cache)
+        return cache
+
+    def prefill(
+        self,
+        cache: KVCache,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: torch.Tensor | Sequence[int] | None = None,
+        *,
+        check_finite: bool = False,
+    ) -> None:
+        """Append the first `lengths[b]` tokens (all by default) of each sequence of `k` and `v`, quantizing full blocks.
+
+        `check_finite` looks for infinities and NaNs first, which waits for the device. Raises CacheMismatch where the cache is
+        of another layout or could be too small, ValueError on wrong tensors and on numbers that are not finite.
+        """
+        self._pick(cache, cache.bound, 1).prefill(cache, k, v, lengths, check_finite=check_finite)
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor,
+        cache: KVCache,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | bool | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
+
+        `scale` multiplies q·k (default 1/sqrt(head_dim)). Returns out, or (out, lse) where `lse` is true or a tensor to fill.
+        Raises CacheMismatch for a cache of another layout or too small, ValueError on wrong tensors.
+        """
+        variant = self._only or self._pick(cache, cache.bound + q.shape[1], q.shape[1])
+        return variant.decode(q, k_new, v_new, cache, out, lse, scale)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | bool | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        """Attend with `q`, the last q_len positions of each sequence; nothing is appended. Returns and raises as `decode` does."""
+        variant = self._only or self._pick(cache, cache.bound, q.shape[1])
+        return variant.attend(q, cache, out, lse, scale)
+
+    def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
+
+        Raises CacheMismatch for a cache of another layout.
+        """
+        return self._variants[0].unpack(cache, k, v)
+
+    def variant(self, workload: Workload) -> Variant:
+        """The compiled launch that a call of this shape takes."""
+        return self._nearest(workload.batch, workload.kv_len, workload.q_len)
+
+    def set_threads(self, count: int) -> None:
+        """Threads of the following calls, for CPU kernels. Raises ValueError elsewhere, and below 1."""
+        if count < 1 or self.target != "cpu":
+            raise ValueError(f"set_threads({count}): threads are at least 1, and belong to CPU kernels")
+        for variant in self._variants:
+            if variant.module.set_threads is not None:
+                variant.module.set_threads(count)
+
+    # --- choice of launch ------------------------------------------------------------------------------------------------
+
+    def _pick(self, cache: KVCache, length: int, tokens: int) -> Variant:
+        if self._only is not None:
+            return self._only
+        if cache.packed.is_cuda and torch.cuda.is_current_stream_capturing():
+            length = cache.max_len  # the graph is replayed while the cache grows
+        return self._nearest(cache.batch, length, tokens)
+
+    def _nearest(self, batch: int, length: int, tokens: int) -> Variant:
+        """The variant tuned nearest in log2 of batch, length and query length; the first of equals."""
+        b, n, t = math.log2(batch), math.log2(max(1, length)), math.log2(max(1, tokens))
+        return min(self._places, key=lambda place: abs(place[0] - b) + abs(place[1] - n) + abs(place[2] - t))[3]
+
+    def _device(self, device: torch.device | str | None, block_table: torch.Tensor | None) -> torch.device | str | None:
+        return "cpu" if device is None and block_table is None and self.target == "cpu" else device

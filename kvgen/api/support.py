@@ -1,0 +1,110 @@
+"""What each back end supports, asked of the back ends themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from kvgen.errors import KvgenError
+from kvgen.lower.backends import NAMES, get_backend
+from kvgen.lower.base import Backend, Target
+from kvgen.spec import KernelSpec, load_spec
+
+_HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+_CHANNEL4 = {"bits": 4, "axis": "channel", "group": 128}
+_TOKEN4 = {"bits": 4, "axis": "token", "group": 128}
+
+
+def _with(attention: Mapping[str, Any] | None = None, key: Any = None, value: Any = None, cache: Any = None) -> dict[str, Any]:
+    """A 4-bit spec with K per channel and V per token, changed where said."""
+    return {
+        "arch": "cpu",
+        "attention": {**_HEADS, **(attention or {})},
+        "key": {**_CHANNEL4, **(key or {})},
+        "value": {**_TOKEN4, **(value or {})},
+        "cache": cache or {},
+    }
+
+
+def _both(**quant: Any) -> dict[str, Any]:
+    return _with(key=quant, value=quant)
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "K per channel, V per token, 8 bits": _with(key={"bits": 8}, value={"bits": 8}),
+    "K per channel, V per token, 4 bits": _with(),
+    "K per channel, V per token, 2 bits": _with(key={"bits": 2}, value={"bits": 2}),
+    "K 8 bits, V 4 bits": _with(key={"bits": 8}),
+    "K 4 bits, V 2 bits": _with(value={"bits": 2}),
+    "not quantized (16 bits)": _both(bits=16),
+    "K and V per token, 8 bits": _both(axis="token", bits=8),
+    "K and V per token, 4 bits": _both(axis="token"),
+    "K and V per channel, 8 bits": _both(axis="channel", bits=8),
+    "several groups per token (32 channels)": _both(axis="token", group=32),
+    "small groups per channel (32 tokens)": _with(key={"group": 32}),
+    "symmetric": _with(key={"zero": False}, value={"zero": False}),
+    "bfloat16": _with({"dtype": "bfloat16"}),
+    "float32": _with({"dtype": "float32"}),
+    "head_dim 64": _with({"head_dim": 64}, value={"group": 64}),
+    "head_dim 256": _with({"head_dim": 256}),
+    "multi-head (no sharing of K and V)": _with({"kv_heads": 32}),
+    "several query tokens (q_len 4)": _with({"q_len": 4}),
+    "paged cache": _with(cache={"layout": "paged", "page": 128}),
+    "sliding window": _with({"window": 1024}),
+    "soft cap": _with({"softcap": 50.0}),
+    "attention sinks (a logit per head)": _with({"sinks": True}),
+    "sink and local tokens in full precision": _with(cache={"sink": 32, "local": 128}),
+    "boosted channels (Kitty)": _with(key={"bits": 2, "boost": {"fraction": 0.125}}, value={"bits": 2}),
+}
+"""One spec for each feature; what it does not name is Llama-3.1-8B's shape, fp16, 4 bits, contiguous."""
+
+
+def feature_spec(name: str, target: Target) -> KernelSpec:
+    """The spec that stands for a feature."""
+    return load_spec({**FEATURES[name], "arch": target})
+
+
+def support() -> dict[str, dict[str, str | None]]:
+    """By feature, then by `back end target`: None where it is supported, else the reason why not.
+
+    Back ends whose libraries are missing here are left out.
+    """
+    columns = _columns()
+    return {
+        feature: {f"{backend.name} {target}": backend.unsupported(feature_spec(feature, target), target) for backend, target in columns}
+        for feature in FEATURES
+    }
+
+
+def support_table() -> str:
+    """The same as a Markdown table; a back end's targets share a column where they agree."""
+    found = support()
+    groups = _merged(found)
+    lines = ["| | " + " | ".join(title for title, _ in groups) + " |", "|---|" + "---|" * len(groups)]
+    for feature, row in found.items():
+        lines.append(f"| {feature} | " + " | ".join("yes" if row[column] is None else "–" for _, column in groups) + " |")
+    return "\n".join(lines)
+
+
+def _columns() -> list[tuple[Backend, Target]]:
+    columns: list[tuple[Backend, Target]] = []
+    for name in NAMES:
+        try:
+            backend = get_backend(name)
+        except KvgenError:
+            continue
+        columns += [(backend, target) for target in get_args(Target) if target in backend.targets]
+    return columns
+
+
+def _merged(found: Mapping[str, Mapping[str, str | None]]) -> list[tuple[str, str]]:
+    """(title, representative column) of columns that belong to one back end and say the same."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for column in next(iter(found.values())):
+        answers = tuple(row[column] is None for row in found.values())
+        groups.setdefault((column.split()[0], answers), []).append(column)
+    merged = []
+    for columns in groups.values():
+        backend, targets = columns[0].split()[0], ", ".join(column.split()[1] for column in columns)
+        merged.append((backend if backend == targets else f"{backend} ({targets})", columns[0]))
+    return merged

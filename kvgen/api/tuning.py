@@ -1,0 +1,42 @@
+"""`build`: tune a spec for this machine and register the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvgen.spec import KernelSpec, load_spec
+
+if TYPE_CHECKING:
+    from kvgen.tune.progress import Watch
+    from kvgen.tune.result import TuningResult
+
+
+def build(
+    spec: KernelSpec | str | Path | Mapping[str, Any],
+    *,
+    budget: str | float | None = None,
+    trials: int | None = None,
+    backends: Sequence[str] | None = None,
+    seed: int = 0,
+    storage: str | None = None,
+    progress: Watch | None = None,
+) -> TuningResult:
+    """Search schedules of a spec within `budget` (seconds, or text like "3m") and `trials` measurements; register the winner.
+
+    With neither bound the whole space is measured. `backends` are names; by default all that support the spec take part.
+    `storage` is a database URL that several hosts share. `progress` is told of every step. The next `get_kernel` sees the
+    entry. Raises SpecError, UnsupportedError, ToolchainMissing, and MeasureError where no schedule is right.
+    """
+    from kvgen.api.fetch import forget
+    from kvgen.lower.backends import get_backend
+    from kvgen.tune.budget import Budget, parse_duration
+    from kvgen.tune.tuner import tune
+
+    seconds = parse_duration(budget) if isinstance(budget, str) else budget
+    chosen = [get_backend(name) for name in backends] if backends is not None else None
+    try:
+        return tune(load_spec(spec), budget=Budget(trials, seconds), backends=chosen, seed=seed, storage=storage, progress=progress)
+    finally:
+        forget()
