@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source, Target
 from kvgen.lower.cuda.machine import CTA_RESERVED, MACHINES, REGISTERS
@@ -26,7 +29,7 @@ class CudaBackend:
         """Why the spec cannot be lowered for the target; None if it can."""
         if target not in self.targets:
             return f"it lowers for {', '.join(self.targets)}, not for {target}"
-        return refusal(spec)
+        return refusal(spec) or _too_large(spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
@@ -34,14 +37,14 @@ class CudaBackend:
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """The first point of the space, by the order of preference below, that is allowed for every workload."""
+        """A point without finesse that is allowed for every workload: 8 warps with four stages where they fit."""
         space = self.space(spec, target)
         for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
-            allowed = [p for w in spec.workloads for p in space.launch_points(layout, w)]
-            common = [p for p in dict.fromkeys(allowed) if allowed.count(p) == len(spec.workloads) and _plain(p)]
-            if common:
-                return Schedule(NAME, layout, min(common, key=_preference))
-        raise UnsupportedError(NAME, f"no schedule fits the shared memory and registers of {target}")
+            for launch in _plain_launches():
+                schedule = Schedule(NAME, layout, launch)
+                if not any(space.check(schedule, workload) for workload in spec.workloads):
+                    return schedule
+        raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
         """Blocks of `block` tokens in fragment order."""
@@ -60,10 +63,21 @@ class CudaBackend:
             raise UnsupportedError(NAME, reason)
 
 
+def _too_large(spec: KernelSpec, target: Target) -> str | None:
+    """Why not even the smallest rings fit, or None."""
+    smallest = Params(warps=2, unit=1, depth=2, copy="async")
+    needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
+    if needed <= MACHINES[target].shared_per_cta:
+        return None
+    what = f"head_dim {spec.attention.head_dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
+    return f"{what} needs {needed} bytes of shared memory, more than {target} has"
+
+
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention beyond the spec's own facts; all sizes in bytes."""
     machine = MACHINES[target]
 
+    @cache
     def memory(block: int, warps: int, unit: int, depth: int, copy: str) -> Shared:
         return shared_memory(spec, packed_layout(spec, block, "mma"), Params(warps=warps, unit=unit, depth=depth, copy=copy))
 
@@ -85,15 +99,13 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
 
 def _preferred_block(spec: KernelSpec) -> int:
-    return spec.key.group if spec.key.quantized and spec.key.axis == "channel" else 128
+    return max(128, spec.key.group) if spec.key.quantized and spec.key.axis == "channel" else 128
 
 
-def _plain(launch: Params) -> bool:
-    """No choice that only some shapes like."""
-    return launch["copy"] == "async" and launch["combine"] == "last" and launch["split"] == "automatic" and launch["exact_q"] is True
-
-
-def _preference(launch: Params) -> tuple[int, ...]:
-    """Smaller is better: 8 warps in one CTA, four stages in one unit."""
-    warps, unit, depth = (launch.integer(name) for name in ("warps", "unit", "depth"))
-    return (abs(warps - 8), launch.integer("ctas"), abs(unit * depth - 4), -unit)
+def _plain_launches() -> Iterator[Params]:
+    """Launches that no shape is bad at, the best first."""
+    for warps in (8, 4, 2):
+        for unit, depth in ((4, 1), (2, 1), (1, 2)):
+            yield Params(
+                warps=warps, unit=unit, depth=depth, ctas=1, copy="async", split="automatic", combine="last", exact_q=True
+            )  # fmt: skip

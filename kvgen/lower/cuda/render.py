@@ -53,12 +53,22 @@ def _render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701
     )
-    environment.filters |= {"cxx": _constant, "quant": _quant}
+    environment.filters |= {"cxx": _constant, "quant": _quant, "combine": _combine, "cluster": _cluster}
     return environment.get_template(template).render(**values)
 
 
 def _constant(value: bool | int) -> str:
     return str(value).lower()
+
+
+def _combine(name: str) -> str:
+    """`cluster8` to `cluster`."""
+    return name.rstrip("0123456789")
+
+
+def _cluster(name: str) -> str:
+    """`cluster8` to `8`; 1 where there are no clusters."""
+    return name.removeprefix("cluster") if name.startswith("cluster") else "1"
 
 
 def _quant(op: Operand) -> str:
