@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
-from kvgen.errors import CompileError, UnsupportedError
 from kvgen.lower.base import Backend, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
@@ -47,12 +46,3 @@ class Ahead:
 
     def _build(self, schedule: Schedule) -> Artifact:
         return build(self._backends[schedule.backend].lower(self._spec, schedule, self._target), self._cache)
-
-
-def refusal(error: Exception) -> tuple[str, str] | None:
-    """(outcome kind, detail) of an error that concerns one schedule only; None for one that concerns the whole run."""
-    if isinstance(error, UnsupportedError):
-        return "unsupported", error.reason
-    if isinstance(error, CompileError):
-        return "compile_error", str(error)
-    return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backends import backends_for, missing_backends
-from kvgen.lower.base import Backend, Target
+from kvgen.lower.base import Backend, Language, Target
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
@@ -68,12 +68,15 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], *, com
     from kvgen.spec.target import gpu_capability
     from kvgen.toolchain.compilers import compiler_for
 
-    missing = []
-    for language in dict.fromkeys(c.backend.lower(spec, c.default, target).language for c in found):
+    def problem(language: Language) -> str | None:
         try:
             compiler_for(language)
         except ToolchainMissing as error:
-            missing.append(str(error))
+            return str(error)
+        return None
+
+    languages = dict.fromkeys(c.backend.lower(spec, c.default, target).language for c in found)
+    missing = [reason for language in languages if (reason := problem(language))]
     if target != "cpu" and not compile_only and gpu_capability() is None:
         missing.append("no NVIDIA GPU is visible to measure on (--compile-only compiles here, to be tuned elsewhere)")
     if missing:

@@ -1,0 +1,102 @@
+"""From a decision to an entry of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvgen.lower.base import Backend, Source, Target
+from kvgen.lower.schedule import Schedule
+from kvgen.registry.device import here
+from kvgen.registry.entry import Entry
+from kvgen.registry.provenance import provenance
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.timing import Timing
+from kvgen.toolchain import Artifact
+from kvgen.tune.ahead import Ahead
+from kvgen.tune.decide import Decision
+from kvgen.tune.point import Arm, Record
+
+
+def make_entry(
+    spec: KernelSpec,
+    target: Target,
+    backends: Mapping[str, Backend],
+    decision: Decision,
+    ahead: Ahead,
+    records: Sequence[Record],
+    default: Schedule,
+    facts: Mapping[str, Any],
+) -> Entry:
+    """The entry of a tuned winner; `records` are those that the decision was made on, `facts` go into its provenance."""
+    backend = backends[decision.arm.backend]
+    launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
+    timings, accuracy = [], {}
+    for work in spec.workloads:
+        record = decision.launches[work.key]
+        schedule = record.point.schedule
+        launches.append((work, schedule, backend.lower(spec, schedule, target), ahead.artifact(schedule)))
+        timings.append(Timing(work, record.cost, record.samples, record.read_us, _cost(records, default, work)))
+        accuracy[work.key] = dict(record.accuracy)
+    compiler = launches[0][3].resources.compiler if launches[0][3] else ""
+    return Entry.of(
+        spec,
+        target,
+        backend.layout(spec, decision.arm.layout).id,
+        launches,
+        device=dict(here(target)),
+        toolchain=toolchain(compiler),
+        provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
+        accuracy=accuracy,
+        timings=tuple(timings),
+        runner_up=_runners_up(decision),
+    )
+
+
+def make_untuned(
+    spec: KernelSpec, target: Target, backend: Backend, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]
+) -> Entry:
+    """The entry of a default that was compiled and never run."""
+    return Entry.of(
+        spec,
+        target,
+        backend.layout(spec, default.layout).id,
+        [(work, default, source, artifact) for work in spec.workloads],
+        device=dict(here(target)),
+        toolchain=toolchain(artifact.resources.compiler),
+        provenance={**provenance(), **facts, "tuned": False, "why": "compiled only: never run, never measured"},
+    )
+
+
+def toolchain(compiler: str) -> dict[str, Any]:
+    """Versions that a compiled module depends on."""
+    import platform
+    from importlib.metadata import version
+
+    return {"compiler": compiler, "python": platform.python_version(), "torch": version("torch"), "tvm_ffi": version("apache-tvm-ffi")}
+
+
+def _cost(records: Sequence[Record], schedule: Schedule, work: Workload) -> float | None:
+    """µs of a schedule at a workload among some records."""
+    costs = [r.cost for r in records if r.ok and r.point.schedule.id == schedule.id and r.point.workload.key == work.key]
+    return costs[0] if costs else None
+
+
+def _runners_up(decision: Decision) -> dict[str, Any] | None:
+    """The best other layout, and the best of every other back end: schedules and µs by workload."""
+    if not decision.runners_up:
+        return None
+    described = [_describe(arm, launches) for arm, launches in decision.runners_up]
+    others: dict[str, Any] = {}
+    for one in described:
+        if one["backend"] != decision.arm.backend:
+            others.setdefault(one["backend"], one)
+    return {**described[0], "other_backends": others}
+
+
+def _describe(arm: Arm, launches: Mapping[str, Record]) -> dict[str, Any]:
+    return {
+        "backend": arm.backend,
+        "layout": dict(arm.layout),
+        "launches": {key: {"launch": dict(record.point.schedule.launch), "us": record.cost} for key, record in launches.items()},
+    }

@@ -1,0 +1,299 @@
+"""A tuning run: search, final, decision, entry."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from kvgen.digest import digest
+from kvgen.errors import CompileError, KvgenError, MeasureError, UnsupportedError
+from kvgen.lower.base import Backend, Target
+from kvgen.lower.schedule import Schedule
+from kvgen.registry import stores, user_store
+from kvgen.registry.device import here
+from kvgen.registry.store import Found, Store
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.target import resolve
+from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.tune.ahead import Ahead
+from kvgen.tune.bench import Bench
+from kvgen.tune.budget import Budget, Clock
+from kvgen.tune.decide import Decision, decide, finalists
+from kvgen.tune.plan import Contender, contenders, open_memories, open_search, require
+from kvgen.tune.point import Point, Record
+from kvgen.tune.progress import Best, Phase, Progress, Watch
+from kvgen.tune.register import make_entry
+from kvgen.tune.result import TuningResult
+from kvgen.tune.search import Search
+
+if TYPE_CHECKING:
+    from kvgen.tune.study import Memory
+
+
+def tune(
+    spec: KernelSpec,
+    target: Target | None = None,
+    budget: Budget | None = None,
+    *,
+    backends: Sequence[Backend] | None = None,
+    seed: int = 0,
+    storage: str | None = None,
+    progress: Watch | None = None,
+    store: Store | None = None,
+    cache: ArtifactCache | None = None,
+    devices: Sequence[int] | None = None,
+    bench: Bench | None = None,
+) -> TuningResult:
+    """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
+
+    One layout for the spec, one launch per workload. Interrupting the run registers the best so far. Only one process at a
+    time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share; without
+    it studies are journals in the cache. `devices` are GPU indices, one worker each.
+
+    Raises UnsupportedError, ToolchainMissing, or MeasureError where no schedule is right at every workload.
+    """
+    target = target or resolve(spec.arch)
+    found, refusals = contenders(spec, target, backends)
+    require(spec, target, found, compile_only=False)
+    store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals])
+    with _alone(cache, run.key, run) as waited:
+        if waited:
+            for one in store.find(spec):
+                if one.entry is not None and one.entry.key == run.key and str(one.entry.provenance.get("date", "")) >= began:
+                    return TuningResult(spec, target, one.entry, one.path, "built by another process meanwhile", reused=True)
+        if bench is None:
+            from kvgen.tune.cage import Cage
+
+            bench = Cage(spec, target, {c.backend.name: c.backend for c in found}, devices)
+        try:
+            return run.go(bench, seed, storage)
+        finally:
+            bench.close()
+
+
+@contextmanager
+def _alone(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
+    """Hold the key's lock, which the system takes back when its holder dies; True if it had to be waited for."""
+    file = cache.root / "tuning" / f"{key}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    waited = False
+    try:
+        lock.acquire(timeout=0)
+    except TimeoutError:
+        waited = True
+        run.tell("waiting", "another process tunes the same spec")
+        lock.acquire()
+    try:
+        yield waited
+    finally:
+        with suppress(OSError):
+            file.unlink()  # filelock retries on a file that was unlinked while it waited
+        lock.release()
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        target: Target,
+        found: Sequence[Contender],
+        clock: Clock,
+        cache: ArtifactCache,
+        watch: Watch,
+        store: Store,
+        refusals: list[str],
+    ) -> None:
+        self.spec, self.target, self.found, self.clock, self.cache, self.watch, self.store = spec, target, found, clock, cache, watch, store
+        self.refusals = refusals
+        self.default = found[0].default
+        self.memories: Mapping[tuple[str, str], Memory] = {}
+        self.failures: Counter[str] = Counter()
+        self.known = 0
+        self.planned: int | None = None
+        self.key = digest([spec.format_id, target, str(here(target).get("name", "unknown")), sorted(work.key for work in spec.workloads)])
+
+    def go(self, bench: Bench, seed: int, storage: str | None) -> TuningResult:
+        """Search, then decide among the finalists."""
+        from kvgen.tune.study import journal_storage, url_storage
+
+        backing = url_storage(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
+        self.memories = open_memories(backing, self.spec, self.target, self.found, bench.policy, seed, exclusive=storage is None)
+        self.known = len(self.records())
+        present = self._present()
+        keep = self._keep(present)
+        search = open_search(
+            self.spec, self.found, self.memories, keep, self.clock.trials_left, seed, timed=self.clock.budget.seconds is not None
+        )
+        trials = self.clock.trials_left
+        self.planned = search.left if trials is None else min(search.left, trials)
+        interrupted = False
+        with Ahead(self.spec, self.target, {c.backend.name: c.backend for c in self.found}, self.cache) as ahead:
+            try:
+                self._search(search, bench, ahead, keep)
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                for memory in self.memories.values():
+                    memory.close()
+            last: list[Record] = []
+            if not interrupted:
+                try:
+                    last = self._final(bench, ahead, keep)
+                except KeyboardInterrupt:
+                    interrupted = True
+            decision = self._decide(last or self.records(), present, bench)
+            return self._register(decision, ahead, last, bench, seed, interrupted=interrupted)
+
+    def records(self) -> list[Record]:
+        """Every finished point."""
+        return [record for memory in self.memories.values() for record in memory.records.values()]
+
+    # --- search ------------------------------------------------------------------------------------------------------
+
+    def _search(self, search: Search, bench: Bench, ahead: Ahead, first: Sequence[Point]) -> None:
+        """Measure until the budget or the space ends. The `first` points are measured whatever the budget is."""
+        must = {point.key for point in first}
+        window: deque[Point] = deque()
+        running: dict[Future[Record], int] = {}
+        idle = list(range(bench.devices))
+        depth = 2 * max(ahead.workers, bench.devices)
+        with ThreadPoolExecutor(bench.devices, thread_name_prefix="measure") as pool:
+            try:
+                while True:
+                    if not window or not bench.exclusive:
+                        self._refill(window, search, ahead, depth, settle=bench.exclusive and not running)
+                    while window and idle and (not self.clock.search_over or window[0].key in must):
+                        point = window.popleft()
+                        artifact = self._compiled(point, search, ahead)
+                        if artifact is not None:
+                            self.clock.used += 1
+                            self.tell("measuring", str(point.schedule))
+                            device = idle.pop(0)
+                            running[pool.submit(bench.measure, point, artifact, device)] = device
+                    if not running:
+                        if self.clock.search_over or not (window or search.left):
+                            break
+                        continue
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        idle.append(running.pop(future))
+                        self._finish(future.result(), search)
+            except BaseException:
+                bench.close()
+                raise
+
+    def _refill(self, window: deque[Point], search: Search, ahead: Ahead, depth: int, *, settle: bool) -> None:
+        if self.clock.search_over and not search.first:
+            return
+        points = search.next(depth - len(window))
+        for point in points:
+            self.memories[point.arm.backend, point.workload.key].claim(point.schedule)
+            ahead.start(point.schedule)
+        window.extend(points)
+        if settle and points:
+            self.tell("compiling", f"{len(points)} schedules")
+            ahead.settle()
+
+    def _compiled(self, point: Point, search: Search, ahead: Ahead) -> Artifact | None:
+        """The point's artifact; None where it does not compile, which is recorded."""
+        try:
+            return ahead.artifact(point.schedule)
+        except (CompileError, UnsupportedError) as error:
+            self.clock.used += 1
+            kind = "unsupported" if isinstance(error, UnsupportedError) else "compile_error"
+            self._finish(Record(point, kind, detail=str(error)), search)
+            return None
+
+    def _finish(self, record: Record, search: Search) -> None:
+        self.memories[record.point.arm.backend, record.point.workload.key].finish(record)
+        search.take(record)
+        if record.kind != "ok":
+            self.failures[record.kind] += 1
+        self.tell("measuring", str(record.point.schedule))
+
+    # --- final -------------------------------------------------------------------------------------------------------
+
+    def _present(self) -> dict[str, Schedule]:
+        """The launches of the registered winner for this key, where its schedules are still in the space."""
+        spaces = {c.backend.name: c.space for c in self.found}
+        for store in (self.store, *stores()):
+            for one in store.find(self.spec):
+                launches = self._launches(one)
+                checks = [spaces[s.backend].check(s, work) if s.backend in spaces else ["gone"] for work, s in launches]
+                if launches and not any(checks):
+                    return {work.key: schedule for work, schedule in launches}
+        return {}
+
+    def _launches(self, one: Found) -> list[tuple[Workload, Schedule]]:
+        """What an entry of this run's key launches at each workload; nothing for any other."""
+        entry = one.entry
+        if entry is None or entry.key != self.key:
+            return []
+        return [(launch.workload, entry.schedule(launch)) for launch in entry.launches]
+
+    def _keep(self, present: Mapping[str, Schedule]) -> list[Point]:
+        """Defaults of every back end and the present winner, at every workload: measured first, and always finalists."""
+        points = [Point(c.default, work) for c in self.found for work in self.spec.workloads]
+        points += [Point(present[work.key], work) for work in self.spec.workloads if work.key in present]
+        return list(dict.fromkeys(points))
+
+    def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point]) -> list[Record]:
+        right = {record.point.key for record in self.records() if record.ok}
+        points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right])
+        for point in points:
+            ahead.start(point.schedule)
+        ahead.settle()
+        self.tell("finalists", f"{len(points)} finalists take turns")
+        return bench.final([(point, ahead.artifact(point.schedule)) for point in points], self.clock.left)
+
+    def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:
+        decision = decide(records, self.spec.workloads, self.default, present, bench.compare)
+        if decision is not None:
+            return decision
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
+        first = next((f": {r.point}: {r.kind}: {r.detail}" for r in self.records() if not r.ok), "")
+        raise MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
+
+    def _register(
+        self, decision: Decision, ahead: Ahead, last: Sequence[Record], bench: Bench, seed: int, *, interrupted: bool
+    ) -> TuningResult:
+        facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(bench.policy)}
+        facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
+        backends = {c.backend.name: c.backend for c in self.found}
+        entry = make_entry(self.spec, self.target, backends, decision, ahead, last or self.records(), self.default, facts)
+        if entry.key != self.key:
+            raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
+        path = self.store.put(entry)
+        self.tell("done", decision.why)
+        return TuningResult(
+            self.spec, self.target, entry, path, decision.why, tuple(self.records()), tuple(last), self.clock.used, self.known,
+            self.clock.elapsed, interrupted, refusals=tuple(self.refusals),
+            studies={f"{backend} {key}": memory.study.study_name for (backend, key), memory in self.memories.items()},
+        )  # fmt: skip
+
+    # --- progress ----------------------------------------------------------------------------------------------------
+
+    def tell(self, phase: Phase, note: str) -> None:
+        """Show the state of the run to whoever watches."""
+        best: dict[str, Best] = {}
+        defaults = {r.point.workload.key: r.cost for r in self.records() if r.ok and r.point.schedule.id == self.default.id}
+        for record in self.records():
+            key = record.point.workload.key
+            if record.ok and (key not in best or record.cost < best[key].us):
+                best[key] = Best(record.cost, str(record.point.schedule), defaults.get(key))
+        self.watch(
+            Progress(
+                phase, note, self.clock.used, self.planned, self.known, self.failures.copy(), best, self.clock.elapsed, self.clock.left
+            )
+        )

@@ -1,0 +1,109 @@
+"""A back end whose sources are one line, and a bench that makes times up: the tuner without kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgen.lower.base import Source, Target
+from kvgen.lower.expression import Expression
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Constraint, Parameter, SearchSpace
+from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.spec import KernelSpec, load_spec
+from kvgen.toolchain import Artifact
+from kvgen.tune.decide import Kind
+from kvgen.tune.point import Point, Record
+
+
+def tiny_spec(**changes: Any) -> KernelSpec:
+    """One KV head of 32 channels in int4, two workloads."""
+    data = {
+        "name": "tiny",
+        "arch": "cpu",
+        "attention": {"q_heads": 2, "kv_heads": 1, "head_dim": 32, "dtype": "float32"},
+        "key": {"bits": 4, "axis": "channel", "group": 32},
+        "value": {"bits": 4, "axis": "token", "group": 32},
+        "workloads": [{"batch": 1, "kv_len": 128}, {"batch": 2, "kv_len": 512}],
+    }
+    return load_spec({**data, **changes})
+
+
+@dataclass
+class FakeBackend:
+    """Three layouts of four launches; `broken` threads do not compile."""
+
+    name: str = "cpu"
+    targets: tuple[Target, ...] = ("cpu",)
+    reason: str | None = None
+    broken: int = -1
+
+    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+        return self.reason
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        return SearchSpace(
+            self.name,
+            [
+                Parameter("block", "layout", (32, 64, 128), "tokens"),
+                Parameter("order", "layout", ("simd",), "order"),
+                Parameter("threads", "launch", (1, 2, 4, 8), "threads"),
+            ],
+            [Constraint(Expression("threads <= kv_len // block"), "{threads} threads have no block each")],
+            {},
+            spec.workloads,
+        )
+
+    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+        return Schedule(self.name, Params(block=64, order="simd"), Params(threads=2))
+
+    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+        return packed_layout(spec, params.integer("block"), "simd")
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        text = (
+            "#error no\n"
+            if schedule.launch["threads"] == self.broken
+            else f'extern "C" int id() {{ return {int(schedule.id, 16) % 9999}; }}\n'
+        )
+        return Source(text, "c++", "cpu", flags=("-O0",))
+
+
+def fake_cost(point: Point) -> float:
+    """Best with small blocks and, at the larger workload, with many threads."""
+    threads = point.schedule.launch.integer("threads")
+    return 100.0 * point.workload.batch + point.schedule.layout.integer("block") + 10.0 * abs(threads - 4 * (point.workload.batch - 1))
+
+
+@dataclass
+class FakeBench:
+    """Times by formula; `outcome` may make a point fail, or raise."""
+
+    cost: Callable[[Point], float] = fake_cost
+    outcome: Callable[[Point], str] = lambda _: "ok"
+    devices: int = 1
+    exclusive: bool = True
+    policy: dict[str, Any] = field(default_factory=lambda: {"bench": "fake"})
+    measured: list[Point] = field(default_factory=list)
+    finals: list[list[Point]] = field(default_factory=list)
+    closed: bool = False
+
+    def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
+        self.measured.append(point)
+        kind = self.outcome(point)
+        if kind != "ok":
+            return Record(point, kind, detail=f"made to fail: {kind}")
+        cost = self.cost(point)
+        return Record(point, kind, cost, 50.0, (cost, cost), {"relative_l2": 1e-5}, resources=artifact.resources.to_json())
+
+    def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+        self.finals.append([point for point, _ in entrants])
+        return [self.measure(point, artifact, 0) for point, artifact in entrants]
+
+    def compare(self, new: Record, old: Record) -> Kind:
+        ratio = new.cost / old.cost
+        return "faster" if ratio < 0.98 else "slower" if ratio > 1.02 else "same"
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.errors import MeasureError, UnsupportedError
+from kvgen.registry import Store
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.budget import Budget
+from kvgen.tune.point import Point
+from kvgen.tune.progress import Progress
+from kvgen.tune.result import TuningResult
+from kvgen.tune.tuner import tune
+from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+
+
+class Place:
+    """A cache and a registry of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.cache, self.store = ArtifactCache(root / "cache"), Store(root / "registry")
+
+    def tune(self, bench: FakeBench, trials: int | None = None, seed: int = 0, **more: object) -> TuningResult:
+        more.setdefault("backends", [FakeBackend()])
+        return tune(tiny_spec(), "cpu", Budget(trials=trials), seed=seed, cache=self.cache, store=self.store, bench=bench, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def points(bench: FakeBench) -> list[tuple[str, str]]:
+    final = sum(map(len, bench.finals))
+    return [point.key for point in bench.measured[: len(bench.measured) - final]]
+
+
+def test_the_best_layout_and_launches_win_and_are_registered(place: Place):
+    bench = FakeBench()
+    result = place.tune(bench)
+    assert result.entry.layout["block"] == 32
+    assert {launch.workload.key: launch.params["threads"] for launch in result.entry.launches} == {"1x128": 1, "2x512": 4}
+    assert {t.workload.key: (t.us, t.default_us, t.read_us) for t in result.entry.timings} == {
+        "1x128": (142.0, 184.0, 50.0),
+        "2x512": (232.0, 284.0, 50.0),
+    }
+    (found,) = place.store.find(result.spec)
+    assert found.entry == result.entry
+    assert found.path == result.path
+    assert result.entry.provenance["tuned"] is True
+    assert result.entry.runner_up is not None
+    assert result.entry.runner_up["layout"]["block"] == 64
+    assert bench.closed
+
+
+def test_every_feasible_point_is_measured_once_without_a_budget(place: Place):
+    bench = FakeBench()
+    result = place.tune(bench)
+    space = FakeBackend().space(result.spec, "cpu")
+    feasible = sum(len(space.launch_points(layout, work)) for layout in space.layout_points() for work in result.spec.workloads)
+    assert len(points(bench)) == len(set(points(bench))) == result.measured == feasible
+
+
+def test_trials_bound_the_run_and_the_default_comes_first_and_is_a_finalist(place: Place):
+    bench = FakeBench()
+    result = place.tune(bench, trials=5)
+    default = FakeBackend().default(result.spec, "cpu")
+    assert len(points(bench)) == 5
+    assert [point.schedule for point in bench.measured[:2]] == [default, default]
+    assert {point.workload.key for point in bench.finals[0] if point.schedule == default} == {"1x128", "2x512"}
+
+
+def test_the_default_is_measured_at_every_workload_even_with_one_trial(place: Place):
+    bench = FakeBench()
+    assert place.tune(bench, trials=1).entry.layout["block"] == 64
+    assert len(points(bench)) == 2
+
+
+def test_finished_points_are_never_measured_again_after_an_interrupt(place: Place):
+    def stop_at(count: int) -> FakeBench:
+        def outcome(_: Point) -> str:
+            if len(bench.measured) > count:
+                raise KeyboardInterrupt
+            return "ok"
+
+        bench = FakeBench(outcome=outcome)
+        return bench
+
+    first = stop_at(4)
+    interrupted = place.tune(first)
+    assert interrupted.interrupted
+    assert place.store.find(interrupted.spec)[0].entry == interrupted.entry
+    second = FakeBench()
+    result = place.tune(second)
+    assert result.known == 4
+    assert not set(points(second)) & set(points(first)[:4])
+    assert result.entry.layout["block"] == 32
+    third = FakeBench()
+    place.tune(third)
+    assert points(third) == []
+
+
+def test_the_order_follows_the_seed(tmp_path: Path):
+    runs = []
+    for index, seed in enumerate((3, 3, 4)):
+        bench = FakeBench()
+        Place(tmp_path / str(index)).tune(bench, trials=9, seed=seed)
+        runs.append(points(bench))
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_failures_of_every_kind_end_no_run_and_are_named(place: Place):
+    kinds = {1: "crash", 4: "timeout", 8: "wrong"}
+
+    def outcome(point: Point) -> str:
+        return kinds.get(point.schedule.launch.integer("threads"), "ok")
+
+    result = place.tune(FakeBench(outcome=outcome))
+    assert {record.kind for record in result.failures} == set(kinds.values())
+    assert all(launch.params["threads"] == 2 for launch in result.entry.launches)
+    named = result.to_json()["failures"]
+    assert {(item["kind"], item["schedule"]["launch"]["threads"]) for item in named} == {(kind, threads) for threads, kind in kinds.items()}
+
+
+def test_what_does_not_compile_is_a_failure_and_nothing_more(place: Place):
+    bench = FakeBench()
+    result = place.tune(bench, backends=[FakeBackend(broken=8)])
+    assert {record.kind for record in result.failures} == {"compile_error"}
+    assert "#error no" in result.failures[0].detail
+    assert all(point.schedule.launch["threads"] != 8 for point in bench.measured)
+
+
+def test_failed_points_are_not_tried_again(place: Place):
+    place.tune(FakeBench(outcome=lambda point: "crash" if point.schedule.launch["threads"] == 8 else "ok"))
+    again = FakeBench()
+    result = place.tune(again)
+    assert points(again) == []
+    assert {record.kind for record in result.failures} == {"crash"}
+
+
+def test_no_right_schedule_is_an_error_that_says_what_failed(place: Place):
+    with pytest.raises(MeasureError, match=r"17 wrong.*made to fail"):
+        place.tune(FakeBench(outcome=lambda _: "wrong"))
+    assert place.store.all() == []
+
+
+def test_back_ends_compete_and_the_other_ones_best_is_kept(place: Place):
+    def cost(point: Point) -> float:
+        return 1000.0 if point.schedule.backend == "cpu" else 10.0 + point.schedule.layout.integer("block")
+
+    result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
+    assert result.entry.backend == "tilelang"
+    assert result.entry.runner_up is not None
+    assert set(result.entry.runner_up["other_backends"]) == {"cpu"}
+
+
+def test_a_back_end_that_refuses_is_named_and_the_others_go_on(place: Place):
+    result = place.tune(FakeBench(), backends=[FakeBackend("tilelang", reason="it is Tuesday"), FakeBackend()])
+    assert result.refusals == ("the tilelang back end does not support this spec: it is Tuesday",)
+    with pytest.raises(UnsupportedError, match="it is Tuesday"):
+        place.tune(FakeBench(), backends=[FakeBackend("tilelang", reason="it is Tuesday")])
+
+
+def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
+    first = place.tune(FakeBench())
+    kept = place.tune(FakeBench(cost=lambda point: 100.0 if point.schedule.layout["block"] == 32 else 99.0, policy={"bench": "other"}))
+    assert kept.entry.layout == first.entry.layout
+    beaten = place.tune(
+        FakeBench(cost=lambda point: {32: 100.0, 64: 50.0, 128: 70.0}[point.schedule.layout.integer("block")], policy={"bench": "third"})
+    )
+    assert beaten.entry.layout["block"] == 64
+    assert len(place.store.all()) == 1
+
+
+def test_progress_tells_best_failures_and_the_end(place: Place):
+    seen: list[Progress] = []
+    place.tune(FakeBench(outcome=lambda point: "crash" if point.schedule.launch["threads"] == 8 else "ok"), progress=seen.append)
+    last = seen[-1]
+    assert last.phase == "done"
+    assert last.best["1x128"].us == 142.0
+    assert last.best["1x128"].default_us == 184.0
+    assert last.failures == {"crash": 2}
+    assert last.done == last.planned == 17
+    assert {"compiling", "measuring", "finalists"} <= {progress.phase for progress in seen}
+
+
+def test_several_devices_measure_every_point_once(place: Place):
+    bench = FakeBench(devices=3, exclusive=False)
+    result = place.tune(bench)
+    assert len(points(bench)) == len(set(points(bench))) == 17
+    assert result.entry.layout["block"] == 32
+
+
+def test_nothing_is_left_behind_but_journal_modules_and_entry(place: Place):
+    place.tune(FakeBench(), trials=4)
+    names = {path.relative_to(place.cache.root).parts[0] for path in place.cache.root.rglob("*") if path.is_file()}
+    assert names == {"modules", "studies"}
+    assert {path.suffix for path in (place.cache.root / "studies").iterdir()} <= {".journal", ".lock"}
