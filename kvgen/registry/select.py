@@ -95,8 +95,8 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
         where = f"{candidate.found.label} ({', '.join(launch.workload.key for launch in candidate.entry.launches)})"
         if chosen is not None:
             why.append(f"{where}: not needed: {_behind(candidate, chosen)}")
-        elif candidate.other_device and (reasons := _misfits(candidate.entry)):
-            why.append(f"{where}: passed over: its schedule is not for this machine: {reasons[0]}")
+        elif (reason := _unfit(candidate)) is not None:
+            why.append(f"{where}: passed over: {reason}")
         else:
             chosen = candidate
             match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
@@ -139,8 +139,23 @@ def _same_device(entry: Entry, device: Mapping[str, Any]) -> bool:
     return bool(entry.device.get("name") == device.get("name"))
 
 
+def _unfit(candidate: _Candidate) -> str | None:
+    """Why a good entry cannot be used here and now, or None. What was tuned here with the same headers needs no look."""
+    entry = candidate.entry
+    if candidate.other_device and (reasons := _misfits(entry)):
+        return f"its schedule is not for this machine: {reasons[0]}"
+    if _outdated(entry) and (reasons := _misfits(entry)):
+        return f"kvgen's headers have changed since, and its schedule is gone: {reasons[0]}"
+    return None
+
+
+def _outdated(entry: Entry) -> bool:
+    """Whether the headers that its sources include have changed."""
+    return any(code.source(entry.arch) is None for code in entry.codes.values())
+
+
 def _misfits(entry: Entry) -> list[str]:
-    """Why schedules tuned on another device do not fit this one; empty if they do."""
+    """Why the entry's schedules are not in the search space, as it is here and now; empty if they are."""
     try:
         from kvgen.lower.backends import get_backend
 
@@ -154,7 +169,9 @@ def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
     """Facts of the device that differ from those the entry was tuned with."""
     labels = {"name": "tuned on {then}, and this is {now}", "driver": "tuned with driver {then}, and this is {now}"}
     labels["threads"] = "tuned with {then} threads, and there are {now}"
-    differing = []
+    differing = (
+        ["kvgen's headers have changed since: its schedules are rendered anew, its times are of the past"] if _outdated(entry) else []
+    )
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
         if then is not None and now and then != now:

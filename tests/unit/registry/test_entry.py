@@ -1,0 +1,105 @@
+"""Entries: identity, round trip, and what makes one stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.lower.base import Source
+from kvgen.registry.entry import Code, Damaged, Entry
+from kvgen.registry.paths import locate, portable
+from kvgen.toolchain.artifact import Artifact, KernelResources, Resources
+
+
+def _again(entry: Entry) -> Entry:
+    return Entry.from_json(entry.to_json(), {file: code.text for file, code in entry.codes.items()}, entry.resources())
+
+
+def test_json_round_trip(make_entry):
+    entry = make_entry(((1, 4096), (8, 1024)), accuracy={"relative_l2": 1e-3}, runner_up={"us": 11.0})
+    assert _again(entry) == entry
+
+
+def test_launches_of_one_source_share_its_file(make_entry):
+    entry = make_entry()
+    work, schedule = entry.launches[0].workload, entry.schedule(entry.launches[0])
+    source = entry.codes[entry.launches[0].file].source("cpu")
+    assert source is not None
+    other = work.model_copy(update={"kv_len": 512})
+    twice = Entry.of(entry.spec, "cpu", entry.layout_id, [(work, schedule, source, None), (other, schedule, source, None)], device={})
+    assert len(twice.codes) == 1
+    assert {launch.workload.kv_len for launch in twice.launches} == {4096, 512}
+
+
+def test_an_entry_has_one_layout(make_entry):
+    one, other = make_entry(), make_entry()
+    launch = one.launches[0]
+    source = one.codes[launch.file].source("cpu")
+    schedule = one.schedule(launch)
+    different = type(schedule)(schedule.backend, type(schedule.layout)(block=64, order="simd"), schedule.launch)
+    with pytest.raises(ValueError, match="one layout, not 2"):
+        Entry.of(other.spec, "cpu", "x", [(launch.workload, schedule, source, None), (launch.workload, different, source, None)], device={})
+
+
+def test_key_follows_format_device_and_workloads_only(make_entry):
+    key = make_entry().key
+    assert make_entry(launch=7, us=3.0, date="2027-01-01").key == key
+    assert make_entry(spec={"name": "renamed"}).key == key
+    assert make_entry(device="Other CPU").key != key
+    assert make_entry(((1, 8192),)).key != key
+    assert make_entry(spec={"value": {"bits": 8, "axis": "token", "group": 64}}).key != key
+
+
+def test_a_changed_header_makes_the_source_unusable(make_entry, data_dir):
+    code = next(iter(make_entry().codes.values()))
+    assert code.source("cpu") is not None
+    (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
+    assert code.source("cpu") is None
+
+
+def test_a_source_comes_back_with_the_same_identity(make_entry, data_dir):
+    header = data_dir / "templates/cpu/include/kernel.h"
+    source = Source("int x;\n", "c++", "cpu", (header.parent,), ("-DX=1",), (header,))
+    assert Code.of(source).source("cpu").id == source.id
+
+
+def test_code_keeps_resources_and_artifact(make_entry, data_dir):
+    header = data_dir / "templates/cpu/include/kernel.h"
+    resources = Resources("nvcc 13.0", 2.0, {"decode": KernelResources(128, 0, 1024, 0)})
+    source = Source("int x;\n", "cuda", "sm90", (header.parent,), (), (header,))
+    code = Code.of(source, Artifact("abc", Path("module.so"), resources))
+    assert (code.artifact, code.resources) == ("abc", resources)
+    assert Code.from_json(code.to_json(), code.text, resources.to_json()) == code
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema": 99}, "schema 99"),
+        ({"key": "0" * 16}, "key does not follow"),
+    ],
+)
+def test_foreign_contents_are_refused(make_entry, change, reason):
+    entry = make_entry()
+    texts = {file: code.text for file, code in entry.codes.items()}
+    with pytest.raises(Damaged, match=reason):
+        Entry.from_json({**entry.to_json(), **change}, texts, {})
+
+
+def test_portable_names(data_dir):
+    header = data_dir / "templates" / "cpu" / "include" / "kernel.h"
+    assert portable(header) == "cpu/include/kernel.h"
+    assert locate(portable(header)) == header
+    import yaml
+
+    module = Path(yaml.__file__)
+    assert portable(module) == "@yaml/__init__.py"
+    assert locate("@yaml/__init__.py") == module
+
+
+def test_a_path_of_no_package_is_refused(data_dir, tmp_path):
+    with pytest.raises(ValueError, match="neither"):
+        portable(tmp_path / "stray.h")
+    with pytest.raises(FileNotFoundError, match="no_such_package_here"):
+        locate("@no_such_package_here/x.h")

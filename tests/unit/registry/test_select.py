@@ -1,0 +1,163 @@
+"""Which entry answers, and the reason of every other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvgen.lower import backends
+from kvgen.lower.space import Parameter, SearchSpace
+from kvgen.registry.select import distance, nearest, select
+from kvgen.registry.store import Store
+from kvgen.spec import Workload, load_spec
+
+HERE = {"name": "Test CPU", "threads": 2}
+
+
+def _workloads(*shapes: tuple[int, int]) -> tuple[Workload, ...]:
+    return tuple(Workload(batch=batch, kv_len=kv_len) for batch, kv_len in shapes)
+
+
+def _wanting(spec, *shapes: tuple[int, int]):
+    return load_spec({**spec.model_dump(mode="json"), "workloads": [work.model_dump() for work in _workloads(*shapes)]})
+
+
+def _select(spec, *stores, device=None, workload=None):
+    return select(spec, "cpu", workload, stores=stores, device=device or HERE)
+
+
+def test_exact(store, make_entry, spec):
+    entry = make_entry()
+    store.put(entry)
+    selection = _select(spec, store)
+    assert (selection.how, selection.entry, selection.cautions) == ("exact", entry, ())
+
+
+def test_nearest_workload(store, make_entry, spec):
+    near, far = make_entry(((2, 4096),)), make_entry(((64, 512),))
+    store.put(near)
+    store.put(far)
+    selection = _select(spec, store)
+    assert (selection.how, selection.entry) == ("nearest", near)
+    assert any("1.0 doublings" in line for line in selection.why)
+    assert any("9.0 doublings" in line for line in selection.why)
+
+
+def test_an_entry_must_cover_every_workload_to_be_exact(store, make_entry, spec):
+    store.put(make_entry(((1, 4096),)))
+    both = make_entry(((1, 4096), (1, 32768)))
+    store.put(both)
+    wide = _wanting(spec, (1, 4096), (1, 32768))
+    assert _select(wide, store).entry == both
+    assert _select(_wanting(spec, (1, 8192), (1, 4096)), store).how == "nearest"
+
+
+def test_one_workload_may_be_asked_for(store, make_entry, spec):
+    store.put(make_entry(((1, 4096), (1, 32768))))
+    assert _select(spec, store, workload=Workload(batch=1, kv_len=32768)).how == "exact"
+    assert _select(spec, store, workload=Workload(batch=4, kv_len=32768)).how == "nearest"
+
+
+def test_nothing_registered_means_the_default(store, spec):
+    selection = _select(spec, store)
+    assert (selection.how, selection.entry) == ("default", None)
+    assert any("nothing for this format" in line for line in selection.why)
+
+
+def test_the_first_store_outranks_the_others(store, make_entry, spec, tmp_path):
+    shipped = Store(tmp_path / "shipped", "packaged")
+    mine = make_entry(us=3.0)
+    store.put(mine)
+    shipped.put(make_entry(us=2.0))
+    selection = _select(spec, store, shipped)
+    assert selection.entry == mine
+    assert any("packaged" in line and "not needed: the user registry goes first" in line for line in selection.why)
+
+
+@pytest.fixture
+def cpu_space(monkeypatch):
+    """A CPU back end whose space knows block, order and tiles 1 and 2."""
+    parameters = [
+        Parameter("block", "layout", (32,), ""),
+        Parameter("order", "layout", ("simd",), ""),
+        Parameter("tile", "launch", (1, 2), ""),
+    ]
+
+    class Fake:
+        def space(self, spec, target):
+            return SearchSpace("cpu", parameters)
+
+    monkeypatch.setattr(backends, "get_backend", lambda name: Fake())
+
+
+def test_an_entry_of_another_device_serves_with_a_caution(store, make_entry, spec, cpu_space):
+    store.put(make_entry(device="Other CPU"))
+    selection = _select(spec, store)
+    assert selection.how == "exact"
+    assert selection.cautions == ("tuned on Other CPU, and this is Test CPU",)
+
+
+def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec, cpu_space):
+    store.put(make_entry(device="Other CPU", launch=16))
+    selection = _select(spec, store)
+    assert selection.entry is None
+    assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
+
+
+def test_this_device_outranks_a_better_match_from_another(store, make_entry, spec, cpu_space):
+    store.put(make_entry(device="Other CPU"))
+    own = make_entry(((4, 4096),))
+    store.put(own)
+    selection = _select(spec, store)
+    assert selection.entry == own
+    assert any("not needed: tuned on Other CPU" in line for line in selection.why)
+
+
+def test_threads_and_driver_are_cautions(store, make_entry, spec):
+    store.put(make_entry())
+    assert _select(spec, store, device={"name": "Test CPU", "threads": 8}).cautions == ("tuned with 2 threads, and there are 8",)
+
+
+def test_other_targets_are_passed_over(store, make_entry, spec):
+    store.put(make_entry())
+    selection = select(spec, "sm90", stores=[store], device=HERE)
+    assert selection.entry is None
+    assert any("it is for cpu, not sm90" in line for line in selection.why)
+
+
+def test_another_layout_version_is_stale(store, make_entry, spec):
+    store.put(replace(make_entry(), layout_id="0123456789abcdef"))
+    selection = _select(spec, store)
+    assert selection.entry is None
+    assert any("another version of the packed layout" in line for line in selection.why)
+
+
+def test_changed_headers_mean_rendering_anew(store, make_entry, spec, cpu_space, data_dir):
+    store.put(make_entry())
+    (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
+    selection = _select(spec, store)
+    assert selection.how == "exact"
+    assert any("rendered anew" in caution for caution in selection.cautions)
+
+
+def test_changed_headers_and_a_schedule_that_is_gone_are_a_miss(store, make_entry, spec, cpu_space, data_dir):
+    store.put(make_entry(launch=16))
+    assert _select(spec, store).how == "exact"
+    (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
+    assert _select(spec, store).how == "default"
+
+
+def test_damage_is_told(store, make_entry, spec):
+    path = store.put(make_entry())
+    next(path.glob("kernel-*")).unlink()
+    selection = _select(spec, store)
+    assert selection.how == "default"
+    assert any("passed over" in line and "is missing" in line for line in selection.why)
+
+
+def test_distance_counts_doublings():
+    one = Workload(batch=1, kv_len=4096)
+    assert distance(one, one) == 0
+    assert distance(one, Workload(batch=4, kv_len=2048)) == 3
+    assert nearest(_workloads((1, 4096), (1, 32768), (32, 8192)), Workload(batch=16, kv_len=16384)) == 2
