@@ -1,0 +1,12 @@
+"""The CPU back end: C++17 for g++, vectors of 16 lanes, OpenMP threads."""
+
+from __future__ import annotations
+
+from kvgen.lower.base import Backend
+
+
+def backend() -> Backend:
+    """The back end's one instance."""
+    from kvgen.lower.cpu.backend import CpuBackend
+
+    return CpuBackend()

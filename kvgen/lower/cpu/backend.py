@@ -1,0 +1,120 @@
+"""Specs to C++ for the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvgen._resources import templates
+from kvgen.errors import UnsupportedError
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import SearchSpace, spec_facts
+from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.spec import KernelSpec, QuantSpec
+
+TEMPLATE = "cpu/module.cpp.jinja"
+FLAGS = ("-fopenmp",)
+ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
+MOST_TOKENS = 2048
+EXPANDED_FLOATS = 16384
+"""Floats of K (and of V) that are expanded at once: 64 KiB, half of a second-level cache with V beside it."""
+
+
+class CpuBackend:
+    """See `kvgen.lower.base.Backend`."""
+
+    name = "cpu"
+    targets: tuple[Target, ...] = ("cpu",)
+
+    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+        """Why the spec cannot be lowered for the target, in one clause."""
+        if target not in self.targets:
+            return f"it generates code for the CPU, not for {target}"
+        if spec.key.boost.fraction > 0:
+            return "boosted channels of K (key.boost) need two widths in one block"
+        if spec.cache.sink:
+            return f"the first tokens cannot be kept in {spec.attention.dtype} (cache.sink)"
+        if spec.cache.local:
+            return f"recent tokens of V cannot be kept in {spec.attention.dtype} beyond the residual (cache.local)"
+        if spec.attention.sinks:
+            return "learned attention sinks (attention.sinks) are not part of its softmax"
+        unit, page = _block_unit(spec), spec.cache.page
+        if unit > MOST_TOKENS:
+            return f"whole groups need blocks of {unit} tokens, more than {MOST_TOKENS}"
+        if page is not None and page % unit:
+            return f"a page of {page} tokens holds no whole block of {unit} tokens"
+        return None
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        """The points of `search_spaces/cpu.yaml` that fit the spec."""
+        self._refuse(spec, target)
+        return SearchSpace.load("cpu", {**spec_facts(spec), "unit": _block_unit(spec)}, spec.workloads)
+
+    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+        """Blocks near 128 tokens; a few rows and tiles that fit the registers of any vector unit."""
+        self._refuse(spec, target)
+        unit, page = _block_unit(spec), spec.cache.page or 0
+        block = unit
+        while block * 2 <= 128 and (not page or page % (block * 2) == 0):
+            block *= 2
+        rows = min(4, spec.attention.group * spec.attention.q_len)
+        tiles = 4 if rows > 2 else 8
+        launch = Params(rows=rows, key_tiles=tiles, value_tiles=tiles, chunk=max(128, block), share=4096, prefetch=0)
+        return Schedule(self.name, Params(block=block, order="simd"), launch)
+
+    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+        """The packed layout of a layout part. Raises UnsupportedError where the spec does not fit it."""
+        try:
+            return packed_layout(spec, params.integer("block"), "simd")
+        except ValueError as error:
+            raise UnsupportedError(self.name, str(error)) from error
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        """C++ of the variant. Raises UnsupportedError."""
+        from kvgen.lower.template import reached_headers, render
+
+        self._refuse(spec, target)
+        reasons = self.space(spec, target).check(schedule)
+        if reasons:
+            raise UnsupportedError(self.name, f"schedule {schedule}: {'; '.join(reasons)}")
+        text = render(TEMPLATE, **self._context(spec, schedule))
+        include = (templates() / "cpu" / "include", templates() / "common" / "include")
+        return Source(text, "c++", target, include, FLAGS, reached_headers(text, include))
+
+    def _refuse(self, spec: KernelSpec, target: Target) -> None:
+        reason = self.unsupported(spec, target)
+        if reason:
+            raise UnsupportedError(self.name, reason)
+
+    def _context(self, spec: KernelSpec, schedule: Schedule) -> dict[str, Any]:
+        attention, layout = spec.attention, self.layout(spec, schedule.layout)
+        return {
+            "format": f"{attention.dtype}, {_in_words('K', spec.key)}, {_in_words('V', spec.value)}",
+            "element": ELEMENTS[attention.dtype],
+            "param": "float" if attention.dtype == "float32" else "kvgen::Half",
+            "dtype": "k" + attention.dtype.capitalize(),
+            "q_heads": attention.q_heads,
+            "kv_heads": attention.kv_heads,
+            "head_dim": attention.head_dim,
+            "softcap": float(attention.softcap),
+            "window": attention.window or 0,
+            "layout": layout,
+            "page_blocks": (spec.cache.page or 0) // layout.tokens,
+            "launch": dict(schedule.launch),
+            "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
+        }
+
+
+def _block_unit(spec: KernelSpec) -> int:
+    """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles."""
+    groups = [q.group for q in (spec.key, spec.value) if q.quantized and q.axis == "channel"]
+    unit = math.lcm(16, *groups)
+    small = spec.cache.page is not None and spec.cache.page % 32 != 0
+    return unit if unit == 16 and small else math.lcm(32, unit)
+
+
+def _in_words(name: str, quant: QuantSpec) -> str:
+    if not quant.quantized:
+        return f"{name} not quantized"
+    return f"{name} int{quant.bits} per {quant.axis} in groups of {quant.group}{'' if quant.zero else ', symmetric'}"

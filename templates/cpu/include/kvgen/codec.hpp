@@ -1,0 +1,127 @@
+// From packed words to floats: codes, scales and zeros of 16 rows at a time.
+#pragma once
+
+#include "kvgen/simd.hpp"
+
+namespace kvgen {
+
+// 16 rows of codes: a word holds neighbours along k, the lanes are rows.
+template <int Bits, class Element>
+struct Codec {
+  static constexpr int per_word = 32 / Bits;
+  static constexpr bool quantized = true;
+
+  // Element `k` of every lane's word: the unsigned code as a float.
+  static F32 code(U32 word, int k) {
+    const U32 shifted = word >> (Bits * k);
+#ifdef __AVX512F__
+    // A permutation looks at the low 4 bits alone: shift and look up, no mask, no conversion.
+    if constexpr (Bits <= 4) {
+      constexpr int m = (1 << Bits) - 1;
+      const F32 table = {0, 1 & m, 2 & m, 3 & m, 4 & m, 5 & m, 6 & m, 7 & m, 8 & m, 9 & m, 10 & m, 11 & m, 12 & m, 13 & m, 14 & m, 15 & m};
+      return __builtin_shuffle(table, (I32)shifted);
+    }
+#endif
+    return __builtin_convertvector((I32)(shifted & ((1u << Bits) - 1)), F32);
+  }
+};
+
+template <class Element>
+struct Codec<16, Element> {
+  static constexpr int per_word = 2;
+  static constexpr bool quantized = false;
+  static F32 code(U32 word, int k) { return widen<Element>(__builtin_convertvector(word >> (16 * k), U16)); }
+};
+
+template <>
+struct Codec<16, Bfloat> {
+  static constexpr int per_word = 2;
+  static constexpr bool quantized = false;
+  static F32 code(U32 word, int k) { return (F32)(k == 0 ? word << 16 : word & 0xffff0000u); }
+};
+
+template <>
+struct Codec<16, float> {
+  static constexpr int per_word = 1;
+  static constexpr bool quantized = false;
+  static F32 code(U32 word, int) { return (F32)word; }
+};
+
+// Floats in the order of packed words: what tokens in `dtype` and odd formats are expanded to.
+using Expanded = Codec<16, float>;
+
+// Scale and zero of 16 neighbours; x = code * scale + zero.
+struct Affine {
+  F32 scale, zero;
+};
+
+// The operand Op (K or V) of a configuration C: where its codes and params lie in a block. Op has
+//   bits, per_channel (one scale per channel and `group` tokens, else per token and `group` channels), group, zero,
+//   rows_are_tokens (K: rows are tokens and k runs over channels; V: the other way round),
+//   codes_offset (bytes from the sub-tile), params_offset (bytes from the block if per_channel, else from the sub-tile).
+template <class C, class Op>
+struct Operand {
+  using Param = typename C::Param;
+  using Code = Codec<Op::bits, typename C::Element>;
+  static constexpr int params = Op::zero ? 2 : 1;
+  static constexpr int k_extent = Op::rows_are_tokens ? C::head_dim : C::subtile;
+  static constexpr int row_extent = Op::rows_are_tokens ? C::subtile : C::head_dim;
+  static constexpr int param_extent = Op::per_channel ? C::head_dim : C::subtile;
+  static constexpr int tile_bytes = k_extent / Code::per_word * 64;  // 16 rows
+
+  static constexpr float offset() { return -static_cast<float>(1 << (Op::bits - 1)); }  // symmetric codes are stored unsigned
+
+  static const uint8_t* codes(const uint8_t* subtile, int tile) { return subtile + Op::codes_offset + tile * tile_bytes; }
+
+  static const Param* param(const uint8_t* block, const uint8_t* subtile, int group, int index) {
+    const uint8_t* section = (Op::per_channel ? block : subtile) + Op::params_offset;
+    return reinterpret_cast<const Param*>(section) + static_cast<int64_t>(group) * params * param_extent + index;
+  }
+
+  // Of 16 neighbours along the axis that params lie on: channels of a token group, or tokens of a channel group.
+  static Affine affine(const uint8_t* block, const uint8_t* subtile, int group, int index) {
+    const Param* at = param(block, subtile, group, index);
+    const F32 scale = load_floats<Param>(at);
+    if constexpr (Op::zero) return {scale, load_floats<Param>(at + param_extent)};
+    return {scale, scale * offset()};
+  }
+
+  // Of one element, in every lane.
+  static Affine affine_of_one(const uint8_t* block, const uint8_t* subtile, int group, int index) {
+    const Param* at = param(block, subtile, group, index);
+    const float scale = to_float(at[0]);
+    if constexpr (Op::zero) return {splat(scale), splat(to_float(at[param_extent]))};
+    return {splat(scale), splat(scale * offset())};
+  }
+
+  // Dequantizes 16 rows of a sub-tile whose first token is `token` of the block: out[k * 16 + row].
+  static void expand(const uint8_t* block, const uint8_t* subtile, int token, int tile, float* out) {
+    const uint8_t* words = codes(subtile, tile);
+    for (int k = 0; k < k_extent; ++k) {
+      F32 x = Code::code(load<U32>(words + k / Code::per_word * 64), k % Code::per_word);
+      if constexpr (Code::quantized) {
+        const Affine a = affine_at(block, subtile, token, tile, k);
+        x = x * a.scale + a.zero;
+      }
+      store(out + k * kLanes, x);
+    }
+  }
+
+  // Of element k of 16 rows.
+  static Affine affine_at(const uint8_t* block, const uint8_t* subtile, int token, int tile, int k) {
+    const int row = tile * kLanes;
+    if constexpr (Op::rows_are_tokens && Op::per_channel) return affine_of_one(block, subtile, (token + row) / Op::group, k);
+    if constexpr (Op::rows_are_tokens) return affine(block, subtile, k / Op::group, row);
+    if constexpr (Op::per_channel) return affine(block, subtile, (token + k) / Op::group, row);
+    if constexpr (Op::group % kLanes == 0) return affine_of_one(block, subtile, row / Op::group, k);
+    Affine lanes;
+    for (int i = 0; i < kLanes; ++i) {
+      const Affine one = affine_of_one(block, subtile, (row + i) / Op::group, k);
+      lanes.scale[i] = one.scale[0];
+      lanes.zero[i] = one.zero[0];
+    }
+    return lanes;
+  }
+};
+
+}  // namespace kvgen

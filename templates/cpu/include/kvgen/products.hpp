@@ -1,0 +1,276 @@
+// q . K and p . V over a chunk of tokens, packed or expanded, for C::rows query rows at a time.
+#pragma once
+
+#include "kvgen/tiles.hpp"
+
+namespace kvgen {
+
+// Where the sub-tiles of a run of packed tokens lie.
+template <class C>
+struct Chunk {
+  static constexpr int most = C::chunk;
+  static constexpr int subtiles = most / C::subtile;
+  static constexpr int tiles_per_subtile = C::subtile / kLanes;
+
+  int64_t position;  // of the first token
+  int tokens;
+  const uint8_t* block[subtiles];
+  const uint8_t* subtile[subtiles];
+
+  int in_block(int token) const { return static_cast<int>((position + token) % C::block); }
+};
+
+// The end of the run of tokens from `token` on that shares a group of `group` tokens; blocks hold whole groups.
+template <class C>
+inline int group_end(const Chunk<C>& chunk, int token, int group) {
+  const int end = token + group - chunk.in_block(token) % group;
+  return end < chunk.tokens ? end : chunk.tokens;
+}
+
+// Scores of K as it is packed. `q` has rows of head_dim floats, `score` rows of C::chunk.
+template <class C>
+struct PackedKeys {
+  using Op = Operand<C, typename C::Key>;
+  using Code = typename Op::Code;
+  static constexpr int dim = C::head_dim;
+  static constexpr int M = C::rows;
+  static constexpr int ahead = C::prefetch * C::subtile_bytes;
+  static constexpr bool direct = !Code::quantized || C::Key::per_channel || C::Key::group % Code::per_word == 0;
+
+  const Chunk<C>& chunk;
+
+  void scores(const float* q, const float* q_sum, float* score) const {
+    if constexpr (!Code::quantized)
+      tiles(q, F32{}, 0, chunk.tokens, score);
+    else if constexpr (C::Key::per_channel)
+      per_channel(q, score);
+    else
+      per_token(q, q_sum, score);
+  }
+
+ private:
+  // Scales go into the query, zeros into one number per row.
+  void per_channel(const float* q, float* score) const {
+    alignas(64) float folded[M * dim];
+    for (int begin = 0; begin < chunk.tokens;) {
+      const uint8_t* block = chunk.block[begin / C::subtile];
+      const int group = chunk.in_block(begin) / C::Key::group, end = group_end(chunk, begin, C::Key::group);
+      F32 zeros[M] = {};
+      for (int c = 0; c < dim; c += kLanes) {
+        const Affine a = Op::affine(block, nullptr, group, c);
+        for (int m = 0; m < M; ++m) {
+          const F32 x = load<F32>(q + m * dim + c);
+          store(folded + m * dim + c, x * a.scale);
+          zeros[m] += x * a.zero;
+        }
+      }
+      F32 bias = {};
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      tiles(folded, bias, begin, end, score);
+      begin = end;
+    }
+  }
+
+  void tiles(const float* q, F32 bias, int begin, int end, float* score) const {
+    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) {
+      constexpr int T = decltype(width)::value;
+      const uint8_t* at[T];
+      for (int t = 0; t < T; ++t) at[t] = codes(first + t);
+      F32 acc[M][T];
+      for (int m = 0; m < M; ++m)
+        for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
+      multiply<Code, M, T, ahead>(at, q, dim, dim / Code::per_word, acc);
+      for (int m = 0; m < M; ++m)
+        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
+    });
+  }
+
+  void per_token(const float* q, const float* q_sum, float* score) const {
+    constexpr int groups = dim / C::Key::group, words = C::Key::group / Code::per_word;
+    for_tiles<C::key_tiles>(0, chunk.tokens / kLanes, [&](auto width, int first) {
+      constexpr int T = decltype(width)::value;
+      F32 whole[M][T] = {};
+      for (int g = 0; g < groups; ++g) {
+        const uint8_t* at[T];
+        for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
+        F32 acc[M][T] = {};
+        multiply<Code, M, T, ahead>(at, q + g * C::Key::group, dim, words, acc);
+        for (int t = 0; t < T; ++t) {
+          const int tile = first + t;
+          const Affine a = Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes);
+          for (int m = 0; m < M; ++m) whole[m][t] += acc[m][t] * a.scale + q_sum[m * groups + g] * a.zero;
+        }
+      }
+      for (int m = 0; m < M; ++m)
+        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, whole[m][t]);
+    });
+  }
+
+  const uint8_t* codes(int tile) const { return Op::codes(chunk.subtile[tile / chunk.tiles_per_subtile], tile % chunk.tiles_per_subtile); }
+};
+
+// Adds the weighted V as it is packed. `p` has rows of C::chunk floats, `acc` rows of head_dim.
+template <class C>
+struct PackedValues {
+  using Op = Operand<C, typename C::Value>;
+  using Code = typename Op::Code;
+  static constexpr int dim = C::head_dim;
+  static constexpr int M = C::rows;
+  static constexpr int ahead = C::prefetch * C::subtile_bytes;
+  static constexpr bool direct = !Code::quantized || C::Value::per_channel || C::Value::group % kLanes == 0;
+
+  const Chunk<C>& chunk;
+
+  void add(const float* p, float* acc) const {
+    if constexpr (!Code::quantized)
+      for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) { column(width, first, p, F32{}, acc); });
+    else if constexpr (C::Value::per_channel)
+      per_channel(p, acc);
+    else
+      per_token(p, acc);
+  }
+
+ private:
+  // Scales go into the weights, zeros into one number per row.
+  void per_token(const float* p, float* acc) const {
+    constexpr int groups = dim / C::Value::group, tiles = C::Value::group / kLanes;
+    alignas(64) float scaled[M * C::chunk];
+    for (int g = 0; g < groups; ++g) {
+      F32 zeros[M] = {};
+      for (int token = 0; token < chunk.tokens; token += kLanes) {
+        const Affine a = Op::affine(nullptr, chunk.subtile[token / C::subtile], g, token % C::subtile);
+        for (int m = 0; m < M; ++m) {
+          const F32 x = load<F32>(p + m * C::chunk + token);
+          store(scaled + m * C::chunk + token, x * a.scale);
+          zeros[m] += x * a.zero;
+        }
+      }
+      F32 bias = {};
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      for_tiles<C::value_tiles>(g * tiles, (g + 1) * tiles, [&](auto width, int first) { column(width, first, scaled, bias, acc); });
+    }
+  }
+
+  // All tokens of the chunk, for a few tiles of channels.
+  template <int T>
+  void column(Width<T>, int first, const float* p, F32 bias, float* out) const {
+    F32 acc[M][T];
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
+    for (int token = 0; token < chunk.tokens; token += C::subtile) run<T>(first, token, C::subtile, p, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) {
+        float* at = out + m * dim + (first + t) * kLanes;
+        store(at, load<F32>(at) + acc[m][t]);
+      }
+  }
+
+  // Scales and zeros multiply what each group of tokens has gathered.
+  void per_channel(const float* p, float* out) const {
+    for (int begin = 0; begin < chunk.tokens;) {
+      const uint8_t* block = chunk.block[begin / C::subtile];
+      const int group = chunk.in_block(begin) / C::Value::group, end = group_end(chunk, begin, C::Value::group);
+      float weight[M];
+      for (int m = 0; m < M; ++m) {
+        F32 s = {};
+        for (int token = begin; token < end; token += kLanes) s += load<F32>(p + m * C::chunk + token);
+        weight[m] = sum(s);
+      }
+      for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) {
+        constexpr int T = decltype(width)::value;
+        F32 acc[M][T] = {};
+        for (int token = begin, next; token < end; token = next) {
+          next = (token / C::subtile + 1) * C::subtile;
+          next = next < end ? next : end;
+          if (next - token == C::subtile)
+            run<T>(first, token, C::subtile, p, acc);
+          else
+            run<T>(first, token, next - token, p, acc);
+        }
+        for (int t = 0; t < T; ++t) {
+          const Affine a = Op::affine(block, nullptr, group, (first + t) * kLanes);
+          for (int m = 0; m < M; ++m) {
+            float* at = out + m * dim + (first + t) * kLanes;
+            store(at, load<F32>(at) + (acc[m][t] * a.scale + weight[m] * a.zero));
+          }
+        }
+      });
+      begin = end;
+    }
+  }
+
+  // Tokens of one sub-tile.
+  template <int T>
+  inline __attribute__((always_inline)) void run(int first, int token, int tokens, const float* p, F32 (&acc)[M][T]) const {
+    const uint8_t* subtile = chunk.subtile[token / C::subtile];
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;
+    multiply<Code, M, T, ahead>(at, p + token, C::chunk, tokens / Code::per_word, acc);
+  }
+};
+
+// Tokens as floats: K as [tile of 16 tokens][channel][token], V as [tile of 16 channels][token][channel].
+template <class C>
+struct Floats {
+  static constexpr int dim = C::head_dim;
+  static constexpr int M = C::rows;
+  static constexpr int most = C::chunk < C::expanded ? C::chunk : C::expanded;  // tokens
+
+  alignas(64) float k[most * dim];
+  alignas(64) float v[most * dim];
+  int tokens;  // a multiple of 16
+
+  void scores(const float* q, const float*, float* score) const {
+    for_tiles<C::key_tiles>(0, tokens / kLanes, [&](auto width, int first) {
+      constexpr int T = decltype(width)::value;
+      const uint8_t* at[T];
+      for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(k + (first + t) * dim * kLanes);
+      F32 acc[M][T] = {};
+      multiply<Expanded, M, T, 0>(at, q, dim, dim, acc);
+      for (int m = 0; m < M; ++m)
+        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
+    });
+  }
+
+  void add(const float* p, float* out) const {
+    for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) {
+      constexpr int T = decltype(width)::value;
+      const uint8_t* at[T];
+      for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(v + (first + t) * most * kLanes);
+      F32 acc[M][T] = {};
+      multiply<Expanded, M, T, 0>(at, p, C::chunk, tokens, acc);
+      for (int m = 0; m < M; ++m)
+        for (int t = 0; t < T; ++t) {
+          float* to = out + m * dim + (first + t) * kLanes;
+          store(to, load<F32>(to) + acc[m][t]);
+        }
+    });
+  }
+
+  // Token `t` from rows of `dtype`; the 16 of a tile are set together, absent ones (null) as zeros.
+  void set_tile(int tile, const typename C::Element* const (&k_row)[kLanes], const typename C::Element* const (&v_row)[kLanes]) {
+    for (int c = 0; c < dim; c += kLanes) {
+      F32 square[kLanes];
+      for (int t = 0; t < kLanes; ++t) square[t] = k_row[t] ? load_floats<typename C::Element>(k_row[t] + c) : F32{};
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) store(k + (tile * dim + c + i) * kLanes, square[i]);
+      for (int t = 0; t < kLanes; ++t)
+        store(v + (c / kLanes * most + tile * kLanes + t) * kLanes, v_row[t] ? load_floats<typename C::Element>(v_row[t] + c) : F32{});
+    }
+  }
+
+  // Dequantizes packed tokens.
+  void set_packed(const Chunk<C>& chunk) {
+    tokens = chunk.tokens;
+    for (int token = 0; token < tokens; token += C::subtile) {
+      const uint8_t *block = chunk.block[token / C::subtile], *subtile = chunk.subtile[token / C::subtile];
+      const int at = chunk.in_block(token);
+      for (int tile = 0; tile < C::subtile / kLanes; ++tile)
+        Operand<C, typename C::Key>::expand(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
+      for (int tile = 0; tile < dim / kLanes; ++tile)
+        Operand<C, typename C::Value>::expand(block, subtile, at, tile, v + (tile * most + token) * kLanes);
+    }
+  }
+};
+
+}  // namespace kvgen

@@ -1,0 +1,157 @@
+// Tokens to packed codes: statistics in fp32, params rounded to their storage type first, codes from the rounded params.
+#pragma once
+
+#include "kvgen/codec.hpp"
+
+namespace kvgen {
+
+template <class C, class Info>
+struct Quantizer {
+  using Op = Operand<C, Info>;
+  using Code = typename Op::Code;
+  using Element = typename C::Element;
+  using Param = typename C::Param;
+  static constexpr int levels = (1 << (Info::bits == 16 ? 1 : Info::bits)) - 1;
+  static constexpr int half = (levels + 1) / 2;  // the unsigned code of a symmetric zero
+
+  // Packs the tokens 0 .. C::block - 1 that row(token) points to.
+  template <class Row>
+  static void pack(uint8_t* block, Row row) {
+    if constexpr (Code::quantized) {
+      if constexpr (Info::per_channel)
+        channel_params(block, row);
+      else
+        token_params(block, row);
+    }
+    for (int token = 0; token < C::block; token += C::subtile) {
+      uint8_t* subtile = subtile_of(block, token);
+      for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
+        if constexpr (Info::rows_are_tokens)
+          codes_of_tokens(block, subtile, token, tile, row);
+        else
+          codes_of_channels(block, subtile, token, tile, row);
+      }
+    }
+  }
+
+ private:
+  static uint8_t* subtile_of(uint8_t* block, int token) { return block + C::header_bytes + token / C::subtile * C::subtile_bytes; }
+
+  struct Range {
+    F32 low, high;
+
+    explicit Range(F32 x) : low(x), high(x) {}
+    void add(F32 x) {
+      low = x < low ? x : low;
+      high = x > high ? x : high;
+    }
+  };
+
+  static Param saturated(float x) {
+    constexpr float most = 65504.0f;
+    if constexpr (sizeof(Param) == 4)
+      return from_float<Param>(x);
+    else
+      return from_float<Param>(x > most ? most : x < -most ? -most : x);
+  }
+
+  // Scale and zero of a group with this range, as they are stored.
+  static void put(Param* at, float low, float high) {
+    if constexpr (Info::zero) {
+      at[0] = saturated((high - low) / static_cast<float>(levels));
+      at[Op::param_extent] = saturated(low);
+    } else {
+      const float magnitude = high > -low ? high : -low;
+      at[0] = saturated(magnitude / static_cast<float>(half - 1));
+    }
+  }
+
+  template <class Row>
+  static void channel_params(uint8_t* block, Row row) {
+    for (int group = 0; group < C::block / Info::group; ++group)
+      for (int c = 0; c < C::head_dim; c += kLanes) {
+        Range range(load_floats<Element>(row(group * Info::group) + c));
+        for (int t = 1; t < Info::group; ++t) range.add(load_floats<Element>(row(group * Info::group + t) + c));
+        Param* at = const_cast<Param*>(Op::param(block, nullptr, group, c));
+        for (int i = 0; i < kLanes; ++i) put(at + i, range.low[i], range.high[i]);
+      }
+  }
+
+  template <class Row>
+  static void token_params(uint8_t* block, Row row) {
+    for (int token = 0; token < C::block; ++token) {
+      const Element* x = row(token);
+      for (int group = 0; group < C::head_dim / Info::group; ++group) {
+        const Element* first = x + group * Info::group;
+        float low = to_float(first[0]), high = low;
+        for (int i = 1; i < Info::group; ++i) {
+          const float value = to_float(first[i]);
+          low = value < low ? value : low;
+          high = value > high ? value : high;
+        }
+        put(const_cast<Param*>(Op::param(nullptr, subtile_of(block, token), group, token % C::subtile)), low, high);
+      }
+    }
+  }
+
+  // The unsigned codes of 16 values.
+  static U32 code(F32 x, const Affine& a) {
+    F32 q;
+    if constexpr (Info::zero) {
+      q = round_even((x - a.zero) / a.scale);
+      q = q > 0.0f ? q : F32{};
+      q = q < static_cast<float>(levels) ? q : splat(static_cast<float>(levels));
+    } else {
+      q = round_even(x / a.scale);
+      q = q > static_cast<float>(1 - half) ? q : splat(static_cast<float>(1 - half));
+      q = q < static_cast<float>(half - 1) ? q : splat(static_cast<float>(half - 1));
+      q += static_cast<float>(half);
+    }
+    q = a.scale == 0.0f ? splat(Info::zero ? 0.0f : static_cast<float>(half)) : q;
+    return (U32)__builtin_convertvector(q, I32);
+  }
+
+  // Element k of 16 rows, as the bits that go into their words.
+  static U32 field(F32 x, const uint8_t* block, const uint8_t* subtile, int token, int tile, int k) {
+    if constexpr (Code::quantized) return code(x, Op::affine_at(block, subtile, token, tile, k));
+    if constexpr (sizeof(Element) == 4) return (U32)x;
+    U32 bits;
+    for (int i = 0; i < kLanes; ++i) {
+      const Element e = from_float<Element>(x[i]);
+      uint16_t half_word;
+      std::memcpy(&half_word, &e, 2);
+      bits[i] = half_word;
+    }
+    return bits;
+  }
+
+  static void put_field(U32& word, uint8_t* words, int k, U32 bits) {
+    constexpr int per = Code::per_word;
+    word = k % per == 0 ? bits : word | bits << (32 / per * (k % per));
+    if (k % per == per - 1) store(words + k / per * 64, word);
+  }
+
+  template <class Row>
+  static void codes_of_tokens(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
+    uint8_t* words = const_cast<uint8_t*>(Op::codes(subtile, tile));
+    U32 word{};
+    for (int c = 0; c < C::head_dim; c += kLanes) {
+      F32 square[kLanes];
+      for (int t = 0; t < kLanes; ++t) square[t] = load_floats<Element>(row(token + tile * kLanes + t) + c);
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) put_field(word, words, c + i, field(square[i], block, subtile, token, tile, c + i));
+    }
+  }
+
+  template <class Row>
+  static void codes_of_channels(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
+    uint8_t* words = const_cast<uint8_t*>(Op::codes(subtile, tile));
+    U32 word{};
+    for (int t = 0; t < C::subtile; ++t) {
+      const F32 x = load_floats<Element>(row(token + t) + tile * kLanes);
+      put_field(word, words, t, field(x, block, subtile, token, tile, t));
+    }
+  }
+};
+
+}  // namespace kvgen

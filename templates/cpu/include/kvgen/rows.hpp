@@ -1,0 +1,92 @@
+// The query rows of one unit of work, and the online softmax over a chunk of their scores.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "kvgen/simd.hpp"
+
+namespace kvgen {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kLn2 = 0.693147180559945309f;
+
+// Rows are (query token, head of the GQA group), heads fastest. Scores are in units of log2 e, so that weights are powers of 2.
+template <class C>
+struct Rows {
+  static constexpr int dim = C::head_dim;
+  static constexpr int most = C::rows * (8192 / dim > C::rows ? (8192 / dim < 64 ? 8192 / dim : 64) / C::rows : 1);
+  static constexpr int sums = !C::Key::per_channel && C::Key::bits != 16 ? dim / C::Key::group : 1;
+
+  alignas(64) float q[most][dim];
+  alignas(64) float acc[most][dim];
+  float q_sum[most][sums];  // over each channel group of K, where K has one scale per token
+  float top[most];
+  float total[most];
+  int64_t from[most], to[most];  // positions that a row sees
+  int count;                     // padded to a multiple of C::rows; padding sees nothing
+
+  void reset(int rows) {
+    count = (rows + C::rows - 1) / C::rows * C::rows;
+    std::memset(acc, 0, sizeof(acc[0]) * count);
+    for (int r = 0; r < count; ++r) {
+      top[r] = -kInfinity;
+      total[r] = 0;
+      from[r] = to[r] = 0;
+      if (r >= rows) std::memset(q[r], 0, sizeof(q[r]));
+    }
+  }
+
+  void sum_groups() {
+    if constexpr (sums > 1 || !C::Key::per_channel)
+      for (int r = 0; r < count; ++r)
+        for (int g = 0; g < sums; ++g) {
+          float s = 0;
+          for (int c = 0; c < dim / sums; ++c) s += q[r][g * (dim / sums) + c];
+          q_sum[r][g] = s;
+        }
+  }
+
+  // Turns the scores of `tokens` positions from `position` on into weights (zero where masked, and up to the next 16),
+  // and rescales what the row has gathered.
+  void soften(int r, int64_t position, int tokens, float* score) {
+    const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
+    const int64_t low = from[r] - position, high = to[r] - position < tokens ? to[r] - position : tokens;
+    if (low >= high) {
+      std::memset(score, 0, sizeof(float) * padded);
+      return;
+    }
+    if constexpr (C::softcap > 0)
+      for (int i = 0; i < padded; i += kLanes) store(score + i, tanh(load<F32>(score + i)) * (C::softcap * kLog2e));
+    if (low > 0 || high < padded) mask(score, padded, static_cast<int>(low), static_cast<int>(high));
+    F32 largest = splat(top[r]);
+    for (int i = 0; i < padded; i += kLanes) largest = max(load<F32>(score + i), largest);
+    const float peak = max(largest);
+    F32 sums_of = F32{};
+    for (int i = 0; i < padded; i += kLanes) {
+      const F32 p = exp2(load<F32>(score + i) - peak);
+      sums_of += p;
+      store(score + i, p);
+    }
+    rescale(r, peak);
+    total[r] += sum(sums_of);
+  }
+
+ private:
+  static void mask(float* score, int padded, int low, int high) {
+    I32 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int i = 0; i < padded; i += kLanes, index += kLanes)
+      store(score + i, ((index >= low) & (index < high)) ? load<F32>(score + i) : splat(-kInfinity));
+  }
+
+  void rescale(int r, float peak) {
+    if (peak == top[r]) return;
+    const float alpha = std::exp2(top[r] - peak);
+    top[r] = peak;
+    total[r] *= alpha;
+    for (int c = 0; c < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);
+  }
+};
+
+}  // namespace kvgen
