@@ -93,7 +93,7 @@ def _scenario(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, name:
         new = tuple(end - start for start, end in zip(past, upto, strict=True))
         chunks.append((life.slice(0, past, max(new)), life.slice(1, past, max(new)), new))
         past = upto
-    queries = inputs.q.split(q_len, dim=1)
+    queries = torch.split(inputs.q, q_len, dim=1)
     first = Step(queries[0], None, None, *life.attend(queries[0], past, past))
     steps = []
     for q in queries[1:]:

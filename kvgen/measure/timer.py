@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
@@ -67,7 +68,7 @@ class CudaTimer:
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
         """See `Timer`."""
-        stream = torch.cuda.Stream()
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for call in calls:
@@ -90,13 +91,13 @@ class CudaTimer:
     @staticmethod
     def _events(run: Callable[[], object], count: int) -> list[float]:
         """Seconds of each of `count` runs, one behind the other on the stream."""
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for mark in marks[1:]:
             run()
             mark.record()
         marks[-1].synchronize()
-        return [before.elapsed_time(after) * 1e-3 for before, after in zip(marks, marks[1:], strict=False)]
+        return [before.elapsed_time(after) * 1e-3 for before, after in pairwise(marks)]
 
     @classmethod
     def _busy(cls, run: Callable[[], object], seconds: float) -> float:

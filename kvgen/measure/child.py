@@ -1,0 +1,65 @@
+"""The worker process: `python -m kvgen.measure.child REQUESTS ANSWERS MEMORY`, two pipe ends and a bound in bytes (0: none).
+
+Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds"}; the answers to it are any number of
+{"stage"} and then one {"outcomes"}. The first answer of all is {"ready"}, once torch is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process that started this one ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request was made
+        os._exit(1)
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Let allocations beyond what is mapped now plus `extra_bytes` fail."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, mapped + extra_bytes))
+
+
+def main() -> None:
+    """Serve requests until the pipe closes."""
+    requests, answers, memory, parent = (int(arg) for arg in sys.argv[1:5])
+    die_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    from kvgen.measure.job import Job
+    from kvgen.measure.perform import perform, perform_interleaved
+
+    with os.fdopen(requests) as incoming, os.fdopen(answers, "w") as outgoing:
+
+        def say(**message: Any) -> None:
+            outgoing.write(json.dumps(message) + "\n")
+            outgoing.flush()
+
+        def stage(name: str) -> None:
+            say(stage=name)
+
+        if memory:
+            limit_memory(memory)
+        say(ready=True)
+        for line in incoming:
+            request = json.loads(line)
+            if "job" in request:
+                outcomes = [perform(Job.from_json(request["job"]), stage)]
+            else:
+                outcomes = perform_interleaved([Job.from_json(job) for job in request["jobs"]], request["rounds"], stage)
+            say(outcomes=[outcome.to_json() for outcome in outcomes])
+
+
+if __name__ == "__main__":
+    main()

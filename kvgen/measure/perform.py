@@ -1,0 +1,160 @@
+"""What a worker process does with a job: load, verify, time, verify again. Nothing here protects itself; the process is the cage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from kvgen.errors import CheckError, UnsupportedError
+from kvgen.measure.bench import Bench
+from kvgen.measure.check import Checker
+from kvgen.measure.job import Job, Kind, Outcome, TimingPolicy
+from kvgen.measure.scenario import scenarios
+from kvgen.measure.yardstick import Yardstick, yardstick
+from kvgen.spec import Workload
+from kvgen.spec.timing import Timing
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load
+
+Stage = Callable[[str], None]
+"""Told what comes next: load, reference, verify, time."""
+NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
+
+
+def perform(job: Job, stage: Stage) -> Outcome:
+    """Do a job; exceptions of the candidate become its outcome."""
+    clock = _Clock(stage)
+    timings: list[Timing] = []
+    accuracy: dict[str, float] = {}
+    try:
+        clock("load")
+        variant = _load(job)
+        checker = None
+        if job.check is not None:
+            clock("reference")
+            scenarios(job.spec, variant.layout, job.check)
+            clock("verify")
+            checker = Checker(variant, job.device, job.check)
+            accuracy = checker.accuracy
+            checker.run()
+        if job.timing is not None:
+            for workload in job.workloads:
+                clock("time")
+                timings.append(_time(job, job.timing, variant, workload))
+        if checker is not None and timings:
+            clock("verify")
+            checker.again()
+        _settle(job)
+    except Exception as error:
+        return Outcome(_kind(error), _sentence(error), (), accuracy, clock.seconds)
+    return Outcome("ok", "", tuple(timings), accuracy, clock.seconds)
+
+
+def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage) -> list[Outcome]:
+    """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone."""
+    clock = _Clock(stage)
+    variants: dict[int, Variant] = {}
+    failed: dict[int, Outcome] = {}
+    samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
+    reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
+    for workload in dict.fromkeys(work for job in jobs for work in job.workloads):
+        benches: dict[str, Bench] = {}
+        for _ in range(rounds):
+            for index, job in enumerate(jobs):
+                policy = job.timing or TimingPolicy()
+                if index in failed or workload not in job.workloads:
+                    continue
+                clock(f"time {index}")
+                try:
+                    variant = variants.get(index) or variants.setdefault(index, _load(job))
+                    bench = _shared_bench(benches, variant, workload, job)
+                    samples[index].setdefault(workload, []).append(median(bench.time(variant, policy)))
+                    if policy.read:
+                        reads[index].setdefault(workload, []).append(median(_yardstick(job).samples(bench.nbytes, policy)))
+                    _settle(job)
+                except Exception as error:  # noqa: PERF203 - one candidate's failure is not the others'
+                    failed[index] = Outcome(_kind(error), _sentence(error))
+    return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
+
+
+def _load(job: Job) -> Variant:
+    return Variant(job.spec, job.layout(), load(job.artifact))
+
+
+def _time(job: Job, policy: TimingPolicy, variant: Variant, workload: Workload) -> Timing:
+    bench = Bench(variant, workload, job.device, policy.cold_bytes)
+    samples = bench.time(variant, policy)
+    read_us = median(_yardstick(job).samples(bench.nbytes, policy)) if policy.read else None
+    return Timing(workload, median(samples), samples, read_us)
+
+
+def _yardstick(job: Job) -> Yardstick:
+    return yardstick(job.target)
+
+
+def _shared_bench(benches: dict[str, Bench], variant: Variant, workload: Workload, job: Job) -> Bench:
+    """Variants of one layout read the same caches."""
+    bench = benches.get(variant.layout.id)
+    if bench is None:
+        bench = benches[variant.layout.id] = Bench(variant, workload, job.device, job.timing.cold_bytes if job.timing else None)
+    return bench
+
+
+def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[float]]) -> tuple[Timing, ...]:
+    return tuple(
+        Timing(work, median(times), tuple(times), median(reads[work]) if work in reads else None) for work, times in samples.items()
+    )
+
+
+def _settle(job: Job) -> None:
+    """Asynchronous errors of a GPU surface here, and not in the next job."""
+    if job.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _kind(error: Exception) -> Kind:
+    if isinstance(error, UnsupportedError):
+        return "unsupported"
+    if isinstance(error, CheckError):
+        return "wrong"
+    text = str(error)
+    if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
+        return "oom"
+    return "crash"
+
+
+def _sentence(error: Exception) -> str:
+    """The error in one line: a C++ error's last line says what, the ones above where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = (lines[-1] if lines else type(error).__name__)[:500]
+    return f"it ran out of memory ({last})" if _kind(error) == "oom" else last
+
+
+class _Clock:
+    """Announces stages, and counts their seconds save the reference's."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._name = "load"
+        self._since = time.monotonic()
+        self._spent = 0.0
+
+    def __call__(self, name: str) -> None:
+        self._turn()
+        self._name = name
+        self._stage(name)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self._name != "reference":
+            self._spent += now - self._since
+        self._since = now
+
+    @property
+    def seconds(self) -> float:
+        """What the candidate took so far."""
+        self._turn()
+        return self._spent
