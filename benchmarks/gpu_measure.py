@@ -1,0 +1,246 @@
+"""One spec on this GPU: schedules verified and timed over random packed caches, one JSON line per result on stdout.
+
+Started by gpu_decode.py, which restarts it after a crash. Reads its task as JSON from the file named by its argument.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import Schedule
+from kvgen.measure.bytes import half_full, sequence_bytes
+from kvgen.reference.layout import PackedLayout
+from kvgen.reference.packing import pack_blocks, unpack_blocks
+from kvgen.spec import KernelSpec, Workload
+from kvgen.toolchain.launch import DTYPES
+from kvgen.toolchain.module import Module, load, load_library
+
+COLD_BYTES = 192 << 20
+UNIQUE = 64
+"""Different random blocks; caches are made of them in random order."""
+
+
+@dataclass
+class Caches:
+    """Random caches of one workload, several so that none is left in L2, and fp32 attention over the first of them."""
+
+    q: torch.Tensor
+    packed: list[torch.Tensor]
+    tables: list[torch.Tensor | None]
+    residual: list[tuple[torch.Tensor, torch.Tensor]]
+    lengths: list[torch.Tensor]
+    new: tuple[torch.Tensor, torch.Tensor]
+    want: torch.Tensor
+    bytes: int
+    room: int
+    """Most tokens that a sequence can have."""
+
+
+def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, logit: float) -> Caches:
+    """Caches of `half_full(kv_len)` tokens with room for a block more."""
+    random = torch.Generator("cuda").manual_seed(work.batch * 7919 + work.kv_len)
+    a, dtype, n = spec.attention, DTYPES[spec.attention.dtype], layout.tokens
+    length = half_full(layout, work.kv_len)
+    full, blocks = length // n, -(-(length + 2 * n) // n)
+    k, v = (torch.randn(UNIQUE, n, a.head_dim, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
+    unique = pack_blocks(layout, k, v)
+    read = [x.float().cuda() for x in unpack_blocks(layout, unique, dtype)]
+    nbytes = work.batch * sequence_bytes(spec, layout, length)
+    count = min(256, max(1, -(-COLD_BYTES // nbytes)))
+    q = torch.randn(work.batch, work.q_len, a.q_heads, a.head_dim, generator=random, device="cuda")
+    q = (q * (logit / 4.0)).to(dtype)
+    packed, tables, residuals, lengths, first = [], [], [], [], None
+    for _ in range(count):
+        index = torch.randint(UNIQUE, (work.batch, a.kv_heads, blocks), generator=random, device="cuda")
+        first = index if first is None else first
+        data = unique.cuda()[index]
+        table = None
+        if spec.cache.page:
+            data, table = _paged(data, spec.cache.page // n, random)
+        packed.append(data)
+        tables.append(table)
+        rest = [torch.randn(work.batch, a.kv_heads, n, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
+        residuals.append((rest[0], rest[1]))
+        lengths.append(torch.full((work.batch,), length, dtype=torch.int32, device="cuda"))
+    new = [torch.randn(work.batch, work.q_len, a.kv_heads, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
+    assert first is not None
+    want = _attention(spec, q, first[:, :, :full], read, residuals[0], length - full * n)
+    return Caches(q, packed, tables, residuals, lengths, (new[0], new[1]), want, nbytes, blocks * n)
+
+
+def _paged(data: torch.Tensor, page_blocks: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """[batch, heads, blocks, bytes] as shuffled pages and their table."""
+    batch, heads, blocks, size = data.shape
+    short = -blocks % page_blocks
+    data = torch.cat([data, data[:, :, :short]], 2).reshape(batch, heads, -1, page_blocks, size).transpose(1, 2).flatten(0, 1)
+    order = torch.randperm(data.shape[0], generator=random, device="cuda")
+    return data[order].contiguous(), order.argsort().to(torch.int32).reshape(batch, -1).contiguous()
+
+
+def _attention(
+    spec: KernelSpec, q: torch.Tensor, index: torch.Tensor, read: list[torch.Tensor], rest: tuple[torch.Tensor, torch.Tensor], tail: int
+) -> torch.Tensor:
+    """Output [batch, q_len, q_heads, head_dim], fp32, over blocks `index` of the unique ones and `tail` tokens of the residual."""
+    out = torch.empty(q.shape, dtype=torch.float32, device="cuda")
+    group, (q_len, dim) = spec.attention.group, (q.shape[1], q.shape[3])
+    for b in range(q.shape[0]):
+        k, v = (torch.cat([x[index[b]].flatten(1, 2), r[b, :, :tail].float()], 1) for x, r in zip(read, rest, strict=True))
+        rows = q[b].float().reshape(q_len, -1, group, dim).permute(1, 2, 0, 3)  # [heads, group, q_len, dim]
+        scores = rows.flatten(1, 2) @ k.transpose(1, 2) * dim**-0.5
+        scores = scores.unflatten(1, (group, q_len))
+        limit = k.shape[1] - q_len + torch.arange(q_len, device="cuda")
+        scores = scores.masked_fill(torch.arange(k.shape[1], device="cuda") > limit.unsqueeze(1), -torch.inf)
+        part = scores.softmax(-1).flatten(1, 2) @ v
+        out[b] = part.unflatten(1, (group, q_len)).permute(2, 0, 1, 3).reshape(q_len, -1, dim)
+    return out
+
+
+class Runner:
+    """One module's calls over a workload's caches."""
+
+    def __init__(self, spec: KernelSpec, module: Module, caches: Caches, work: Workload) -> None:
+        self.module, self.caches = module, caches
+        self.scale = spec.attention.head_dim**-0.5
+        size = int(module.workspace_bytes(work.batch, caches.room, work.q_len))
+        self.workspace = torch.zeros(max(16, size), dtype=torch.uint8, device="cuda")
+        self.out = torch.full_like(caches.q, torch.nan)
+
+    def attend(self, i: int, decode: bool = False) -> None:
+        """One call over cache `i`."""
+        c = self.caches
+        new = c.new if decode else ()
+        function = self.module.decode if decode else self.module.attend
+        function(
+            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], self.out, None, self.workspace, self.scale, c.room
+        )  # fmt: skip
+
+    def error(self) -> float:
+        """Relative L2 of `attend` over the first cache; inf where a repeated call gives other bits."""
+        self.attend(0)
+        first = self.out.clone()
+        for _ in range(3):
+            self.out.fill_(torch.nan)
+            self.attend(0)
+        torch.cuda.synchronize()
+        if not torch.equal(first.view(torch.int16), self.out.view(torch.int16)):
+            return float("inf")
+        error = float((first.float() - self.caches.want).norm() / self.caches.want.norm())
+        return error if error == error else float("inf")
+
+
+def capture(calls: list[Callable[[], None]], least: int = 20) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of the calls in turn, at least `least` of them, and their number."""
+    number = len(calls) * -(-least // len(calls))
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(number):
+            calls[i % len(calls)]()
+    return graph, number
+
+
+def timed(graph: torch.cuda.CUDAGraph, number: int) -> float:
+    """µs per call of one replay."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / number
+
+
+def decode_us(runner: Runner, block: int) -> float:
+    """µs per decode over a whole block of steps, its flush included."""
+    caches = runner.caches
+    before = [lengths.clone() for lengths in caches.lengths]
+    calls = [lambda i=i: runner.attend(i, decode=True) for i in range(len(caches.packed))]
+    graph, number = capture(calls, len(calls))  # type: ignore[arg-type]
+    samples = []
+    for _ in range(2):
+        for lengths, start in zip(caches.lengths, before, strict=True):
+            lengths.copy_(start)
+        steps = max(1, block // int(caches.q.shape[1]))
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(steps):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / (number * steps))
+    for lengths, start_length in zip(caches.lengths, before, strict=True):
+        lengths.copy_(start_length)
+    return min(samples)
+
+
+def read_graph(path: str, nbytes: int) -> tuple[torch.cuda.CUDAGraph, int]:
+    """The read kernel over as many bytes, also out of L2."""
+    read = load_library(Path(path)).get_function("read")
+    size = -(-nbytes // 4096) * 4096
+    count = max(1, -(-COLD_BYTES // size))
+    pool, sink = torch.ones(size * count, dtype=torch.uint8, device="cuda"), torch.zeros(4096, dtype=torch.uint8, device="cuda")
+    keep.extend([pool, sink])
+    return capture([lambda part=pool[i * size : (i + 1) * size]: read(part, sink) for i in range(count)])  # type: ignore[misc]
+
+
+keep: list[torch.Tensor] = []
+
+
+def say(kind: str, **values: Any) -> None:
+    """One line for the parent."""
+    print(json.dumps({"kind": kind, **values}), flush=True)
+
+
+def run(task: dict[str, Any]) -> None:
+    """Every workload of the task over every module."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    spec = KernelSpec.model_validate(task["spec"])
+    backend = get_backend("cuda")
+    modules = {m["schedule"]: load(Path(m["path"])) for m in task["modules"]}
+    layout = backend.layout(spec, Schedule.from_json(task["modules"][0]["json"]).layout)
+    for number in task["workloads"]:
+        work = spec.workloads[number]
+        caches = make_caches(spec, layout, work, task["logit"])
+        graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {"read": read_graph(task["read"], caches.bytes)}
+        errors, decodes, runners = {}, {}, []
+        for name, module in modules.items():
+            if [name, number] in task["skip"]:
+                continue
+            say("begin", schedule=name, workload=number)
+            runner = Runner(spec, module, caches, work)
+            errors[name] = runner.error()
+            graphs[name] = capture([lambda i=i, r=runner: r.attend(i) for i in range(len(caches.packed))])  # type: ignore[misc]
+            if task["decode"]:
+                decodes[name] = decode_us(runner, layout.tokens)
+            torch.cuda.synchronize()
+            runners.append(runner)
+        say("begin", schedule="timing", workload=number)
+        samples: dict[str, list[float]] = {name: [] for name in graphs}
+        for _ in range(task["rounds"]):
+            for name, (graph, count) in graphs.items():
+                samples[name].append(timed(graph, count))
+        read_us = median(samples.pop("read"))
+        for name, found in samples.items():
+            say(
+                "result", schedule=name, workload=number, us=median(found), low=min(found), read_us=read_us, bytes=caches.bytes,
+                relative_l2=errors[name], decode_us=decodes.get(name),
+            )  # fmt: skip
+        graphs.clear()
+        runners.clear()
+        keep.clear()
+        del caches
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    run(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,116 @@
+"""Short words for specs, schedules and workloads, for sweeps on a command line.
+
+spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym
+schedule  w8u4d1  w16u4d1.cl8  w8u4d1c2.flat.bulk  n256.w8u4d1.noexact  default  space  space20
+workload  8x32768  1x131072q4
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from kvgen.lower.base import Backend, Target
+from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.spec import KernelSpec, Workload
+
+_WORDS: dict[str, tuple[str, Value]] = {
+    **{name: ("copy", name) for name in ("async", "bulk", "bulk_unit")},
+    **{name: ("split", name) for name in ("automatic", "aligned", "flat")},
+    **{name: ("combine", name) for name in ("last", "two_level")},
+    **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
+    "auto": ("split", "automatic"),
+    "unit": ("copy", "bulk_unit"),
+    "two": ("combine", "two_level"),
+    "noexact": ("exact_q", False),
+}
+_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "c": "ctas"}
+
+
+def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
+    """The spec that words mean. Raises ValueError for an unknown word."""
+    bits, *rest = words.split(":")
+    found = re.fullmatch(r"k(\d+)v(\d+)", bits)
+    if found is None:
+        raise ValueError(f"a spec starts with its bits, like k4v4, not {bits!r}")
+    attention: dict[str, object] = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "float16"}
+    key: dict[str, object] = {"bits": int(found[1]), "axis": "channel", "group": 128, "zero": True}
+    value: dict[str, object] = {"bits": int(found[2]), "axis": "token", "group": 128, "zero": True}
+    cache: dict[str, object] = {}
+    parts = {"attention": attention, "key": key, "value": value, "cache": cache}
+    for word in rest:
+        for part, changes in _spec_word(word).items():
+            parts[part].update(changes)
+    dim = int(str(attention["head_dim"]))
+    if "vg" not in words:
+        value["group"] = dim
+    if key["axis"] == "token" and "kg" not in words:
+        key["group"] = dim
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", words)
+    return KernelSpec.model_validate(
+        {"name": name, "arch": arch, "attention": attention, "key": key, "value": value, "cache": cache, "workloads": workloads}
+    )
+
+
+def _spec_word(word: str) -> dict[str, dict[str, object]]:
+    """What one word changes, by section."""
+    plain: dict[str, dict[str, dict[str, object]]] = {
+        "token": {"key": {"axis": "token"}},
+        "sym": {"key": {"zero": False}, "value": {"zero": False}},
+        "bf16": {"attention": {"dtype": "bfloat16"}},
+    }
+    if word in plain:
+        return plain[word]
+    if heads := re.fullmatch(r"h(\d+)/(\d+)", word):
+        return {"attention": {"q_heads": int(heads[1]), "kv_heads": int(heads[2])}}
+    number = re.fullmatch(r"(kg|vg|d|q|page)(\d+)", word)
+    if number is None:
+        raise ValueError(f"{word!r} is no word of a spec")
+    n = int(number[2])
+    numbers: dict[str, dict[str, dict[str, object]]] = {
+        "kg": {"key": {"group": n}},
+        "vg": {"value": {"group": n}},
+        "d": {"attention": {"head_dim": n}},
+        "q": {"attention": {"q_len": n}},
+        "page": {"cache": {"layout": "paged", "page": n}},
+    }
+    return numbers[number[1]]
+
+
+def workload_of(word: str) -> Workload:
+    """`8x32768` or `8x32768q4`."""
+    found = re.fullmatch(r"(\d+)x(\d+)(?:q(\d+))?", word)
+    if found is None:
+        raise ValueError(f"{word!r} is no workload like 8x32768")
+    return Workload(batch=int(found[1]), kv_len=int(found[2]), q_len=int(found[3] or 1))
+
+
+def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target) -> list[Schedule]:
+    """The schedules that a word means: one, or for `space[N]` all points (N of them at random)."""
+    base = backend.default(spec, target)
+    if words == "default":
+        return [base]
+    if words.startswith("space"):
+        points = list(backend.space(spec, target).points())
+        return random.Random(0).sample(points, min(int(words[5:] or len(points)), len(points)))
+    layout, launch = dict(base.layout), dict(base.launch)
+    for word in words.split("."):
+        if word in _WORDS:
+            launch.update([_WORDS[word]])
+        elif block := re.fullmatch(r"n(\d+)", word):
+            layout["block"] = int(block[1])
+        elif re.fullmatch(r"([wudc]\d+)+", word):
+            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudc])(\d+)", word)}
+        else:
+            raise ValueError(f"{word!r} is no word of a schedule")
+    return [Schedule(base.backend, Params(layout), Params(launch))]
+
+
+def schedule_word(schedule: Schedule) -> str:
+    """The short word of a schedule; the defaults of its choices are left out."""
+    launch = schedule.launch
+    parts = [f"n{schedule.layout['block']}", "".join(f"{letter}{launch[name]}" for letter, name in _LETTERS.items())]
+    parts += [
+        str(launch[name]) for name, plain in (("copy", "async"), ("split", "automatic"), ("combine", "last")) if launch[name] != plain
+    ]
+    return ".".join(parts + ([] if launch["exact_q"] else ["noexact"])).replace("cluster", "cl")
