@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ def tune(
         if bench is None:
             from kvgen.tune.cage import Cage
 
-            bench = Cage(spec, target, {c.backend.name: c.backend for c in found}, devices)
+            bench = Cage(spec, target, cache.root / "tuning", devices)
         try:
             return run.go(bench, seed, storage)
         finally:
@@ -255,7 +256,9 @@ class _Run:
             ahead.start(point.schedule)
         ahead.settle()
         self.tell("finalists", f"{len(points)} finalists take turns")
-        return bench.final([(point, ahead.artifact(point.schedule)) for point in points], self.clock.left)
+        entrants = [(point, ahead.artifact(point.schedule)) for point in points]
+        known = {record.point.key: record for record in self.records()}
+        return [replace(record, accuracy=known[record.point.key].accuracy) for record in bench.final(entrants, self.clock.left)]
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:
         decision = decide(records, self.spec.workloads, self.default, present, bench.compare)

@@ -1,0 +1,179 @@
+"""`kvgen build`: lower, compile, tune, register."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.output import (
+    Arch,
+    BackendNames,
+    Json,
+    Workloads,
+    microseconds,
+    print_json,
+    print_table,
+    resolve_backends,
+    resolve_spec,
+)
+
+if TYPE_CHECKING:
+    from kvgen.spec import KernelSpec
+    from kvgen.tune.budget import Budget
+    from kvgen.tune.compile_only import CompileReport
+    from kvgen.tune.result import TuningResult
+
+DEFAULT_BUDGET = "10m"
+FAILURES_SHOWN = 8
+DETAIL_CHARS = 160
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("build")(build)
+
+
+def build(
+    specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of presets.")],
+    arch: Arch = None,
+    budget: Annotated[str | None, typer.Option("--budget", metavar="TIME", help="Wall-clock bound, e.g. 3m; 10m by default.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Most measurements.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Order of the search.")] = 0,
+    backend: BackendNames = None,
+    workload: Workloads = None,
+    devices: Annotated[str | None, typer.Option("--devices", metavar="all|0,1", help="GPUs to measure on.")] = None,
+    storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of studies, for several hosts.")] = None,
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering points.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tune specs for this machine and register the winners. Ctrl-C keeps the best so far; a later run goes on from there."""
+    chosen = [resolve_spec(name, arch, workload) for name in specs]
+    if compile_only:
+        _compile(chosen, backend, jobs, limit, as_json=as_json)
+        return
+    allowance = _budget(budget, trials)
+    results, interrupted = [], False
+    for spec in chosen:
+        result = _tune(spec, allowance, backend, seed, storage, devices, quiet=as_json)
+        results.append(result)
+        if not as_json:
+            show(result)
+        interrupted = interrupted or result.interrupted
+        if interrupted:
+            break
+    if as_json:
+        print_json([result.to_json() for result in results])
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _budget(text: str | None, trials: int | None) -> Budget:
+    from kvgen.tune.budget import Budget, parse_duration
+
+    try:
+        seconds = parse_duration(text) if text else None if trials else parse_duration(DEFAULT_BUDGET)
+        return Budget(trials, seconds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _tune(
+    spec: KernelSpec, budget: Budget, backend: list[str] | None, seed: int, storage: str | None, devices: str | None, *, quiet: bool
+) -> TuningResult:
+    from kvgen.cli.live import ProgressView
+    from kvgen.tune.tuner import tune
+
+    with ProgressView(spec.name, quiet=quiet) as view:
+        return tune(
+            spec,
+            budget=budget,
+            backends=resolve_backends(backend),
+            seed=seed,
+            storage=storage,
+            progress=view,
+            devices=_devices(devices),
+        )
+
+
+def _devices(text: str | None) -> list[int] | None:
+    """Indices of GPUs; None for the current one."""
+    if text is None:
+        return None
+    if text == "all":
+        import torch
+
+        return list(range(max(1, torch.cuda.device_count())))
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--devices is all or a list like 0,1, not {text!r}") from error
+
+
+def show(result: TuningResult) -> None:
+    """The winner beside the default, and what failed."""
+    entry = result.entry
+    rows = []
+    for launch in entry.launches:
+        timing = entry.timing(launch.workload)
+        if timing is not None:
+            faster = f"{timing.default_us / timing.us:.2f}x" if timing.default_us else "–"
+            read = f"{timing.read_fraction:.0%}" if timing.read_fraction is not None else "–"
+            times = [microseconds(us) for us in (timing.us, timing.default_us, timing.read_us)]
+            rows.append((launch.workload.key, *times[:2], faster, times[2], read, str(launch.params)))
+    title = f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}"
+    columns = ["workload", "tuned", "default", "speed-up", "pure read", "of read speed", "launch"]
+    print_table(title, columns, rows, right=columns[1:6])
+    show_failures([(r.kind, str(r.point), r.detail) for r in result.failures])
+    for refusal in result.refusals:
+        typer.echo(refusal)
+    how = "interrupted; best so far" if result.interrupted else result.why
+    typer.echo(f"{result.measured} measured, {result.known} known before, {result.seconds:.0f} s: {how}")
+    typer.echo(f"registered {entry.key} in {result.path}")
+
+
+def show_failures(failures: list[tuple[str, str, str]]) -> None:
+    """(kind, point, detail) of what failed; the first few of each kind."""
+    if not failures:
+        return
+    shown: list[tuple[str, str, str]] = []
+    for kind in dict.fromkeys(kind for kind, _, _ in failures):
+        same = [item for item in failures if item[0] == kind]
+        shown += [(kind, point, _first_line(detail)) for _, point, detail in same[:FAILURES_SHOWN]]
+        if len(same) > FAILURES_SHOWN:
+            shown.append((kind, f"and {len(same) - FAILURES_SHOWN} more", ""))
+    print_table(f"{len(failures)} failed", ["kind", "point", "detail"], shown)
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0][:DETAIL_CHARS] if lines else ""
+
+
+def _compile(specs: list[KernelSpec], backend: list[str] | None, jobs: int | None, limit: int | None, *, as_json: bool) -> None:
+    from kvgen.cli.live import ProgressView
+    from kvgen.tune.compile_only import compile_space
+
+    reports = []
+    for spec in specs:
+        with ProgressView(spec.name, quiet=as_json) as view:
+            reports.append(compile_space(spec, backends=resolve_backends(backend), workers=jobs, limit=limit, progress=view))
+        if not as_json:
+            _show_compiled(reports[-1])
+    if as_json:
+        data: list[dict[str, Any]] = [report.to_json() for report in reports]
+        print_json(data)
+
+
+def _show_compiled(report: CompileReport) -> None:
+    rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in report.points]
+    print_table(
+        f"{report.spec.name}: {len(report.points)} points for {report.target}, {report.seconds:.0f} s",
+        ["outcome", "schedule", "registers", "spills B", "static smem B"],
+        rows,
+        right=["registers", "spills B", "static smem B"],
+    )
+    for entry, path in report.entries:
+        typer.echo(f"registered {entry.key} ({entry.backend}, untuned) in {path}")

@@ -1,0 +1,89 @@
+"""`kvgen doctor`: what this machine can build and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from kvgen.cli.output import Json, print_json, print_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("doctor")(doctor)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Compilers, GPU, back ends, caches and registries of this machine. Exit code 3 where not even a CPU kernel can be built."""
+    from kvgen.cli.app import Exit
+
+    facts = examine()
+    if as_json:
+        print_json(facts)
+    else:
+        print_table("", ["", "", "what"], [("ok" if f["ok"] else "--", f["name"], f["detail"]) for f in facts["checks"]])
+        for name, path in facts["places"].items():
+            typer.echo(f"{name}: {path}")
+    if not facts["targets"]:
+        raise typer.Exit(Exit.NO_KERNEL)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `doctor` tells: checks, places, and the targets that can be built here."""
+    from kvgen import __version__
+    from kvgen.lower.backends import NAMES, get_backend
+    from kvgen.registry import stores
+    from kvgen.registry.device import here
+    from kvgen.spec.target import gpu_capability
+    from kvgen.toolchain import ArtifactCache
+    from kvgen.toolchain.compilers import find_gxx, find_nvcc
+
+    checks = [
+        _check("g++", lambda: f"{find_gxx()} ({find_gxx().path})"),
+        _check("nvcc", lambda: f"{find_nvcc()} ({find_nvcc().path})"),
+        _check("CPU", lambda: f"{here('cpu')['name']}, {here('cpu')['threads']} threads"),
+        _check("GPU", _gpu),
+        _check("torch", _torch),
+    ]
+    checks += [_check(f"back end {name}", lambda name=name: f"for {', '.join(get_backend(name).targets)}") for name in NAMES]  # type: ignore[misc]
+    good = {check["name"] for check in checks if check["ok"]}
+    targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
+    if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
+        targets += ["sm80", "sm89", "sm90"]
+    places = {"cache": str(ArtifactCache().root)}
+    for store in stores():
+        entries = store.all()
+        damaged = sum(1 for one in entries if one.entry is None)
+        places[f"{store.name} registry"] = f"{store.root} ({len(entries)} entries" + (f", {damaged} damaged)" if damaged else ")")
+    capability = gpu_capability()
+    return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": capability}
+
+
+def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
+    from kvgen.errors import KvgenError
+
+    try:
+        return {"name": name, "ok": True, "detail": ask()}
+    except KvgenError as error:
+        return {"name": name, "ok": False, "detail": str(error)}
+
+
+def _gpu() -> str:
+    from kvgen.errors import ToolchainMissing
+    from kvgen.registry.device import here
+    from kvgen.spec.target import gpu_capability, target_of
+
+    capability = gpu_capability()
+    if capability is None:
+        raise ToolchainMissing("no NVIDIA GPU is visible: kernels for the CPU only, GPU kernels with --compile-only")
+    target = target_of(capability)
+    device = here(target)
+    return f"{device.get('name')}, {target}, driver {device.get('driver')}"
+
+
+def _torch() -> str:
+    import torch
+
+    return f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no CUDA device")

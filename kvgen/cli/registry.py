@@ -1,0 +1,142 @@
+"""`kvgen list`, `show` and `why`: what is registered, and what answers a spec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
+
+if TYPE_CHECKING:
+    from kvgen.registry import Found
+    from kvgen.registry.entry import Entry
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("list")(list_entries)
+    app.command("show")(show)
+    app.command("why")(why)
+
+
+def list_entries(as_json: Json = False) -> None:
+    """Every entry of the user's, the site's and the packaged registry."""
+    from kvgen.registry import stores
+
+    found = [one for store in stores() for one in store.all()]
+    if as_json:
+        print_json([_summary(one) for one in found])
+        return
+    if not found:
+        typer.echo("nothing is registered yet: kvgen build SPEC tunes a kernel")
+        return
+    rows = []
+    for one in found:
+        entry = one.entry
+        key = one.path.name.split(".")[0]
+        if entry is None:
+            rows.append((key, one.store, "", "", "", f"damaged: {one.problem}"))
+            continue
+        times = ", ".join(f"{t.workload.key} {microseconds(t.us)}" for t in entry.timings) or "untuned"
+        rows.append((key, one.store, entry.spec.name, f"{entry.backend} {entry.arch}", str(entry.device.get("name", "")), times))
+    print_table("", ["key", "registry", "spec", "back end", "device", "times"], rows)
+
+
+def _summary(one: Found) -> dict[str, Any]:
+    data: dict[str, Any] = {"key": one.path.name.split(".")[0], "registry": one.store, "path": str(one.path), "problem": one.problem}
+    if one.entry is not None:
+        entry = one.entry
+        data |= {"spec": entry.spec.name, "backend": entry.backend, "arch": entry.arch, "device": dict(entry.device)}
+        data["timings"] = [{k: v for k, v in timing.to_json().items() if k != "samples"} for timing in entry.timings]
+        data["tuned"] = bool(entry.provenance.get("tuned", bool(entry.timings)))
+    return data
+
+
+def show(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of an entry, or the beginning of one.")],
+    source: Annotated[bool, typer.Option("--source", help="Print the rendered source.")] = False,
+    as_json: Json = False,
+) -> None:
+    """One entry: schedule, resources, times, provenance."""
+    from kvgen.errors import RegistryMiss
+    from kvgen.registry import find
+
+    matches = find(key)
+    found = [one for one in matches if one.entry is not None]
+    if not found:
+        problem = f": {matches[0].problem}" if matches else ""
+        raise RegistryMiss(f"no entry has a key that begins with {key}{problem}")
+    if len({one.entry.key for one in found if one.entry}) > 1:
+        raise typer.BadParameter(f"{key} is ambiguous: {', '.join(sorted(one.path.name.split('.')[0] for one in found))}")
+    one = found[0]
+    entry = one.entry
+    assert entry is not None
+    if as_json:
+        data = {**entry.to_json(), "path": str(one.path), "registry": one.store, "resources": entry.resources()}
+        print_json({**data, "texts": {file: code.text for file, code in entry.codes.items()}} if source else data)
+    elif source:
+        for file, code in sorted(entry.codes.items()):
+            typer.echo(f"// {file}\n{code.text}")
+    else:
+        _print_entry(entry, one)
+
+
+def _print_entry(entry: Entry, one: Found) -> None:
+    from kvgen.cli.specs import describe
+
+    typer.echo(f"{entry.spec.name}  {entry.key}  ({one.store} registry)\n{describe(entry.spec)}")
+    typer.echo(f"{entry.backend} for {entry.arch}, tuned on {entry.device.get('name')}; layout {entry.layout} ({entry.layout_id})\n")
+    rows = []
+    for launch in entry.launches:
+        timing = entry.timing(launch.workload)
+        us, default, read = (timing.us, timing.default_us, timing.read_fraction) if timing else (None, None, None)
+        fraction = f"{read:.0%}" if read is not None else "–"
+        rows.append((launch.workload.key, microseconds(us), microseconds(default), fraction, str(launch.params)))
+    print_table("", ["workload", "time", "default", "of read speed", "launch"], rows, right=["time", "default", "of read speed"])
+    kernels = [
+        (file, name, str(used["registers"]), str(used["spill_bytes"]), str(used["shared_bytes"]))
+        for file, resources in entry.resources().items()
+        for name, used in resources["kernels"].items()
+    ]
+    if kernels:
+        print_table("\nresources", ["source", "kernel", "registers", "spills B", "static smem B"], kernels)
+    for title, facts in (("provenance", entry.provenance), ("toolchain", entry.toolchain), ("accuracy", entry.accuracy)):
+        typer.echo(f"\n{title}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None))
+    typer.echo(f"\n{one.path}")
+
+
+def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
+    """Which entry answers a spec (or one workload of it), and why. Exit code 3 where none does."""
+    from kvgen.cli.app import Exit
+    from kvgen.registry.select import select
+    from kvgen.spec.target import resolve
+
+    spec = resolve_spec(spec_name, arch)
+    target = resolve(spec.arch)
+    wanted = [parse_workload(text) for text in workload] if workload else [None]
+    answers = [(work, select(spec, target, work)) for work in wanted]
+    if as_json:
+        print_json(
+            [
+                {
+                    "workload": work.key if work else None,
+                    "how": answer.how,
+                    "key": answer.entry.key if answer.entry else None,
+                    "backend": answer.entry.backend if answer.entry else None,
+                    "why": list(answer.why),
+                    "cautions": list(answer.cautions),
+                }
+                for work, answer in answers
+            ]
+        )
+    else:
+        for work, answer in answers:
+            typer.echo(
+                f"{spec.name}{f' at {work.key}' if work else ''} on {target}: {answer.how}"
+                + (f", entry {answer.entry.key}" if answer.entry else "")
+            )
+            for reason in (*answer.why, *answer.cautions):
+                typer.echo(f"  {reason}")
+    if any(answer.entry is None for _, answer in answers):
+        raise typer.Exit(Exit.NO_KERNEL)

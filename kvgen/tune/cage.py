@@ -1,0 +1,95 @@
+"""The bench of real runs: workers of the measure room, one per device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from kvgen.lower.base import Target
+from kvgen.measure.device import fingerprint
+from kvgen.measure.finalists import interleave
+from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
+from kvgen.measure.verdict import compare
+from kvgen.measure.worker import Worker
+from kvgen.spec import KernelSpec
+from kvgen.toolchain import Artifact
+from kvgen.tune.decide import Kind
+from kvgen.tune.point import Point, Record
+
+SEARCH = TimingPolicy(seconds=0.2)
+FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
+ROUNDS = 15
+FEWEST_ROUNDS = 7
+TURN_SECONDS = 0.25
+"""About what one turn of a finalist takes."""
+TIMEOUT_S = 60.0
+
+
+class Cage:
+    """Measures in killable workers. Only one process of the machine measures on a device at a time."""
+
+    def __init__(self, spec: KernelSpec, target: Target, locks: Path, devices: Sequence[int] | None = None) -> None:
+        """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`."""
+        self._spec, self._target = spec, target
+        names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
+        self.devices = len(names)
+        self.exclusive = target == "cpu"
+        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(SEARCH), "check": asdict(CheckPolicy())}
+        self._workers = [Worker(environment={} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
+
+    def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
+        """See `Bench`."""
+        with self._alone(device):
+            outcome = self._workers[device].run(self._job(point, artifact, SEARCH), TIMEOUT_S)
+        return _record(point, artifact, outcome)
+
+    def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+        """See `Bench`. All take turns on the first device."""
+        rounds = ROUNDS
+        if seconds is not None and entrants:
+            rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(seconds / (TURN_SECONDS * len(entrants)))))
+        jobs = [replace(self._job(point, artifact, FINAL), check=None) for point, artifact in entrants]
+        with self._alone(0):
+            outcomes = interleave(jobs, rounds, TIMEOUT_S, self._workers[0])
+        return [_record(point, artifact, outcome) for (point, artifact), outcome in zip(entrants, outcomes, strict=True)]
+
+    def compare(self, new: Record, old: Record) -> Kind:
+        """See `Bench`."""
+        return compare(new.samples, old.samples).kind
+
+    def close(self) -> None:
+        """See `Bench`."""
+        for worker in self._workers:
+            worker.close()
+
+    def _job(self, point: Point, artifact: Artifact, timing: TimingPolicy) -> Job:
+        return Job(self._spec, point.schedule, self._target, artifact.path, (point.workload,), CheckPolicy(), timing)
+
+    @contextmanager
+    def _alone(self, device: int) -> Iterator[None]:
+        lock = self._locks[device]
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            yield
+
+
+def _visible(index: int) -> str:
+    """The name of a GPU for a process of its own, given its index among those visible here."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[index] if index < len(visible) else str(index)
+
+
+def _record(point: Point, artifact: Artifact, outcome: Outcome) -> Record:
+    resources = artifact.resources.to_json()
+    if not outcome.ok or not outcome.timings:
+        return Record(point, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=resources)
+    timing = outcome.timings[0]
+    return Record(point, outcome.kind, timing.us, timing.read_us, timing.samples, outcome.accuracy, outcome.detail, resources)

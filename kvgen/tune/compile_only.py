@@ -1,0 +1,157 @@
+"""Compiling a space where nothing can be run: resources by point, spilling points excluded, untuned entries."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvgen.errors import CompileError
+from kvgen.lower.base import Backend, Source, Target
+from kvgen.lower.schedule import Schedule
+from kvgen.lower.space import SearchSpace
+from kvgen.registry import user_store
+from kvgen.registry.entry import Entry
+from kvgen.registry.store import Store
+from kvgen.spec import KernelSpec
+from kvgen.spec.target import resolve
+from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain.pool import build_many
+from kvgen.tune.plan import Contender, contenders, require
+from kvgen.tune.progress import Progress, Watch
+from kvgen.tune.register import make_untuned
+from kvgen.tune.study import flatten
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of one point: `ok`, `spills` or `compile_error`; resources are those of its hungriest kernel."""
+
+    schedule: Schedule
+    kind: str
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    artifact: str = ""
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**{k: getattr(self, k) for k in self.__dataclass_fields__ if k != "schedule"}, "schedule": self.schedule.to_json()}
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """Every point that was compiled, and the untuned entries that stand for them."""
+
+    spec: KernelSpec
+    target: Target
+    points: tuple[Compiled, ...]
+    entries: tuple[tuple[Entry, Path], ...]
+    seconds: float
+    feasible: int
+    """Points of the space; more than were compiled where a covering set was asked for."""
+    refusals: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "spec": self.spec.name,
+            "target": self.target,
+            "seconds": round(self.seconds, 1),
+            "feasible": self.feasible,
+            "compiled": len(self.points),
+            "excluded": [point.to_json() for point in self.points if point.kind != "ok"],
+            "points": [point.to_json() for point in self.points],
+            "entries": [{"key": entry.key, "backend": entry.backend, "path": str(path)} for entry, path in self.entries],
+            "refusals": list(self.refusals),
+        }
+
+
+def compile_space(
+    spec: KernelSpec,
+    target: Target | None = None,
+    *,
+    backends: Sequence[Backend] | None = None,
+    workers: int | None = None,
+    limit: int | None = None,
+    progress: Watch | None = None,
+    store: Store | None = None,
+    cache: ArtifactCache | None = None,
+) -> CompileReport:
+    """Compile the spec's schedules without running them; a default that compiles is registered as untuned per back end.
+
+    With `limit`, at most so many points per back end, chosen so that every value of every parameter occurs (as far as they
+    go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
+    UnsupportedError where no back end takes the spec, CompileError where not even a default compiles.
+    """
+    target = target or resolve(spec.arch)
+    found, refusals = contenders(spec, target, backends)
+    require(spec, target, found, compile_only=True)
+    store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    began = time.monotonic()
+    points: list[Compiled] = []
+    entries: list[tuple[Entry, Path]] = []
+    feasible = 0
+    jobs: list[tuple[Contender, Schedule, Source]] = []
+    for c in found:
+        every = list(c.space.points())
+        feasible += len(every)
+        chosen = every if limit is None else covering(c.space, every, c.default, limit)
+        jobs += [(c, schedule, c.backend.lower(spec, schedule, target)) for schedule in chosen]
+    failures: Counter[str] = Counter()
+    for index, result in build_many([source for _, _, source in jobs], workers, cache):
+        c, schedule, source = jobs[index]
+        point = _judge(schedule, result)
+        points.append(point)
+        if point.kind != "ok":
+            failures[point.kind] += 1
+        if schedule.id == c.default.id:
+            entries.append(_register(spec, target, c, source, result, store))
+        elapsed = time.monotonic() - began
+        watch(Progress("compiling", str(schedule), len(points), len(jobs), 0, failures.copy(), {}, elapsed, None))
+    order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
+    points.sort(key=lambda point: order[point.schedule.id])
+    return CompileReport(spec, target, tuple(points), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
+
+
+def _register(
+    spec: KernelSpec, target: Target, c: Contender, source: Source, result: Artifact | CompileError, store: Store
+) -> tuple[Entry, Path]:
+    if isinstance(result, CompileError):
+        raise CompileError(f"the default schedule of {c.backend.name} does not compile", str(result))
+    entry = make_untuned(spec, target, c.backend, c.default, source, result, {})
+    return entry, store.put(entry)
+
+
+def _judge(schedule: Schedule, result: Artifact | CompileError) -> Compiled:
+    if isinstance(result, CompileError):
+        return Compiled(schedule, "compile_error", detail=str(result))
+    kernels = result.resources.kernels.values()
+    spills = result.resources.spill_bytes
+    return Compiled(
+        schedule,
+        "spills" if spills else "ok",
+        max((kernel.registers for kernel in kernels), default=0),
+        spills,
+        max((kernel.shared_bytes for kernel in kernels), default=0),
+        result.id,
+        f"{spills} bytes of register spills" if spills else "",
+    )
+
+
+def covering(space: SearchSpace, points: Iterable[Schedule], default: Schedule, limit: int) -> list[Schedule]:
+    """The default and up to `limit` - 1 other points that together show as many parameter values as they can."""
+    rest = [point for point in points if point.id != default.id]
+    random.Random(space.backend).shuffle(rest)
+    chosen, seen = [default], set(flatten(default).items())
+    while rest and len(chosen) < limit:
+        best = max(rest, key=lambda point: len(set(flatten(point).items()) - seen))
+        chosen.append(best)
+        seen |= set(flatten(best).items())
+        rest.remove(best)
+    return chosen
