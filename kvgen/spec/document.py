@@ -16,7 +16,7 @@ MAX_NODES = 10_000
 MAX_DEPTH = 32
 
 _TAG = "tag:yaml.org,2002:"
-_PLAIN = {_TAG + kind for kind in ("null", "bool", "int", "float", "str")}
+_PLAIN = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "map", "seq")}
 
 Place = tuple[str | int, ...]
 
@@ -84,6 +84,9 @@ class _Reader:
                 self.note(node, place, "too large or nested too deeply for a spec")
             self.nodes = max(self.nodes, MAX_NODES + 1)  # stop expanding everywhere
             return None
+        if node.tag not in _PLAIN:
+            self.note(node, place, f"the YAML tag {node.tag} has no place in a spec")
+            return None
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
@@ -107,14 +110,11 @@ class _Reader:
         return data
 
     def scalar(self, node: yaml.Node, place: Place) -> Any:
-        if node.tag not in _PLAIN:
-            if node.tag == _TAG + "timestamp":
-                return node.value
-            self.note(node, place, f"the YAML tag {node.tag} has no place in a spec")
-            return None
+        if node.tag == _TAG + "timestamp":  # a date is text here
+            return node.value
         try:
             return self.scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
+        except (yaml.YAMLError, ValueError, OverflowError, KeyError):
             self.note(node, place, f"not a readable {node.tag[len(_TAG) :]}: {node.value[:20]!r}")
             return None
 

@@ -65,9 +65,11 @@ def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | No
     issues = list(found)
     if not isinstance(data, dict):
         raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
-    data, problem = start_from(data)
-    if problem:
-        issues.append(SpecIssue("preset", problem.message, line_of(("preset",)), problem.hint))
+    if "preset" in data:
+        line_of = _or_preset_line(line_of, data)
+        data, problem = start_from(data)
+        if problem:
+            issues.append(SpecIssue("preset", problem.message, line_of(("preset",)), problem.hint))
     try:
         spec = KernelSpec.model_validate(data)
     except ValidationError as error:
@@ -76,6 +78,11 @@ def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | No
     if issues:
         raise SpecError(in_order(issues), name)
     return spec
+
+
+def _or_preset_line(line_of: LineOf, written: dict[str, Any]) -> LineOf:
+    """Sections that a preset brought have its line."""
+    return lambda place: line_of(place if place and place[0] in written else ("preset",))
 
 
 def _between_valid_sections(data: dict[str, Any]) -> list[rules.Problem]:

@@ -60,9 +60,7 @@ def presets() -> dict[str, KernelSpec]:
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
-    """Fill what `preset: NAME` sets and `data` leaves open; an unknown name is an issue. Data without `preset` is unchanged."""
-    if "preset" not in data:
-        return data, None
+    """`data` with what its `preset` sets and itself leaves open; an unknown name is an issue."""
     own = {key: value for key, value in data.items() if key != "preset"}
     name = data["preset"]
     if isinstance(name, str) and name in FORMATS:

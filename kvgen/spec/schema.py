@@ -1,0 +1,71 @@
+"""JSON schema of a spec file, for completion and checks in editors. `python -m kvgen.spec.schema` prints it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from typing import Any
+
+from kvgen.spec import model
+from kvgen.spec.presets import FORMATS
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema as plain data, with the models' attribute docstrings as descriptions."""
+    schema = model.KernelSpec.model_json_schema()
+    described = _attribute_docs(inspect.getsource(model))
+    _describe(schema, "KernelSpec", described)
+    for name, part in schema["$defs"].items():
+        _describe(part, name, described)
+    _allow_presets(schema)
+    return {"$schema": DIALECT, **schema}
+
+
+def dumps() -> str:
+    """The schema as the text of docs/kvgen-spec.schema.json."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def _attribute_docs(source: str) -> dict[str, dict[str, str]]:
+    """Per class, field name to the string literal under it; a class inherits what its base says."""
+    found: dict[str, dict[str, str]] = {}
+    for cls in ast.parse(source).body:
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        docs: dict[str, str] = {}
+        for base in cls.bases:
+            docs |= found.get(ast.unparse(base), {})
+        for field, text in zip(cls.body, cls.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                docs[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
+        found[cls.name] = docs
+    return found
+
+
+def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, str]]) -> None:
+    for field, entry in part.get("properties", {}).items():
+        entry.pop("title", None)  # the name again, in other letters
+        text = described[name].get(field)
+        if text is not None:
+            entry["description"] = text
+
+
+def _allow_presets(schema: dict[str, Any]) -> None:
+    """With `preset`, what it sets need not be written."""
+    schema["properties"] = {
+        "preset": {"enum": list(FORMATS), "description": "Start from a named format; fields given here override it."},
+        **schema["properties"],
+    }
+    required: dict[str, Any] = {}
+    for section, name in (("key", "KeySpec"), ("value", "ValueSpec")):
+        required[section] = {"required": schema["$defs"][name].pop("required")}
+        schema["required"].remove(section)
+    schema["if"] = {"not": {"required": ["preset"]}}
+    schema["then"] = {"required": list(required), "properties": required}
+
+
+if __name__ == "__main__":
+    print(dumps(), end="")

@@ -1,0 +1,102 @@
+"""Hypothesis strategies for specs and packed layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvgen.reference.layout import Order, PackedLayout, packed_layout
+from kvgen.spec import KernelSpec, load_spec
+
+
+def base(**sections: Any) -> dict[str, Any]:
+    """A small valid spec as data; sections given replace its own."""
+    data: dict[str, Any] = {
+        "name": "base",
+        "arch": "cpu",
+        "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64},
+        "key": {"bits": 4, "axis": "channel", "group": 32},
+        "value": {"bits": 4, "axis": "token", "group": 64},
+        "workloads": [{"batch": 1, "kv_len": 256}],
+    }
+    return {**data, **sections}
+
+
+def _quants(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
+    divisors = [g for g in (16, 32, 48, 64, 96, 128) if head_dim % g == 0]
+    return st.one_of(
+        st.just({"bits": 16}),
+        st.fixed_dictionaries(
+            {"bits": st.sampled_from([2, 4, 8]), "axis": st.just("channel"), "group": st.sampled_from([16, 32, 64]), "zero": st.booleans()}
+        ),
+        st.fixed_dictionaries(
+            {"bits": st.sampled_from([2, 4, 8]), "axis": st.just("token"), "group": st.sampled_from(divisors), "zero": st.booleans()}
+        ),
+    )
+
+
+@st.composite
+def spec_data(draw: st.DrawFn) -> dict[str, Any]:
+    """Data of a valid spec."""
+    head_dim = draw(st.sampled_from([16, 32, 48, 64, 96, 128]))
+    kv_heads = draw(st.integers(1, 3))
+    q_len = draw(st.integers(1, 4))
+    data = base(
+        attention={
+            "q_heads": kv_heads * draw(st.integers(1, 5)),
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "dtype": draw(st.sampled_from(["float16", "bfloat16", "float32"])),
+            "q_len": q_len,
+            "softcap": draw(st.sampled_from([0.0, 30.0])),
+            "window": draw(st.none() | st.integers(1, 300)),
+            "sinks": draw(st.booleans()),
+        },
+        key=draw(_quants(head_dim)),
+        value=draw(_quants(head_dim)),
+        cache=draw(st.sampled_from([{}, {"layout": "paged", "page": 64}, {"layout": "paged", "page": 128}])),
+        workloads=draw(
+            st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "batch": st.integers(1, 128),
+                        "kv_len": st.integers(4, 1 << 20),
+                        "q_len": st.integers(1, q_len),
+                        "weight": st.floats(0.1, 10.0),
+                    }
+                ),
+                min_size=1,
+                max_size=3,
+                unique_by=lambda work: (work["batch"], work["kv_len"], work["q_len"]),
+            )
+        ),
+    )
+    if data["key"].get("bits") == 2 and data["key"].get("axis") == "channel" and data["key"].get("zero"):
+        data["key"]["boost"] = {"fraction": draw(st.sampled_from([0.0, 0.125, 0.25])), "select": "mean_abs"}
+    return data
+
+
+def specs() -> st.SearchStrategy[KernelSpec]:
+    """Valid specs."""
+    return spec_data().map(load_spec)
+
+
+def possible_layouts(spec: KernelSpec) -> list[PackedLayout]:
+    """Every packed layout of blocks of 16 to 128 tokens that the spec can have."""
+    orders: tuple[Order, ...] = ("mma", "simd")
+    return [made for tokens in (16, 32, 64, 128) for order in orders if (made := _layout_or_none(spec, tokens, order)) is not None]
+
+
+def _layout_or_none(spec: KernelSpec, tokens: int, order: Order) -> PackedLayout | None:
+    try:
+        return packed_layout(spec, tokens, order)
+    except ValueError:
+        return None
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[KernelSpec, PackedLayout]:
+    """A spec and one of the packed layouts that it can have."""
+    spec = draw(specs().filter(lambda spec: bool(possible_layouts(spec))))
+    return spec, draw(st.sampled_from(possible_layouts(spec)))

@@ -1,0 +1,210 @@
+"""Loading specs: what is accepted, and how every mistake is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from kvgen.errors import SpecError, SpecIssue
+from kvgen.spec import AttentionSpec, KernelSpec, KeySpec, dump_spec, load_spec
+from tests.support.specs import base, spec_data
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+GOOD = """\
+name: good
+attention: {q_heads: 4, kv_heads: 2, head_dim: 64}
+key: {bits: 4, axis: channel, group: 32}
+value: {bits: 4, axis: token, group: 64}
+"""
+
+
+def issues(source: Any) -> list[SpecIssue]:
+    """The mistakes that loading reports."""
+    with pytest.raises(SpecError) as caught:
+        load_spec(source)
+    return caught.value.issues
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_examples_load_and_carry_their_file_name(file: Path) -> None:
+    spec = load_spec(file)
+    assert spec.name.replace("-", "_") == file.stem
+    assert load_spec(dump_spec(spec)) == spec
+
+
+def test_the_main_example_says_what_it_is_for() -> None:
+    spec = load_spec(EXAMPLES / "llama31_8b_kv4.yaml")
+    assert (spec.attention.q_heads, spec.attention.kv_heads, spec.attention.head_dim) == (32, 8, 128)
+    assert (spec.key.bits, spec.key.axis, spec.key.group) == (4, "channel", 128)
+    assert (spec.value.bits, spec.value.axis, spec.value.group) == (4, "token", 128)
+    assert [work.key for work in spec.workloads] == ["1x4096", "1x32768"]
+
+
+@given(spec_data())
+def test_yaml_gives_back_every_spec(data: dict[str, Any]) -> None:
+    spec = load_spec(data)
+    again = load_spec(dump_spec(spec))
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert again.format_id == spec.format_id
+
+
+def test_a_path_a_text_a_mapping_and_a_spec_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text("\ufeff" + GOOD, encoding="utf-8")
+    spec = load_spec(GOOD)
+    assert load_spec(file) == load_spec(str(file)) == load_spec(spec.model_dump()) == load_spec(spec) == spec
+
+
+def test_all_mistakes_come_at_once_with_lines_in_order() -> None:
+    found = issues(
+        """\
+name: a b
+attention: {q_heads: 32, kv_heads: 7, head_dim: 96}
+key:
+  bits: "4"
+  axis: chanel
+value: {bits: 4, axis: token, group: 128}
+cache:
+  page: 64
+workloads:
+  - {batch: 1, kv_len: 8, q_len: 9}
+  - {batch: 1}
+"""
+    )
+    assert [(issue.line, issue.path) for issue in found] == [
+        (1, "name"),
+        (2, "attention.q_heads"),
+        (4, "key.bits"),
+        (5, "key.axis"),
+        (8, "cache.page"),
+        (11, "workloads[1].kv_len"),
+    ]
+
+
+def test_rules_between_sections_are_reported_beside_mistakes_in_others() -> None:
+    found = issues(GOOD.replace("group: 64", "group: 48") + "cache: {layout: pagd}\n")
+    assert {(issue.line, issue.path) for issue in found} == {(4, "value.group"), (5, "cache.layout")}
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "hint"),
+    [
+        ("arch: sm91", "arch", "did you mean sm90?"),
+        ("chache: {}", "chache", "did you mean cache?"),
+        ("cache: {layuot: paged}", "cache.layuot", "did you mean layout?"),
+        ("cache: {softcap: 1.0}", "cache.softcap", "softcap belongs to attention"),
+        ("cache: {layout: Paged, page: 64}", "cache.layout", "did you mean paged?"),
+        ("cache: {sink: '3'}", "cache.sink", "write it without quotes"),
+        ("preset: kity", "preset", "did you mean kitty?"),
+    ],
+)
+def test_hints(line: str, path: str, hint: str) -> None:
+    (issue,) = issues(GOOD + line + "\n")
+    assert (issue.line, issue.path, issue.hint) == (5, path, hint)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "message"),
+    [
+        ("bits: 4, axis: channel", "bits: 4.0, axis: channel", "key.bits", "must be an integer, not 4.0"),
+        ("bits: 4, axis: channel", "bits: true, axis: channel", "key.bits", "must be an integer, not True"),
+        ("bits: 4, axis: channel", "bits: 3, axis: channel", "key.bits", "must be one of 2, 4, 8, 16, not 3"),
+        ("bits: 4, axis: channel", "bits: null, axis: channel", "key.bits", "must be an integer, not nothing"),
+        ("q_heads: 4", "q_heads: 4.0", "attention.q_heads", "must be an integer, not 4.0"),
+        ("q_heads: 4", "q_heads: yes", "attention.q_heads", "must be an integer, not True"),
+        ("q_heads: 4", "q_heads: -4", "attention.q_heads", "must be greater than 0, not -4"),
+        ("q_heads: 4", "q_heads: " + "9" * 60, "attention.q_heads", "must be less than or equal to 4096, not 9999999"),
+        ("head_dim: 64", "head_dim: 65", "attention.head_dim", "must be a multiple of 16, not 65"),
+        ("head_dim: 64", "head_dim: 64, softcap: .nan", "attention.softcap", "must be a finite number, not nan"),
+        ("head_dim: 64", "head_dim: 64, softcap: '1'", "attention.softcap", "must be a number, not '1'"),
+        ("head_dim: 64", "head_dim: 64, sinks: 1", "attention.sinks", "must be true or false, not 1"),
+        ("name: good", "name: 5", "name", "must be text, not 5"),
+        ("key: {bits: 4, axis: channel, group: 32}", "key: [4]", "key", "must be a mapping, not a list"),
+        ("key: {bits: 4, axis: channel, group: 32}\n", "", "key", "required, but missing"),
+        ("name: good", "workloads: 3", "workloads", "must be a list, not 3"),
+        ("name: good", "workloads: []", "workloads", "at least 1 item"),
+    ],
+)
+def test_types_are_strict(old: str, new: str, path: str, message: str) -> None:
+    (issue,) = issues(GOOD.replace(old, new))
+    assert issue.path == path
+    assert message in issue.message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("# nothing\n", None, "empty"),
+        ("key: [1,\n", 2, "not valid YAML"),
+        ("a: b: c\n", 1, "not valid YAML"),
+        ("- 1\n- 2\n", 1, "a spec is a mapping"),
+        ("--- {a: 1}\n--- {b: 2}\n", 2, "not valid YAML"),
+        (GOOD + "name: twice\n", 5, "given twice, first on line 1"),
+        (GOOD + "3: 4\n", 5, "field names are plain text"),
+        (GOOD + "? [a]\n: 4\n", 5, "field names are plain text"),
+        (GOOD + "cache: !!python/object:os.system {}\n", 5, "no place in a spec"),
+        (GOOD + "cache: !!set {a}\n", 5, "no place in a spec"),
+        (GOOD + "cache: {sink: !!int x}\n", 5, "not a readable int"),
+        (GOOD + "cache: {sink: !!bool x}\n", 5, "not a readable bool"),
+        (GOOD + "cache: !!binary aGk=\n", 5, "no place in a spec"),
+        (GOOD + "cache: &a {sink: *a}\n", 5, "too large or nested too deeply"),
+        (GOOD + "cache: {sink: " + "9" * 5000 + "}\n", 5, "not a readable int"),
+        (GOOD + "cache: \x07\n", None, "not valid YAML"),
+        ("[" * 5000 + "\n", None, "nested too deeply"),
+        ("a: " + "x" * (1 << 20) + "\n", None, "at most"),
+    ],
+)
+def test_text_that_is_no_spec(text: str, line: int | None, message: str) -> None:
+    found = issues(text)
+    assert any(message in issue.message and issue.line == line for issue in found), found
+
+
+def test_an_alias_bomb_stays_small() -> None:
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+    assert any("too large" in issue.message for issue in issues(bomb))
+
+
+def test_aliases_within_reason_are_fine() -> None:
+    text = "x".join([GOOD.replace("key: {", "key: &q {").replace("value: {bits: 4, axis: token, group: 64}", "value: *q")])
+    assert load_spec(text).value.group == 32
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in issues(tmp_path / "binary.yaml")[0].message
+    assert "No such file" in issues(tmp_path / "missing.yaml")[0].message
+    assert "Is a directory" in issues(tmp_path)[0].message
+    assert "cannot read" in issues("nul\0byte")[0].message
+    assert "not int" in issues(4)[0].message
+
+
+def test_the_message_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(GOOD + "arch: gpu\n")
+    with pytest.raises(SpecError, match=r"bad\.yaml: 1 mistake in the spec\n  line 5: arch: must be one of"):
+        load_spec(file)
+
+
+def test_python_constructors_report_the_same_way() -> None:
+    with pytest.raises(SpecError) as caught:
+        AttentionSpec(q_heads=0, kv_heads=True, heads=3)
+    assert {issue.path for issue in caught.value.issues} == {"q_heads", "kv_heads", "head_dim", "heads"}
+    with pytest.raises(SpecError, match=r"attention\.q_heads"):
+        KernelSpec(**base(attention={"q_heads": "4", "kv_heads": 2, "head_dim": 64}))
+    with pytest.raises(SpecError, match=r"boost raises channels of a 2-bit K"):
+        KeySpec(bits=4, boost={"fraction": 0.25})
+
+
+def test_specs_are_frozen_and_importing_them_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    with pytest.raises(Exception, match="frozen"):
+        load_spec(GOOD).name = "other"  # type: ignore[misc]
+    code = "import sys, kvgen.spec as s; s.load_spec(sys.argv[1]); assert not {'torch', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code, str(EXAMPLES / "llama31_8b_kv4.yaml")], check=True, cwd=EXAMPLES.parent)

@@ -1,0 +1,71 @@
+"""The named formats, against what their papers say."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvgen.errors import SpecError
+from kvgen.spec import load_spec, presets
+
+HEADS = "attention: {q_heads: 8, kv_heads: 1, head_dim: 64}\n"
+
+
+def quant(name: str) -> tuple[tuple[int, str, int, bool], tuple[int, str, int, bool]]:
+    """(bits, axis, group, zero) of K and V."""
+    spec = presets()[name]
+    k, v = ((q.bits, q.axis, q.group, q.zero) for q in (spec.key, spec.value))
+    return k, v
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("bitdecoding-int4", (4, "channel", 128, True), (4, "token", 128, True)),
+        ("bitdecoding-int2", (2, "channel", 128, True), (2, "token", 128, True)),
+        ("turbomind-int8", (8, "token", 128, True), (8, "token", 128, True)),
+        ("turbomind-int4", (4, "token", 128, True), (4, "token", 128, True)),
+        ("qserve-int4", (4, "token", 128, True), (4, "token", 128, True)),
+        ("qserve-int8", (8, "token", 128, True), (8, "token", 128, True)),
+        ("int4-gqa-rowwise", (4, "token", 128, True), (4, "token", 128, True)),
+        ("int4-gqa-groupwise", (4, "token", 32, True), (4, "token", 32, True)),
+        ("int8-per-channel", (8, "channel", 128, False), (8, "channel", 128, False)),
+        ("kivi-int2", (2, "channel", 32, True), (2, "token", 32, True)),
+    ],
+)
+def test_formats(name: str, key: tuple[int, str, int, bool], value: tuple[int, str, int, bool]) -> None:
+    assert quant(name) == (key, value)
+
+
+@pytest.mark.parametrize(("name", "fraction"), [("kitty", 0.125), ("kitty-pro", 0.25)])
+def test_kitty_boosts_channels_and_keeps_sink_and_local_tokens(name: str, fraction: float) -> None:
+    spec = presets()[name]
+    assert (spec.key.bits, spec.value.bits, spec.key.boost.fraction) == (2, 2, fraction)
+    assert (spec.cache.page, spec.cache.sink, spec.cache.local) == (128, 32, 128)
+
+
+def test_int4_gqa_is_bfloat16() -> None:
+    assert presets()["int4-gqa-rowwise"].attention.dtype == "bfloat16"
+
+
+def test_a_file_may_start_from_a_preset_and_override_it() -> None:
+    spec = load_spec("preset: kivi-int2\n" + HEADS + "key: {bits: 4}\n")
+    assert (spec.key.bits, spec.key.axis, spec.key.group) == (4, "channel", 32)
+    assert (spec.value.bits, spec.value.group) == (2, 32)
+    assert spec.attention.q_heads == 8
+
+
+def test_a_preset_does_not_bring_heads() -> None:
+    with pytest.raises(SpecError, match=r"attention.*required, but missing"):
+        load_spec({"preset": "kivi-int2"})
+
+
+def test_mistakes_in_what_a_preset_sets_point_at_its_line() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(HEADS + "preset: turbomind-int8\n")
+    assert [(issue.line, issue.path) for issue in caught.value.issues] == [(2, "key.group"), (2, "value.group")]
+
+
+@pytest.mark.parametrize("value", ["[kitty]", "3", "null", "{}"])
+def test_a_preset_that_is_no_name(value: str) -> None:
+    with pytest.raises(SpecError, match="line 1: preset: no such preset"):
+        load_spec(f"preset: {value}\n" + HEADS)
