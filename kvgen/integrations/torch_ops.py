@@ -1,0 +1,122 @@
+"""`kvgen::attend` and `kvgen::decode`: kernels as torch operators, so that torch.compile takes them whole.
+
+An operator names its module by the path of the compiled library: a compiled graph that another process reads back finds it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kvgen.api.kernel import Kernel
+from kvgen.spec import Workload
+from kvgen.toolchain.launch import KVCache
+from kvgen.toolchain.module import Module, load
+
+_modules: dict[str, Module] = {}
+
+
+def _module(path: str) -> Module:
+    found = _modules.get(path)
+    if found is None:
+        found = _modules[path] = load(Path(path))
+    return found
+
+
+def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+
+
+@torch.library.custom_op("kvgen::attend", mutates_args=("workspace",))
+def attend(
+    q: torch.Tensor,
+    packed: torch.Tensor,
+    k_residual: torch.Tensor,
+    v_residual: torch.Tensor,
+    lengths: torch.Tensor,
+    block_table: torch.Tensor | None,
+    workspace: torch.Tensor,
+    module: str,
+    scale: float,
+    max_len: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended."""
+    out, lse = _outputs(q)
+    _module(module).attend(q, packed, k_residual, v_residual, lengths, block_table, out, lse, workspace, scale, max_len)
+    return out, lse
+
+
+@torch.library.custom_op("kvgen::decode", mutates_args=("packed", "k_residual", "v_residual", "lengths", "workspace"))
+def decode(
+    q: torch.Tensor,
+    k_new: torch.Tensor,
+    v_new: torch.Tensor,
+    packed: torch.Tensor,
+    k_residual: torch.Tensor,
+    v_residual: torch.Tensor,
+    lengths: torch.Tensor,
+    block_table: torch.Tensor | None,
+    workspace: torch.Tensor,
+    module: str,
+    scale: float,
+    max_len: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place."""
+    out, lse = _outputs(q)
+    _module(module).decode(
+        q, k_new, v_new, packed, k_residual, v_residual, lengths, block_table, out, lse, workspace, scale, max_len
+    )  # fmt: skip
+    return out, lse
+
+
+@attend.register_fake
+def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q)
+
+
+@decode.register_fake
+def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q)
+
+
+class Attention(torch.nn.Module):
+    """A kernel bound to a cache, as a module that torch.compile(fullgraph=True) takes and a CUDA graph captures.
+
+    The launch is the one for the cache's full capacity. The host does not count tokens here: whoever calls `forward` sees to
+    it that the cache has room (`KVCache.grow` counts and refuses).
+    """
+
+    packed: torch.Tensor
+    k_residual: torch.Tensor
+    v_residual: torch.Tensor
+    lengths: torch.Tensor
+    block_table: torch.Tensor | None
+    workspace: torch.Tensor
+
+    def __init__(self, kernel: Kernel, cache: KVCache, q_len: int = 1, scale: float | None = None) -> None:
+        """Raises CacheMismatch where the cache is of another layout than the kernel's."""
+        super().__init__()
+        variant = kernel.variant(Workload(batch=cache.batch, kv_len=cache.max_len, q_len=q_len))
+        tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
+        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.prepare(cache)}.items():
+            self.register_buffer(name, tensor, persistent=False)
+        self.module = str(variant.module.path)
+        self.scale = variant.scale if scale is None else scale
+        self.max_len = cache.max_len
+        _modules[self.module] = variant.module
+
+    def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
+        """Append this step's tokens and attend: q and the result [batch, q_len, q_heads, head_dim]."""
+        out, _ = decode(q, k_new, v_new, *self._cache(), self.module, self.scale, self.max_len)
+        return out
+
+    def attend(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse) of q, the last positions of each sequence, without appending."""
+        out, lse = attend(q, *self._cache(), self.module, self.scale, self.max_len)
+        return out, lse
+
+    def _cache(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table, self.workspace

@@ -1,0 +1,65 @@
+"""A registry with one entry whose module is small and compiles in a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.api import forget
+from kvgen.registry.device import here
+from kvgen.registry.entry import Entry
+from kvgen.registry.store import Store
+from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.toolchain import ArtifactCache, build
+from tests.support.naive import naive_layout, naive_schedule, naive_source, naive_spec
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of compiled modules that the tests of this folder share."""
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture
+def places(tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Registries of this test's own; the folder of the user's."""
+    monkeypatch.setenv("KVGEN_REGISTRY_DIR", str(tmp_path / "user"))
+    monkeypatch.setenv("KVGEN_SITE_DIR", str(tmp_path / "site"))
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(modules))
+    forget()
+    yield tmp_path / "user"
+    forget()
+
+
+@pytest.fixture
+def spec() -> KernelSpec:
+    return naive_spec()
+
+
+def wanting(spec: KernelSpec, *shapes: tuple[int, int]) -> KernelSpec:
+    """The spec with other workloads."""
+    works = [{"batch": batch, "kv_len": kv_len} for batch, kv_len in shapes]
+    return load_spec({**spec.model_dump(mode="json"), "workloads": works})
+
+
+def naive_entry(spec: KernelSpec, *, compiled: bool = True, variants: int = 1, device: str | None = None) -> Entry:
+    """An entry of the spec's workloads; with two variants, every second workload gets a module of its own."""
+    launches = []
+    for index, work in enumerate(spec.workloads):
+        source = naive_source()
+        text = source.text if index % variants == 0 else f"{source.text}\n// variant {index}\n"
+        source = type(source)(text, "c++", "cpu", flags=source.flags)
+        launches.append(
+            (Workload(batch=work.batch, kv_len=work.kv_len), naive_schedule(), source, build(source, ArtifactCache()) if compiled else None)
+        )
+    facts = {**here("cpu"), **({"name": device} if device else {})}
+    return Entry.of(spec, "cpu", naive_layout(spec).id, launches, device=facts, provenance={"date": "2026-01-01"})
+
+
+@pytest.fixture
+def registered(places: Path, spec: KernelSpec) -> Entry:
+    """The spec's entry, registered for the user."""
+    entry = naive_entry(spec)
+    Store(places).put(entry)
+    return entry

@@ -1,0 +1,186 @@
+"""`get_kernel`: which kernel comes, from where, with which warning, and with which error when none can."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import kvgen
+from kvgen.api import fetch
+from kvgen.errors import RegistryMiss, SpecError, ToolchainMissing
+from kvgen.lower import backends
+from kvgen.registry.store import Store
+from kvgen.spec import dump_spec, load_spec
+from kvgen.toolchain import compile as compile_module
+from tests.support.naive import naive_layout, naive_schedule, naive_source
+from tests.unit.api.conftest import naive_entry, wanting
+
+
+@pytest.fixture
+def naive_backend(monkeypatch):
+    """The naive module as the only back end; its default is what is used when nothing is registered."""
+
+    class Naive:
+        name, targets = "cpu", ("cpu",)
+        reason: str | None = None
+
+        def unsupported(self, spec, target):
+            return self.reason
+
+        def default(self, spec, target):
+            return naive_schedule()
+
+        def layout(self, spec, params):
+            return naive_layout(spec)
+
+        def lower(self, spec, schedule, target):
+            return naive_source()
+
+    backend = Naive()
+    monkeypatch.setattr(backends, "NAMES", ("cpu",))
+    monkeypatch.setattr(backends, "get_backend", lambda name: backend)
+    return backend
+
+
+def test_the_registered_kernel_comes_without_warning(registered, spec):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel = kvgen.get_kernel(spec)
+    assert kernel.entry == registered
+    assert kernel.selection.how == "exact"
+
+
+def test_the_same_spec_gives_the_same_kernel(registered, spec, tmp_path):
+    kernel = kvgen.get_kernel(spec)
+    assert kvgen.get_kernel(load_spec(spec.model_dump(mode="json"))) is kernel
+    assert kvgen.get_kernel(spec.model_dump(mode="json")) is kernel
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec))
+    assert kvgen.get_kernel(tmp_path / "spec.yaml") is kernel
+
+
+def test_other_registries_are_looked_into(registered, spec, tmp_path, monkeypatch, naive_backend):
+    kernel = kvgen.get_kernel(spec)
+    monkeypatch.setenv("KVGEN_REGISTRY_DIR", str(tmp_path / "elsewhere"))
+    with pytest.warns(kvgen.FallbackWarning):
+        assert kvgen.get_kernel(spec) is not kernel
+
+
+def test_new_entries_are_seen_after_forget(places, spec, naive_backend):
+    with pytest.warns(kvgen.FallbackWarning):
+        assert kvgen.get_kernel(spec).entry is None
+    Store(places).put(naive_entry(spec))
+    fetch.forget()
+    assert kvgen.get_kernel(spec).entry is not None
+
+
+def test_the_nearest_workload_serves(registered, spec):
+    kernel = kvgen.get_kernel(wanting(spec, (4, 96)))
+    assert (kernel.selection.how, kernel.entry) == ("nearest", registered)
+
+
+def test_the_default_comes_with_one_warning(places, spec, naive_backend):
+    with pytest.warns(kvgen.FallbackWarning, match="nothing is tuned for this format on cpu; using cpu's default schedule") as caught:
+        kernel = kvgen.get_kernel(spec)
+    assert Path(caught[0].filename) == Path(__file__)
+    assert (kernel.entry, kernel.selection.how) == (None, "default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kvgen.get_kernel(spec)
+
+
+def test_an_entry_of_another_device_comes_with_a_warning(places, spec, naive_backend, monkeypatch):
+    monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
+    Store(places).put(naive_entry(spec, device="Other CPU"))
+    with pytest.warns(kvgen.FallbackWarning, match="tuned on Other CPU"):
+        assert kvgen.get_kernel(spec).entry is not None
+
+
+def test_nothing_supports_the_spec(places, spec, naive_backend):
+    naive_backend.reason = "it is too naive"
+    with pytest.raises(RegistryMiss, match=r"no kernel for naive on cpu: .*cpu: it is too naive"):
+        kvgen.get_kernel(spec)
+
+
+def test_a_bad_spec_is_told(places):
+    with pytest.raises(SpecError):
+        kvgen.get_kernel({"name": "nothing"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
+    with pytest.raises(ToolchainMissing, match=r"sm90 needs an NVIDIA GPU, and torch .* here"):
+        kvgen.get_kernel(spec.model_copy(update={"arch": "sm90"}))
+
+
+# --- compiling -------------------------------------------------------------------------------------------------------
+
+
+def _no_compiler(*_):
+    raise ToolchainMissing("g++ was not found")
+
+
+def test_a_module_that_is_here_needs_no_compiler(registered, spec, monkeypatch):
+    monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
+    assert kvgen.get_kernel(spec).entry == registered
+
+
+def test_an_entry_compiled_elsewhere_is_compiled_here(places, spec, tmp_path, monkeypatch):
+    Store(places).put(naive_entry(spec, compiled=False))
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
+    kernel = kvgen.get_kernel(spec)
+    assert kernel.entry is not None
+    assert list((tmp_path / "empty").rglob("module.so"))
+
+
+def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
+    with pytest.raises(ToolchainMissing, match=r"not compiled on this machine yet, and cannot be: g\+\+ was not found"):
+        kvgen.get_kernel(spec)
+
+
+def test_a_module_for_other_instructions_is_not_loaded(places, spec, monkeypatch):
+    """It would die of an illegal instruction."""
+    entry = naive_entry(spec)
+    Store(places).put(replace(entry, codes={file: replace(code, machine="another") for file, code in entry.codes.items()}))
+    monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
+    with pytest.raises(ToolchainMissing):
+        kvgen.get_kernel(spec)
+
+
+# --- what is imported ------------------------------------------------------------------------------------------------
+
+
+def _modules_after(code: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    return {name.split(".")[0] for name in run.stdout.split()}
+
+
+def test_import_kvgen_imports_neither_torch_nor_pydantic():
+    assert not _modules_after("import kvgen; dir(kvgen)") & {"torch", "pydantic", "yaml", "tvm_ffi"}
+
+
+def test_loading_a_spec_imports_no_torch(spec):
+    assert not _modules_after(f"import kvgen; kvgen.load_spec({spec.model_dump(mode='json')!r})") & {"torch", "tvm_ffi", "jinja2"}
+
+
+def test_fetching_imports_no_tuner(registered, spec):
+    loaded = _modules_after(f"import kvgen; kvgen.get_kernel({spec.model_dump(mode='json')!r})")
+    assert "torch" in loaded
+    assert not loaded & {"optuna", "pandas", "tilelang", "rich", "typer", "pytest", "hypothesis"}
+
+
+def test_every_exported_name_loads():
+    for name in kvgen.__all__:
+        assert getattr(kvgen, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kvgen.nothing

@@ -1,0 +1,137 @@
+"""A kernel on tensors: right numbers, one cache for several launches, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kvgen
+from kvgen.errors import CacheMismatch
+from kvgen.registry.store import Store
+from kvgen.spec import Workload
+from tests.unit.api.conftest import naive_entry, wanting
+
+BATCH, TOKENS = 2, 70
+
+
+def _tensors(spec, tokens, heads=None, seed=0):
+    torch.manual_seed(seed)
+    attention = spec.attention
+    return torch.randn(BATCH, tokens, heads or attention.kv_heads, attention.head_dim)
+
+
+def _expected(q, k, v, group):
+    """Causal attention of the last positions, in fp64."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    rows, columns = scores.shape[-2:]
+    mask = torch.arange(columns) > torch.arange(columns - rows, columns).unsqueeze(1)
+    scores = scores.masked_fill(mask, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
+
+
+@pytest.fixture
+def filled(registered, spec):
+    """A kernel, its cache with TOKENS tokens, and those tokens."""
+    kernel = kvgen.get_kernel(spec)
+    cache = kernel.new_cache(BATCH, 128)
+    k, v = _tensors(spec, TOKENS), _tensors(spec, TOKENS, seed=1)
+    kernel.prefill(cache, k, v)
+    return kernel, cache, k, v
+
+
+def test_attend(filled, spec):
+    kernel, cache, k, v = filled
+    q = _tensors(spec, 1, spec.attention.q_heads, seed=2)
+    out, lse = kernel.attend(q, cache, lse=True)
+    expected, expected_lse = _expected(q, k, v, spec.attention.group)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_decode_appends(filled, spec):
+    kernel, cache, k, v = filled
+    q = _tensors(spec, 2, spec.attention.q_heads, seed=2)
+    k_new, v_new = _tensors(spec, 2, seed=3), _tensors(spec, 2, seed=4)
+    out = kernel.decode(q, k_new, v_new, cache)
+    k, v = torch.cat([k, k_new], 1), torch.cat([v, v_new], 1)
+    torch.testing.assert_close(out.double(), _expected(q, k, v, spec.attention.group)[0], rtol=1e-5, atol=1e-5)
+    assert cache.lengths.tolist() == [TOKENS + 2] * BATCH
+    torch.testing.assert_close(kernel.unpack(cache)[0], k)
+
+
+def test_a_caller_may_bring_the_output(filled, spec):
+    kernel, cache, _, _ = filled
+    q = _tensors(spec, 1, spec.attention.q_heads)
+    out = torch.empty_like(q)
+    assert kernel.attend(q, cache, out=out) is out
+    torch.testing.assert_close(out, kernel.attend(q, cache))
+
+
+def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
+    wide = wanting(spec, (2, 32), (2, 4096))
+    Store(places).put(naive_entry(wide, variants=2))
+    kernel = kvgen.get_kernel(wide)
+    short, long = (kernel.variant(Workload(batch=2, kv_len=length)) for length in (32, 4096))
+    assert short is not long
+    assert kernel.variant(Workload(batch=2, kv_len=200)) is short
+    assert kernel.variant(Workload(batch=2, kv_len=500)) is long
+
+    called = []
+    for name, variant in (("short", short), ("long", long)):
+        real = variant.attend
+        variant.attend = lambda *args, _real=real, _name=name: (called.append(_name), _real(*args))[1]
+    cache = kernel.new_cache(BATCH, 4096)
+    assert len(cache.workspaces) == 2
+    k, v = _tensors(spec, 1500), _tensors(spec, 1500, seed=1)
+    q = _tensors(spec, 1, spec.attention.q_heads, seed=2)
+    kernel.prefill(cache, k[:, :40], v[:, :40])
+    kernel.attend(q, cache)
+    kernel.prefill(cache, k[:, 40:], v[:, 40:])
+    out = kernel.attend(q, cache)
+    assert called == ["short", "long"]
+    torch.testing.assert_close(out.double(), _expected(q, k, v, spec.attention.group)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_launches_of_one_source_are_one_module(places, spec):
+    wide = wanting(spec, (2, 32), (2, 4096))
+    Store(places).put(naive_entry(wide))
+    kernel = kvgen.get_kernel(wide)
+    assert kernel.variant(Workload(batch=2, kv_len=32)) is kernel.variant(Workload(batch=2, kv_len=4096))
+
+
+def test_a_cache_of_another_layout_is_refused(filled, spec):
+    kernel, cache, _, _ = filled
+    cache.layout_id = "another"
+    cache.workspaces.clear()
+    with pytest.raises(CacheMismatch, match="layout another"):
+        kernel.attend(_tensors(spec, 1, spec.attention.q_heads), cache)
+    with pytest.raises(CacheMismatch):
+        kernel.prefill(cache, _tensors(spec, 1), _tensors(spec, 1))
+
+
+def test_a_full_cache_is_refused(filled, spec):
+    kernel, cache, _, _ = filled
+    with pytest.raises(CacheMismatch, match="128 tokens"):
+        kernel.prefill(cache, _tensors(spec, 100), _tensors(spec, 100))
+
+
+def test_wrong_tensors_are_refused(filled, spec):
+    kernel, cache, _, _ = filled
+    with pytest.raises(ValueError, match="q must"):
+        kernel.attend(_tensors(spec, 1, 3), cache)
+    with pytest.raises(ValueError, match="infinities"):
+        kernel.prefill(cache, _tensors(spec, 1) * float("nan"), _tensors(spec, 1), check_finite=True)
+
+
+def test_threads(filled):
+    kernel, _, _, _ = filled
+    kernel.set_threads(1)
+    with pytest.raises(ValueError, match="at least 1"):
+        kernel.set_threads(0)
+
+
+def test_a_kernel_tells_what_it_is(filled, registered):
+    kernel, cache, _, _ = filled
+    assert repr(kernel) == f"<Kernel naive for cpu: exact, layout {cache.layout_id}>"
+    assert kernel.entry is kernel.selection.entry

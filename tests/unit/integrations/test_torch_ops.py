@@ -1,0 +1,94 @@
+"""Kernels as torch operators: schema, fake tensors, torch.compile without a graph break."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kvgen
+from kvgen.api import forget
+from kvgen.errors import CacheMismatch
+from kvgen.integrations import torch_ops
+from kvgen.registry.store import Store
+from kvgen.spec import KernelSpec
+from tests.support.naive import naive_spec
+from tests.unit.api.conftest import naive_entry
+
+BATCH, TOKENS, CAPACITY = 2, 40, 96
+
+
+@pytest.fixture(params=[False, True], ids=["contiguous", "paged"])
+def spec(request) -> KernelSpec:
+    return naive_spec(paged=request.param)
+
+
+@pytest.fixture
+def kernel(spec, tmp_path, monkeypatch):
+    for name in ("REGISTRY", "SITE"):
+        monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / name))
+    forget()
+    Store(tmp_path / "REGISTRY").put(naive_entry(spec))
+    yield kvgen.get_kernel(spec)
+    forget()
+
+
+def _random(spec, tokens, heads, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(BATCH, tokens, heads, spec.attention.head_dim, generator=generator)
+
+
+def _step(spec, seed):
+    attention = spec.attention
+    return tuple(
+        _random(spec, 1, heads, 10 * seed + i) for i, heads in enumerate((attention.q_heads, attention.kv_heads, attention.kv_heads))
+    )
+
+
+def _filled(kernel, spec):
+    cache = kernel.new_cache(BATCH, CAPACITY)
+    kernel.prefill(cache, _random(spec, TOKENS, 2, 1), _random(spec, TOKENS, 2, 2))
+    return cache
+
+
+def test_operators_keep_torchs_contract(kernel, spec):
+    cache = _filled(kernel, spec)
+    bound = torch_ops.Attention(kernel, cache)
+    q, k, v = _step(spec, 3)
+    rest = (*bound._cache(), bound.module, bound.scale, bound.max_len)
+    torch.library.opcheck(torch_ops.attend, (q, *rest))
+    torch.library.opcheck(torch_ops.decode, (q, k, v, *rest))
+
+
+def test_a_compiled_step_is_the_kernels_own(kernel, spec):
+    plain, compiled = _filled(kernel, spec), _filled(kernel, spec)
+    step = torch.compile(torch_ops.Attention(kernel, compiled), fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        q, k, v = _step(spec, seed)
+        torch.testing.assert_close(step(q, k, v), kernel.decode(q, k, v, plain))
+    assert compiled.lengths.tolist() == plain.lengths.tolist() == [TOKENS + 3] * BATCH
+    compiled.grow(3)
+    torch.testing.assert_close(kernel.unpack(compiled), kernel.unpack(plain))
+
+
+def test_attend_gives_the_logsumexp(kernel, spec):
+    cache = _filled(kernel, spec)
+    q = _step(spec, 5)[0]
+    for got, expected in zip(torch_ops.Attention(kernel, cache).attend(q), kernel.attend(q, cache, lse=True), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_module_is_found_by_its_path(kernel, spec):
+    """As in a process that reads a compiled graph back."""
+    bound = torch_ops.Attention(kernel, _filled(kernel, spec))
+    q = _step(spec, 5)[0]
+    expected = bound.attend(q)[0]
+    torch_ops._modules.clear()
+    torch.testing.assert_close(bound.attend(q)[0], expected)
+
+
+def test_a_cache_of_another_layout_is_refused(kernel, spec):
+    cache = _filled(kernel, spec)
+    cache.layout_id = "another"
+    cache.workspaces.clear()
+    with pytest.raises(CacheMismatch):
+        torch_ops.Attention(kernel, cache)
