@@ -75,7 +75,7 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage) -> list[
                     if policy.read:
                         reads[index].setdefault(workload, []).append(median(_yardstick(job).samples(bench.nbytes, policy)))
                     _settle(job)
-                except Exception as error:  # noqa: PERF203 - one candidate's failure is not the others'
+                except Exception as error:
                     failed[index] = Outcome(_kind(error), _sentence(error))
     return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
 
