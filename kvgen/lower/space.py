@@ -127,13 +127,17 @@ class SearchSpace:
                     yield Params({**layout, **launch}), reasons
 
     def check(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
-        """Why a schedule is not in the space; empty if it is. Without a workload, one that allows it is enough."""
+        """Why a schedule is not in the space; empty if it is. Without a workload, by what holds of every workload alone."""
         if schedule.backend != self.backend:
             return [f"the schedule is for {schedule.backend}, the space for {self.backend}"]
         problems = self._name_problems(schedule)
         if problems:
             return problems
-        return self._reasons(schedule.layout, self._staged["layout"]) + self._launch_reasons(schedule.layout, schedule.launch, workload)
+        point: dict[str, Value] = {**schedule.layout, **schedule.launch}
+        reasons = self._reasons(point, self._staged["layout"] + self._staged["launch"])
+        if workload is not None:
+            reasons += self._reasons({**point, **_workload_names(workload)}, self._staged["workload"])
+        return reasons
 
     @property
     def raw_size(self) -> int:
@@ -192,11 +196,12 @@ class SearchSpace:
         found = (self._verdict(index, names) for index in checks)
         return [reason for reason in found if reason is not None]
 
-    def _launch_reasons(self, layout: Params, launch: Params, workload: Workload | None = None) -> list[str]:
-        point = {**layout, **launch}
+    def _launch_reasons(self, layout: Params, launch: Params) -> list[str]:
+        """Why no workload allows the launch; if they differ, in the words of the first workload."""
+        point: dict[str, Value] = {**layout, **launch}
         static = self._reasons(point, self._staged["launch"])
         first: list[str] | None = None
-        for work in [workload] if workload else self.workloads:
+        for work in self.workloads:
             reasons = self._reasons({**point, **_workload_names(work)}, self._staged["workload"])
             if not reasons:
                 return static

@@ -17,6 +17,8 @@ TEMPLATE = "cpu/module.cpp.jinja"
 FLAGS = ("-fopenmp",)
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
+ENOUGH_UNITS = 256
+"""Sequences times heads beyond which no sequence is cut in shares."""
 EXPANDED_FLOATS = 16384
 """Floats of K (and of V) that are expanded at once: 64 KiB, half of a second-level cache with V beside it."""
 
@@ -49,18 +51,22 @@ class CpuBackend:
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The points of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
-        return SearchSpace.load("cpu", {**spec_facts(spec), "unit": _block_unit(spec)}, spec.workloads)
+        facts = {**spec_facts(spec), "unit": _block_unit(spec), "enough_units": ENOUGH_UNITS, "even_share": _even_share}
+        return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """Blocks near 128 tokens; a few rows and tiles that fit the registers of any vector unit."""
+        """Blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
         self._refuse(spec, target)
         unit, page = _block_unit(spec), spec.cache.page or 0
         block = unit
-        while block * 2 <= 128 and (not page or page % (block * 2) == 0):
+        while block * 2 <= 128 and page % (block * 2) == 0:
             block *= 2
-        rows = min(4, spec.attention.group * spec.attention.q_len)
-        tiles = 4 if rows > 2 else 8
-        launch = Params(rows=rows, key_tiles=tiles, value_tiles=tiles, chunk=max(128, block), share=4096, prefetch=0)
+        rows = _even_share(spec.attention.group, 6)
+        key_tiles = 8 if rows <= 2 else 4 if rows <= 4 else 2
+        value_tiles = key_tiles
+        while value_tiles * 16 > spec.attention.head_dim:
+            value_tiles //= 2
+        launch = Params(rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, share=4096, prefetch=0)
         return Schedule(self.name, Params(block=block, order="simd"), launch)
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
@@ -102,6 +108,7 @@ class CpuBackend:
             "layout": layout,
             "page_blocks": (spec.cache.page or 0) // layout.tokens,
             "launch": dict(schedule.launch),
+            "enough_units": ENOUGH_UNITS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
         }
 
@@ -112,6 +119,12 @@ def _block_unit(spec: KernelSpec) -> int:
     unit = math.lcm(16, *groups)
     small = spec.cache.page is not None and spec.cache.page % 32 != 0
     return unit if unit == 16 and small else math.lcm(32, unit)
+
+
+def _even_share(rows: int, most: int) -> int:
+    """The smallest block of rows that needs no more passes than blocks of `most` rows do."""
+    passes = -(-rows // most)
+    return -(-rows // passes)
 
 
 def _in_words(name: str, quant: QuantSpec) -> str:

@@ -48,7 +48,7 @@ def test_launch_constraints_see_layout_facts_and_functions() -> None:
     assert reasons == {"needs 32 x 128", "needs 64 x 128", "needs 64 x 64"}
 
 
-def test_workload_constraints_depend_on_the_workload_and_one_that_allows_is_enough_for_points() -> None:
+def test_workload_constraints_depend_on_the_workload_and_one_that_allows_is_enough_for_a_point() -> None:
     space = make(
         [("batch > 1 or tile == 16", "small tiles for one sequence"), ("kv_len > 64 or tile != 64", "no wide tile over 64 tokens")]
     )

@@ -14,10 +14,9 @@ struct Plan {
 
   Plan(int64_t batch_, int64_t q_len, int64_t max_len) : batch(batch_), rows(q_len * (C::q_heads / C::kv_heads)) {
     row_blocks = (rows + Rows<C>::most - 1) / Rows<C>::most;
-    constexpr int64_t enough = 256;  // units beyond which cutting a sequence serves nobody
     const int64_t whole = batch * C::kv_heads * row_blocks;
     const int64_t wanted = C::share > 0 ? (max_len + C::share - 1) / C::share : 1;
-    const int64_t allowed = whole > 0 ? (enough + whole - 1) / whole : 1;
+    const int64_t allowed = whole > 0 ? (C::enough_units + whole - 1) / whole : 1;
     shares = wanted < 1 ? 1 : wanted < allowed ? wanted : allowed;
     constexpr int64_t grain = C::block > C::chunk ? C::block : C::chunk;
     share_tokens = ((max_len + shares - 1) / shares + grain - 1) / grain * grain;
@@ -124,7 +123,7 @@ class Attention {
 
   void over_packed(Rows<C>& state, int64_t b, int64_t head, int64_t begin, int64_t end) const {
     if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, b, head, begin, end);
-    narrow(state, C::block, begin, end);
+    narrow(state, C::subtile, begin, end);
     Chunk<C> chunk;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
       cache_.locate(b, head, position, end, C::chunk, chunk);
@@ -134,7 +133,7 @@ class Attention {
 
   // For formats whose groups fit no vector.
   __attribute__((noinline)) void over_expanded(Rows<C>& state, int64_t b, int64_t head, int64_t begin, int64_t end) const {
-    narrow(state, C::block, begin, end);
+    narrow(state, C::subtile, begin, end);
     Chunk<C> chunk;
     Floats<C> floats;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
