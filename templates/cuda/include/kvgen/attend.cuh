@@ -1,0 +1,334 @@
+// Decode attention over a packed cache: each warp streams its own units, each CTA an equal share of all heads, one launch.
+#pragma once
+#include <algorithm>
+#include <climits>
+#include <type_traits>
+
+#include "kvgen/merge.cuh"
+#include "kvgen/plan.cuh"
+#include "kvgen/quantize.cuh"
+#include "kvgen/ring.cuh"
+#include "kvgen/subtile.cuh"
+#include "kvgen/tail.cuh"
+
+namespace kvgen {
+
+// A CTA's shared memory by name.
+template <class Traits>
+struct Shared {
+  uint8_t* memory;
+  float* factors;     // per column: from products to log2 units
+  float* query_sums;  // per K group and column: sum of q
+  float* merge;
+  Total* warp_totals;
+  Total* totals;
+  int* lengths;
+  int* flag;
+
+  __device__ explicit Shared(uint8_t* at) : memory(at) {
+    factors = reinterpret_cast<float*>(at + Traits::kSmall);
+    query_sums = factors + Traits::kColumnTiles * 8;
+    warp_totals = reinterpret_cast<Total*>(query_sums + Traits::kColumnTiles * 8 * Traits::kKeyGroups);
+    totals = warp_totals + Traits::kWarps * 8;
+    flag = reinterpret_cast<int*>(totals + 8);
+    merge = reinterpret_cast<float*>(at + Traits::kMerge);
+    lengths = reinterpret_cast<int*>(at + Traits::kLengths);
+  }
+  __device__ uint32_t ring() const { return ptx::shared_address(memory); }
+  __device__ uint32_t query() const { return ptx::shared_address(memory + Traits::kQuery); }
+};
+
+// What a unit's scores need besides its codes.
+template <class Traits>
+struct UnitQuery {
+  QueryFragments<Traits> fragments[Traits::kColumnTiles];
+  float affine[Traits::kColumnTiles][2];  // of q * zero, in log2 units (K per channel)
+};
+
+template <class Traits>
+__device__ __forceinline__ void prepare_query(const Shared<Traits>& shared, uint32_t params, int lane, UnitQuery<Traits>& query) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+    if constexpr (Traits::kKeyPerChannel) {
+      query.fragments[tile].load_scaled(shared.query(), params, tile, lane, query.affine[tile]);
+      constexpr float kUnitOfZero = kCodeUnit<typename Traits::Key> * (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset);
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        query.affine[tile][c] *= kUnitOfZero * shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
+    } else {
+      query.fragments[tile].load(shared.query(), tile, lane);
+    }
+  }
+}
+
+// From products to scores in log2 units, of one column tile.
+template <class Traits>
+__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits>& products, const UnitQuery<Traits>& query,
+                                          const float (&factors)[Traits::kParts][4], uint32_t key_params, int tile, int lane, Scores<Traits>& x) {
+  if constexpr (Traits::kKeyPerToken) {
+    float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
+    load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(key_params, lane, scale, zero);
+    Scores<Traits> offset;
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q) {
+      Scores<Traits> own;
+      own_products<Traits, false>(products[q][0], products[q][1], lane, own);
+#pragma unroll
+      for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
+          const float sum = shared.query_sums[q * Traits::kColumnTiles * 8 + column] * shared.factors[column] * kCodeUnit<typename Traits::Key>;
+          x[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x[part][i] : 0.f);
+          offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? offset[part][i] : 0.f);
+        }
+    }
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[part][i] = fmaf(x[part][i], factors[part][i], offset[part][i]);
+  } else {
+    own_products<Traits, Traits::kResidualQ && Traits::kHalves>(products[0][0], products[0][1], lane, x);
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[part][i] = fmaf(x[part][i], factors[part][i], Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f);
+  }
+}
+
+// Scores of tokens that a query may not see become minus infinity. `first` is the sub-tile's position, `length` the sequence's.
+template <class Traits>
+__device__ __forceinline__ void mask_future(int first, int length, int q_len, int tile, int lane, Scores<Traits>& x) {
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
+      if (first + first_row<Traits>(part, lane) + i / 2 * 8 > length - q_len + column / Traits::kGroup) x[part][i] = -INFINITY;
+    }
+}
+
+template <class Traits>
+__device__ __forceinline__ void attend_subtile(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query,
+                                               const float (&factors)[Traits::kColumnTiles][Traits::kParts][4], int position, int length, int q_len, int lane,
+                                               State<Traits> (&state)[Traits::kColumnTiles]) {
+  using Format = typename Traits::Format;
+  Products<Traits> products[Traits::kColumnTiles];
+  multiply_keys<Traits>(subtile + Format::kKeyCodes, lane, query.fragments, products);
+  ValueParams<Traits> params;
+  load_value_params<Traits>(subtile + Format::kValueTokenParams, lane, params);
+  Weights<Traits> weights[Traits::kColumnTiles];
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+    Scores<Traits> x;
+    to_scores<Traits>(shared, products[tile], query, factors[tile], subtile + Format::kKeyTokenParams, tile, lane, x);
+    if (Traits::kQueries > 1 && position + 31 > length - q_len) mask_future<Traits>(position, length, q_len, tile, lane, x);
+    softmax_step<Traits>(x, params, state[tile], weights[tile]);
+  }
+  multiply_values<Traits>(subtile + Format::kValueCodes, lane, weights, state);
+}
+
+// The packed units of one head that fall to this warp, and the refilling of its ring.
+template <class Traits>
+__device__ __forceinline__ void attend_units(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Head& head, int stop, int length,
+                                             int lane, int& flat, int& depth, Ring<Traits>& ring, Cursor<Traits>& cursor, Unit& upcoming,
+                                             State<Traits> (&state)[Traits::kColumnTiles]) {
+  float factors[Traits::kColumnTiles][Traits::kParts][4];
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]);
+  UnitQuery<Traits> query;
+  if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
+  for (; flat < stop; flat += Traits::kWarps) {
+    const uint32_t slot = ring.slot(depth);
+#pragma unroll
+    for (int sub = 0; sub < Traits::kUnit; ++sub) {
+      ring.wait(depth, sub);
+      if constexpr (Traits::kKeyPerChannel)
+        if (sub == 0) prepare_query<Traits>(shared, slot, lane, query);
+      const int position = (flat - head.start) * Traits::kUnitTokens + sub * 32;
+      attend_subtile<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state);
+      __syncwarp();
+      ring.fill(depth, sub, upcoming);
+    }
+    upcoming = cursor.next(args, plan, shared.lengths);
+    if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
+  }
+}
+
+// One head's part of this CTA is in the warps' states: merge it and hand it on.
+template <class Traits>
+__device__ __forceinline__ void finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head,
+                                            bool whole, bool first_segment, int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+    publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
+    __syncthreads();
+    Merged<Traits> merged;
+    merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
+#if KVGEN_SM90
+    if constexpr (Traits::kCombine == Combine::cluster) {
+      combine_cluster<Traits>(args, head, tile, merged, shared.merge, shared.totals);
+      continue;
+    }
+#endif
+    const int slot = 2 * blockIdx.x + (first_segment ? 0 : 1);
+    Merged<Traits>::each([&](int i, int column, int channel) {
+      const int at = tile * 8 + column;
+      if (at >= Traits::kColumns) return;
+      if (whole) {
+        write_output<Traits>(args, head, at, channel, merged.value[i], merged.total[i]);
+      } else {
+        __stcg(work.sum(slot, at) + channel, merged.value[i]);
+        if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slot, at)), make_float2(merged.total[i].reference, merged.total[i].sum));
+      }
+    });
+    __syncthreads();
+  }
+  if (!whole && Traits::kCombine != Combine::cluster) combine<Traits>(args, work, plan, head, shared.flag);
+}
+
+// After the step: new tokens go to the residual; where that makes a whole block, it is packed, and what is left over moves
+// to the front. Nothing in this launch reads the residual of these heads any more.
+template <class Traits>
+__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan) {
+  using Format = typename Traits::Format;
+  Head head = plan.first;
+  for (int at = plan.begin; at < plan.end;) {
+    const int end = head.start + head.total, length = shared.lengths[head.batch];
+    if (end <= plan.end) {
+      const Tail<Traits> tail(args, head.batch, head.head, length, args.q_len);
+      if (tail.count() >= Format::kTokens) {
+        uint8_t* block = args.cache.block<Traits::kPaged>(head.batch, head.head, length / Format::kTokens, Format::kBlockBytes);
+        __syncthreads();
+        pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(args, token); }, [&](int token) { return tail.v_row(args, token); }, block, shared.memory);
+        tail.store(args, Format::kTokens, tail.count(), 0);
+      } else {
+        tail.store(args, tail.old, tail.count(), tail.old);
+      }
+    }
+    at = end;
+    if (at < plan.end) advance<Traits>(head, shared.lengths, args.cache.kv_heads);
+  }
+}
+
+template <class Traits, bool kAppend>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_kernel(const AttendArgs args, const Grid grid) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const Shared<Traits> shared(memory);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = args.cache.kv_heads, fresh = kAppend ? args.q_len : 0;
+  const Workspace<Traits> work(args.workspace, args.cache.batch * heads, gridDim.x);
+  for (int i = threadIdx.x; i < args.cache.batch; i += Traits::kThreads) shared.lengths[i] = args.cache.lengths[i];
+  __syncthreads();
+  int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
+  if (kAppend && threadIdx.x == 0) readers = atomicAdd(work.lengths_read, 1);
+  const Plan<Traits> plan(shared.lengths, args.cache.batch, heads, grid, lane);
+
+  QueryLoader<Traits> loader;
+  if (plan.begin < plan.end) loader.fetch(args, plan.first.batch, plan.first.head, warp, lane);
+  Ring<Traits> ring(shared.ring(), warp, lane);
+  Cursor<Traits> cursor(plan, warp);
+  cursor.settle(plan, shared.lengths, heads);
+  Unit upcoming = cursor.unit(args, plan);
+#pragma unroll
+  for (int depth = 0; depth < Traits::kDepth; ++depth) {
+#pragma unroll
+    for (int sub = 0; sub < Traits::kUnit; ++sub) ring.fill(depth, sub, upcoming);
+    upcoming = cursor.next(args, plan, shared.lengths);
+  }
+
+  Head head = plan.first;
+  int flat = plan.begin + warp, depth = 0;
+  for (int begin = plan.begin; begin < plan.end;) {
+    const int end = min(plan.end, head.start + head.total), length = shared.lengths[head.batch];
+    loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
+    __syncthreads();
+    State<Traits> state[Traits::kColumnTiles];
+#pragma unroll
+    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) state[tile].clear();
+    if (end == head.start + head.total) {
+      const Tail<Traits> tail(args, head.batch, head.head, length, fresh);
+      attend_tail<Traits>(args, tail, shared.query(), shared.factors, warp, lane, state);
+    }
+#pragma unroll
+    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) mix_values<Traits>(state[tile]);
+    attend_units<Traits>(args, shared, plan, head, min(end, head.start + head.packed), length + fresh, lane, flat, depth, ring, cursor, upcoming, state);
+    while (flat < end) flat += Traits::kWarps;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) unmix_values<Traits>(state[tile]);
+    const Head done = head;
+    const bool whole = begin == head.start && end == head.start + head.total, first_segment = begin == plan.begin;
+    if (end < plan.end) {
+      advance<Traits>(head, shared.lengths, heads);
+      loader.fetch(args, head.batch, head.head, warp, lane);  // arrives while this head is merged
+    }
+    finish_head<Traits>(args, shared, work, plan, done, whole, first_segment, warp, lane, state);
+    begin = end;
+  }
+
+  if constexpr (kAppend) {
+    append<Traits>(args, shared, plan);
+    // The last CTA to have read the lengths writes the new ones: nobody reads them any more.
+    if (threadIdx.x == 0 && readers == static_cast<int>(gridDim.x) - 1) {
+      *work.lengths_read = 0;
+      for (int i = 0; i < args.cache.batch; ++i) args.cache.lengths[i] = shared.lengths[i] + args.q_len;
+    }
+  }
+}
+
+// The host's side of a variant.
+template <class Format, class Schedule>
+struct Attend {
+  using Variant = Traits<Format, Schedule>;
+  static constexpr int kSharedBytes = std::max(Variant::kSharedBytes, pack_smem_bytes<Format>());
+
+  // CTAs that run at once on the current device.
+  static int resident_ctas() {
+    int device = 0, processors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return processors * Schedule::kCtasPerSm;
+  }
+
+  // The number of CTAs for a batch: one range of heads per CTA where that fills the chip, else all that run at once.
+  static Grid grid(int batch, int kv_heads, int max_len) {
+    const int heads = batch * kv_heads, most = resident_ctas();
+    if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster};
+    const int64_t units = max_len / Format::kTokens * Variant::kUnitsPerBlock + Variant::kTailUnits;
+    int aligned = heads;
+    if (heads <= most) {
+      aligned = heads * static_cast<int>(std::min<int64_t>(most / heads, units));
+    } else {
+      for (aligned = most; heads % aligned != 0;) --aligned;
+    }
+    const int flat = static_cast<int>(std::min<int64_t>(most, units * heads));
+    const bool fills = Schedule::kSplit == Split::aligned || aligned >= flat * 0.93f;
+    return {Schedule::kSplit != Split::flat && fills ? aligned : flat, 0};
+  }
+
+  static int64_t workspace_bytes(int batch, int kv_heads, int max_len, int) {
+    return Workspace<Variant>::bytes(batch * kv_heads, std::max(grid(batch, kv_heads, max_len).ctas, resident_ctas()));
+  }
+
+  template <bool kAppend>
+  static cudaError_t launch_kernel(const AttendArgs& args, cudaStream_t stream) {
+    const auto kernel = attend_kernel<Variant, kAppend>;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    if (error != cudaSuccess) return error;
+    const Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid_.ctas), config.blockDim = dim3(Variant::kThreads);
+    config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = Schedule::kCluster, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute, config.numAttrs = Schedule::kCombine == Combine::cluster ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args, grid_);
+  }
+
+  // Enqueues one attend (or, with `append`, decode) step. The caller has checked shapes; batch is at most kMaxBatch.
+  static cudaError_t launch(const AttendArgs& args, bool append, cudaStream_t stream) {
+    return append ? launch_kernel<true>(args, stream) : launch_kernel<false>(args, stream);
+  }
+};
+
+}  // namespace kvgen

@@ -1,0 +1,229 @@
+// From warps' states to a head's output: merged in the CTA, then over CTAs by the last to arrive (one level or two) or over
+// the shared memory of a cluster. Partial results are always added in the same order, whoever adds them.
+#pragma once
+#include "kvgen/args.cuh"
+#include "kvgen/plan.cuh"
+#include "kvgen/softmax.cuh"
+
+namespace kvgen {
+
+// Sums of a column in some reference: what CTAs exchange.
+struct Total {
+  float reference = -1e30f;
+  float sum = 0.f;
+};
+
+// Device memory that outlives a launch: zeroed counters, then partial results, two slots to a CTA.
+template <class Traits>
+struct Workspace {
+  static constexpr int kGroupCounters = 32;  // of the first level, per head
+  static constexpr int kLevels = 2;          // a column's totals outlive their group's, which other threads may still read
+  int* lengths_read;
+  int* counters;
+  Total* totals;
+  float* sums;
+
+  __host__ __device__ static int64_t bytes(int heads, int ctas) {
+    const int64_t slots = 2LL * ctas * Traits::kColumns;
+    return counter_bytes(heads) + kLevels * slots * sizeof(Total) + slots * Traits::kHeadDim * 4;
+  }
+  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (1 + kGroupCounters) + 255) / 256 * 256; }
+
+  __device__ Workspace(void* memory, int heads, int ctas) {
+    lengths_read = static_cast<int*>(memory);
+    counters = lengths_read + 4;
+    totals = reinterpret_cast<Total*>(static_cast<uint8_t*>(memory) + counter_bytes(heads));
+    sums = reinterpret_cast<float*>(totals + kLevels * 2LL * ctas * Traits::kColumns);
+  }
+  __device__ Total* total(int level, int slot, int column) const {
+    return totals + (static_cast<int64_t>(slot) * kLevels + level) * Traits::kColumns + column;
+  }
+  __device__ float* sum(int slot, int column) const { return sums + (static_cast<int64_t>(slot) * Traits::kColumns + column) * Traits::kHeadDim; }
+};
+
+// Writes a finished column element; the first channel's owner writes the log-sum-exp.
+template <class Traits>
+__device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int column, int channel, float value, const Total& total) {
+  using Element = typename Traits::Format::Element;
+  const int query = column / Traits::kGroup, q_head = head.head * Traits::kGroup + column % Traits::kGroup;
+  if (query >= args.q_len) return;
+  args.out.row<Element>(head.batch, query, q_head)[channel] = static_cast<Element>(total.sum > 0.f ? value / total.sum : 0.f);
+  if (args.lse && channel == 0) {
+    const int64_t at = (static_cast<int64_t>(head.batch) * args.cache.kv_heads * Traits::kGroup + q_head) * args.q_len + query;
+    args.lse[at] = total.sum > 0.f ? (total.reference + log2f(total.sum)) * 0.6931471805599453f : -INFINITY;
+  }
+}
+
+// A column tile of all warps, merged: element i * kThreads + thread of [column][channel].
+template <class Traits>
+struct Merged {
+  static constexpr int kElements = Traits::kTileColumns * Traits::kHeadDim;
+  static constexpr int kPerThread = ceil_div(kElements, Traits::kThreads);
+  float value[kPerThread];
+  Total total[kPerThread];
+
+  template <class Use>
+  __device__ __forceinline__ static void each(Use&& use) {  // use(i, column, channel)
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int at = i * Traits::kThreads + threadIdx.x;
+      if (kElements % Traits::kThreads == 0 || at < kElements) use(i, at / Traits::kHeadDim, at % Traits::kHeadDim);
+    }
+  }
+};
+
+// Publishes a warp's state of a column tile.
+template <class Traits>
+__device__ __forceinline__ void publish_state(State<Traits>& state, float* buffer, Total* totals, int warp, int lane) {
+#pragma unroll
+  for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2)
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      state.sum[c] += __shfl_xor_sync(~0u, state.sum[c], lanes);
+#pragma unroll
+      for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][c] += __shfl_xor_sync(~0u, state.affine[q][c], lanes);
+    }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int column = 2 * (lane % 4) + c, g = lane / 4;
+    if (column >= Traits::kTileColumns) continue;
+    if (g == 0) totals[warp * 8 + column] = Total{state.reference[c], state.sum[c]};
+    float* to = buffer + (warp * Traits::kTileColumns + column) * Traits::kMergeStride;
+#pragma unroll
+    for (int u = 0; u < Traits::kRowTiles; ++u)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        to[row_channel(16 * u) + 8 * (g / 2) + g % 2 + 2 * half] = state.out[u][2 * half + c] + state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void merge_warps(const float* buffer, const Total* totals, Merged<Traits>& merged) {
+  Merged<Traits>::each([&](int i, int column, int channel) {
+    Total all;
+#pragma unroll
+    for (int w = 0; w < Traits::kWarps; ++w) all.reference = fmaxf(all.reference, totals[w * 8 + column].reference);
+    float value = 0.f;
+#pragma unroll
+    for (int w = 0; w < Traits::kWarps; ++w) {
+      const Total part = totals[w * 8 + column];
+      const float factor = ptx::exp2(part.reference - all.reference);
+      all.sum += factor * part.sum;
+      value += factor * buffer[(w * Traits::kTileColumns + column) * Traits::kMergeStride + channel];
+    }
+    merged.value[i] = value, merged.total[i] = all;
+  });
+}
+
+// Adds up `count` partial results of a column element; slot(i) names the i-th. Loads come in batches, so that one trip
+// to the L2 serves many.
+template <class Traits, class Slot>
+__device__ __forceinline__ float gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, Total& all) {
+  constexpr int kBatch = 16;
+  float value = 0.f;
+  all = Total{};
+  for (int base = 0; base < count; base += kBatch) {
+    Total totals[kBatch];
+    float values[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      totals[i] = Total{}, values[i] = 0.f;
+      if (base + i >= count) continue;
+      const float2 t = __ldcg(reinterpret_cast<const float2*>(work.total(level, slot(base + i), column)));
+      totals[i] = Total{t.x, t.y};
+      values[i] = __ldcg(work.sum(slot(base + i), column) + channel);
+    }
+    float reference = all.reference;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) reference = fmaxf(reference, totals[i].reference);
+    const float kept = ptx::exp2(all.reference - reference);
+    value *= kept, all.sum *= kept, all.reference = reference;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float factor = ptx::exp2(totals[i].reference - reference);
+      value += factor * values[i], all.sum += factor * totals[i].sum;
+    }
+  }
+  return value;
+}
+
+// Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
+__device__ __forceinline__ bool arrive_last(int* counter, int expected, int* flag) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const bool last = ptx::arrive(counter) == expected - 1;
+    if (last) *counter = 0;
+    *flag = last;
+  }
+  __syncthreads();
+  return *flag;
+}
+
+// Called by every CTA of a head once its partial result is in its slot.
+template <class Traits>
+__device__ void combine(const AttendArgs& args, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head, int* flag) {
+  const int first = plan.first_cta(head), parts = plan.last_cta(head) - first + 1;
+  const int number = head.batch * args.cache.kv_heads + head.head;
+  const int first_slot = 2 * first + (plan.begins_at(first, head) ? 0 : 1);
+  auto slot = [&](int i) { return i == 0 ? first_slot : 2 * (first + i); };
+  int groups = parts, width = 1;
+  if (Traits::kCombine == Combine::two_level && parts > 16) {
+    for (width = 8; width * width < parts;) ++width;
+    groups = (parts + width - 1) / width;
+    const int group = (static_cast<int>(blockIdx.x) - first) / width, members = min(width, parts - group * width);
+    int* counter = work.counters + args.cache.batch * args.cache.kv_heads + number * Workspace<Traits>::kGroupCounters + group;
+    if (!arrive_last(counter, members, flag)) return;
+    auto member = [&](int i) { return slot(group * width + i); };
+    for (int at = threadIdx.x; at < Traits::kColumns * Traits::kHeadDim; at += Traits::kThreads) {
+      const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
+      Total total;
+      __stcg(work.sum(member(0), column) + channel, gather<Traits>(work, 0, members, column, channel, member, total));
+      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
+    }
+  }
+  if (!arrive_last(work.counters + number, groups, flag)) return;
+  for (int at = threadIdx.x; at < Traits::kColumns * Traits::kHeadDim; at += Traits::kThreads) {
+    const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
+    Total total;
+    const float value = gather<Traits>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return slot(i * width); }, total);
+    write_output<Traits>(args, head, column, channel, value, total);
+  }
+}
+
+#if KVGEN_SM90
+// A cluster's CTAs hold the parts of one head: each adds up a share of the elements from everybody's shared memory.
+template <class Traits>
+__device__ void combine_cluster(const AttendArgs& args, const Head& head, int tile, const Merged<Traits>& merged, float* buffer, Total* totals) {
+  constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements;
+  __syncthreads();
+  Merged<Traits>::each([&](int i, int column, int channel) {
+    buffer[column * Traits::kHeadDim + channel] = merged.value[i];
+    if (channel == 0) totals[column] = merged.total[i];
+  });
+  ptx::cluster_sync();
+  const int rank = blockIdx.x % kCluster;
+  const uint32_t values_at = ptx::shared_address(buffer), totals_at = ptx::shared_address(totals);
+  for (int at = rank * Traits::kThreads + threadIdx.x; at < kElements; at += kCluster * Traits::kThreads) {
+    const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
+    Total parts[kCluster], all;
+    float values[kCluster], value = 0.f;
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) {
+      const uint32_t from = ptx::cluster_address(totals_at + column * 8, i);
+      parts[i] = Total{ptx::load_cluster(from), ptx::load_cluster(from + 4)};
+      values[i] = ptx::load_cluster(ptx::cluster_address(values_at + at * 4, i));
+      all.reference = fmaxf(all.reference, parts[i].reference);
+    }
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) {
+      const float factor = ptx::exp2(parts[i].reference - all.reference);
+      value += factor * values[i], all.sum += factor * parts[i].sum;
+    }
+    const int whole = tile * 8 + column;
+    if (whole < Traits::kColumns) write_output<Traits>(args, head, whole, channel, value, all);
+  }
+  ptx::cluster_sync();  // nobody leaves while its shared memory is read
+}
+#endif
+
+}  // namespace kvgen

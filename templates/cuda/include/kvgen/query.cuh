@@ -1,0 +1,142 @@
+// q of one KV head as B fragments in shared memory: [column tile][head_dim / 32][32 lanes] of 16 bytes, two k-steps each.
+// Each column is multiplied by a power of two that brings its largest element to [8, 16): q * scale then keeps its bits.
+#pragma once
+#include "kvgen/args.cuh"
+#include "kvgen/fragments.cuh"
+#include "kvgen/traits.cuh"
+
+namespace kvgen {
+
+template <class Traits>
+struct QueryLoader {
+  using Element = typename Traits::Format::Element;
+  static constexpr int kVectors = Traits::kHeadDim / 32;
+  uint4 raw[kVectors];
+
+  // Warp `tile` owns column tile `tile`; the others have nothing to do.
+  __device__ static bool mine(int warp) { return warp < Traits::kColumnTiles; }
+  __device__ static int column(int warp, int lane) { return warp * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4); }
+
+  // Starts the loads; ahead of the K and V traffic, behind which they would queue.
+  __device__ void fetch(const AttendArgs& args, int batch, int head, int warp, int lane) {
+    const int at = column(warp, lane), query = at / Traits::kGroup;
+    const bool valid = mine(warp) && at < Traits::kColumns && query < args.q_len;
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x) raw[x] = make_uint4(0, 0, 0, 0);
+    if (!valid) return;
+    const Element* row = args.q.row<const Element>(batch, query, head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x) raw[x] = *reinterpret_cast<const uint4*>(row + 32 * x);
+  }
+
+  // Normalizes and publishes: fragments, per column the factor from products to log2 units, and per K group the sum of q.
+  __device__ void publish(const AttendArgs& args, uint8_t* fragments, float* factors, float* sums, int warp, int lane) {
+    if (!mine(warp)) return;
+    float largest = 0.f;
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x) largest = fmaxf(largest, largest_of(raw[x]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+    const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
+    const float power = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
+    float group_sums[Traits::kKeyGroups] = {};
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x) {
+      const uint4 v = scaled(raw[x], power, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
+      reinterpret_cast<uint4*>(fragments)[(warp * kVectors + x) * 32 + lane] = v;
+    }
+    const int at = warp * 8 + lane / 4;
+    if (lane % 4 == 0) factors[at] = args.scale * 1.4426950408889634f / (kCodeUnit<typename Traits::Key> * power);
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q) {
+      float sum = group_sums[q];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (lane % 4 == 0) sums[q * Traits::kColumnTiles * 8 + at] = sum;
+    }
+  }
+
+ private:
+  __device__ static float2 floats(uint32_t x) {
+    if constexpr (sizeof(typename Traits::Format::Element) == 2 && std::is_same_v<Element, __nv_bfloat16>)
+      return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+    else
+      return __half22float2(ptx::as_half2(x));
+  }
+  __device__ static float largest_of(const uint4& v) {
+    float largest = 0.f;
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (uint32_t word : words) {
+      const float2 f = floats(word);
+      largest = fmaxf(largest, fmaxf(fabsf(f.x), fabsf(f.y)));
+    }
+    return largest;
+  }
+  __device__ static uint4 scaled(const uint4& v, float power, float& sum) {
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (uint32_t& word : words) {
+      const float2 f = floats(word);
+      word = ptx::pack_half2(f.x * power, f.y * power);
+      sum += f.x * power + f.y * power;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+// B fragments of a column tile for every k-step: `high`, and the rounding residual `low` where it has registers of its own.
+template <class Traits>
+struct QueryFragments {
+  static constexpr bool kLow = Traits::kResidualQ && !Traits::kHalves;
+  uint32_t high[Traits::kSteps][2];
+  uint32_t low[kLow ? Traits::kSteps : 1][2];
+
+  // q itself, for K with scales per token or none.
+  __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
+#pragma unroll
+    for (int x = 0; x < Traits::kSteps / 2; ++x) set_plain(x, ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16));
+  }
+
+  // q times the scales of a K group; also gives the columns' sums of q * zero (or q * scale, for symmetric codes).
+  __device__ __forceinline__ void load_scaled(uint32_t fragments, uint32_t params, int tile, int lane, float (&affine)[2]) {
+    float even[4] = {}, odd[4] = {};
+#pragma unroll
+    for (int x = 0; x < Traits::kSteps / 2; ++x) {
+      const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16);
+      scale_step(2 * x, q.x, q.y, params, lane, even);
+      scale_step(2 * x + 1, q.z, q.w, params, lane, odd);
+    }
+    affine[0] = even[0] + odd[0], affine[1] = even[1] + odd[1];
+  }
+
+ private:
+  __device__ __forceinline__ void set_plain(int x, const uint4& q) {
+    high[2 * x][0] = q.x, high[2 * x][1] = q.y, high[2 * x + 1][0] = q.z, high[2 * x + 1][1] = q.w;
+  }
+  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t params, int lane, float (&affine)[4]) {
+    uint32_t scale0, scale1, zero0, zero1;
+    const int quad = step * 4 + lane % 4;
+    if constexpr (Traits::Key::kZero) {
+      const uint4 v = ptx::load_shared16(params + quad * 16);
+      zero0 = v.x, scale0 = v.y, zero1 = v.z, scale1 = v.w;
+    } else {
+      const uint2 v = ptx::load_shared8(params + quad * 8);
+      zero0 = scale0 = v.x, zero1 = scale1 = v.y;
+    }
+    ptx::mma(affine, zero0, zero0, zero1, zero1, q0, q1);
+    place(step, 0, q0, scale0, lane), place(step, 1, q1, scale1, lane);
+  }
+  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t scale, int lane) {
+    const __half2 product = __hmul2(ptx::as_half2(q), ptx::as_half2(scale));
+    high[step][half] = ptx::as_u32(product);
+    if constexpr (Traits::kResidualQ) {
+      const uint32_t rest = ptx::as_u32(__hfma2(ptx::as_half2(q), ptx::as_half2(scale), __hneg2(product)));
+      if constexpr (kLow) low[step][half] = rest;
+      if constexpr (Traits::kHalves) high[step][half] = lane < 16 ? high[step][half] : rest;
+    }
+  }
+};
+
+}  // namespace kvgen

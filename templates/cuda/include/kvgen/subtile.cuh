@@ -1,0 +1,156 @@
+// One sub-tile of 32 packed tokens: scores, softmax, values. Everything affine has left the inner products.
+#pragma once
+#include "kvgen/fragments.cuh"
+#include "kvgen/query.cuh"
+#include "kvgen/softmax.cuh"
+#include "kvgen/traits.cuh"
+
+namespace kvgen {
+
+// Products of codes and q of one column tile, per K group: [group][16-token tile][2 * half + column].
+template <class Traits>
+using Products = float[Traits::kKeyGroups][2][4];
+
+// First row of the sub-tile that a lane scores in part `part`; the second is eight further.
+template <class Traits>
+__device__ __forceinline__ int first_row(int part, int lane) {
+  return 16 * (Traits::kHalves ? lane % 4 / 2 : part) + lane / 4;
+}
+
+// Per-token params of the rows that a lane scores.
+template <class Traits, class Quant, int kGroups>
+__device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kParts][kGroups][2], float (&zero)[Traits::kParts][kGroups][2]) {
+#pragma unroll
+  for (int q = 0; q < kGroups; ++q)
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part) {
+      const int at = (q * 8 + lane / 4) * 4 + 2 * (Traits::kHalves ? lane % 4 / 2 : part);
+      if constexpr (Quant::kZero) {
+        const uint2 v = ptx::load_shared8(address + at * 4);
+        const float2 first = __half22float2(ptx::as_half2(v.x)), second = __half22float2(ptx::as_half2(v.y));
+        scale[part][q][0] = first.x, zero[part][q][0] = first.y, scale[part][q][1] = second.x, zero[part][q][1] = second.y;
+      } else {
+        const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * 2)));
+        scale[part][q][0] = v.x, zero[part][q][0] = -v.x * Quant::kOffset;
+        scale[part][q][1] = v.y, zero[part][q][1] = -v.y * Quant::kOffset;
+      }
+    }
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
+  if constexpr (Traits::Value::kQuantized) {
+    load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int q = 0; q < Traits::kValueGroups; ++q)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) params.scale[part][q][half] = fmaxf(params.scale[part][q][half], kSmallestScale);
+  } else {
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+      params.scale[part][0][0] = params.scale[part][0][1] = 1.f, params.zero[part][0][0] = params.zero[part][0][1] = 0.f;
+  }
+}
+
+// Products of K's codes with every column tile's q: each code is expanded once.
+template <class Traits>
+__device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const QueryFragments<Traits> (&query)[Traits::kColumnTiles],
+                                              Products<Traits> (&products)[Traits::kColumnTiles]) {
+  constexpr int kBits = Traits::Key::kBits;
+  constexpr int kStepsPerGroup = Traits::kSteps / Traits::kKeyGroups;
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile)
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
+  visit_words<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps>(codes, lane, [&](int pair, const uint32_t* words) {
+    const int step = pair % Traits::kSteps;
+    expand<kBits, typename Traits::Format::Element>(words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+        float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
+        ptx::mma(sum, a0, a1, a2, a3, query[tile].high[step][0], query[tile].high[step][1]);
+        if constexpr (QueryFragments<Traits>::kLow) ptx::mma(sum, a0, a1, a2, a3, query[tile].low[step][0], query[tile].low[step][1]);
+      }
+    });
+  });
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile)
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
+}
+
+// The products of a lane's own rows. With halves, lanes t < 2 take rows 0..15, the others rows 16..31: what the other half
+// of the columns holds is either the same again, or the product with q's rounding residual, which is added.
+template <class Traits, bool kAddHalves>
+__device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, float (&own)[Traits::kParts][4]) {
+  if constexpr (!Traits::kHalves) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own[0][i] = low[i], own[1][i] = high[i];
+  } else {
+    const bool first = lane % 4 < 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      own[0][i] = first ? low[i] : high[i];
+      if constexpr (kAddHalves) own[0][i] += __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
+    }
+  }
+}
+
+// Powers of two of the rows that a lane scores, times the columns' factors to log2 units: [part][2 * half + column].
+template <class Traits>
+__device__ __forceinline__ void row_factors(const float* column_factors, int tile, int lane, float (&factors)[Traits::kParts][4]) {
+  constexpr int kBits = Traits::Key::kBits;
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float row = Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
+      factors[part][i] = row * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
+    }
+}
+
+// Adds weights * V's codes to a column tile's sums.
+template <class Traits>
+__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kColumnTiles], State<Traits> (&state)[Traits::kColumnTiles]) {
+  constexpr int kBits = Traits::Value::kBits;
+  constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
+  constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
+  visit_words<kBits, 2 * kTiles>(codes, lane, [&](int pair, const uint32_t* words) {
+    const int part = pair / kTiles;
+    expand<kBits, typename Traits::Format::Element>(words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+        const uint32_t(&b)[2] = weights[tile][rows / kTilesPerGroup][part];
+        ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
+      }
+    });
+  });
+}
+
+// From what the products accumulate to true sums of p * code, and back.
+template <class Traits>
+__device__ __forceinline__ void unmix_values(State<Traits>& state) {
+  constexpr int kBits = Traits::Value::kBits;
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+    unmix<kBits>(state.out[u], state.out[u + 1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
+  }
+}
+template <class Traits>
+__device__ __forceinline__ void mix_values(State<Traits>& state) {
+  constexpr int kBits = Traits::Value::kBits;
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value>;
+    mix<kBits>(state.out[u], state.out[u + 1]);
+  }
+}
+
+}  // namespace kvgen

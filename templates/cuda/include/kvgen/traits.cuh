@@ -1,0 +1,82 @@
+// What a schedule means for a format: tiles, registers, shared memory. Words: docs/kernels.md.
+#pragma once
+#include "kvgen/format.cuh"
+
+namespace kvgen {
+
+enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
+enum class Split { aligned, flat, automatic };  // splits end at heads; anywhere; whichever fills the chip
+enum class Combine { last, two_level, cluster };
+
+constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
+
+template <class Format_, class Schedule>
+struct Traits : Schedule {
+  using Format = Format_;
+  using Key = typename Format::Key;
+  using Value = typename Format::Value;
+  static constexpr int kHeadDim = Format::kHeadDim;
+  static constexpr int kThreads = Schedule::kWarps * 32;
+
+  // Columns: (query, head of the group) pairs, eight to a tile of the matrix instruction.
+  static constexpr int kColumns = Schedule::kGroup * Schedule::kQueries;
+  static constexpr int kColumnTiles = ceil_div(kColumns, 8);
+  // With four columns or fewer, the two halves of the eight hold the two halves of the rows (or of q's precision).
+  static constexpr bool kHalves = kColumns <= 4;
+  static constexpr int kParts = kHalves ? 1 : 2;  // 16-row parts of a 32-token sub-tile that a lane scores itself
+  static constexpr int kTileColumns = kColumns < 8 ? kColumns : 8;
+
+  static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
+  static constexpr int kRowTiles = kHeadDim / 16;  // 16-row tiles of V
+  static constexpr int kValueGroups = Value::kQuantized && Value::kAxis == Axis::token ? kHeadDim / Value::kGroup : 1;
+  static constexpr int kKeyGroups = Key::kQuantized && Key::kAxis == Axis::token ? kHeadDim / Key::kGroup : 1;
+  static constexpr bool kKeyPerChannel = Key::kQuantized && Key::kAxis == Axis::channel;
+  static constexpr bool kKeyPerToken = Key::kQuantized && Key::kAxis == Axis::token;
+
+  // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
+  static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kColumnTiles == 1));
+  // Scaled q lives in registers if there is room, else it is made again for every sub-tile.
+  static constexpr bool kQueryInRegisters = kColumnTiles == 1 && kHeadDim <= 128;
+
+  // A unit is what a warp takes at a time: tokens that share their K channel params.
+  static constexpr int kUnitTokens = Schedule::kUnit * 32;
+  static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
+  static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
+  static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
+  static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
+  static constexpr int kStages = Schedule::kUnit * Schedule::kDepth;
+  // Reading the residual costs about as much as this many units; keeps the planner fair.
+  static constexpr int kTailUnits = ceil_div(Format::kTokens * kHeadDim * 2, kUnitBytes);
+
+  static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");
+  static_assert(Format::kTokens % kUnitTokens == 0, "a unit lies within a block");
+  static_assert(!kKeyPerChannel || Key::kGroup % kUnitTokens == 0, "a unit lies within a K group");
+  static_assert(Value::kAxis == Axis::token || !Value::kQuantized, "V per channel");
+  static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
+  static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
+
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small.
+  static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
+  static constexpr int kBarriers = kRingBytes;
+  static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * kStages * 8, 16);
+  static constexpr int kQueryBytes = kColumnTiles * kHeadDim * 16;
+  static constexpr int kMerge = kQuery + kQueryBytes;
+  static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
+  static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
+  static constexpr int kLengths = kMerge + kMergeBytes;
+  static constexpr int kSmall = kLengths + kMaxBatch * 4;
+  static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2 + 8 * 2;
+  static constexpr int kSharedBytes = align_up(kSmall + kSmallFloats * 4 + 16, 128);
+};
+
+// Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.
+template <int kBits>
+__host__ __device__ constexpr float row_factor(int tile, int half) {
+  return kBits == 4 ? (half ? 1.f / 16 : 1.f) : kBits == 2 ? (tile ? (half ? 1.f / 64 : 1.f / 16) : (half ? 1.f / 4 : 1.f)) : 1.f;
+}
+
+// Codes read as fp16 bits are denormals: code * 2^-24, exactly.
+template <class Quant>
+constexpr float kCodeUnit = Quant::kQuantized ? 1.f / 16777216.f : 1.f;
+
+}  // namespace kvgen
