@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from kvgen.lower.base import Source
@@ -43,4 +44,5 @@ def naive_source(fault: str | None = None) -> Source:
 
 
 def naive_artifact(fault: str | None = None, cache: ArtifactCache | None = None) -> Artifact:
-    return build(naive_source(fault), cache)
+    """Compiled once for all test runs of this machine."""
+    return build(naive_source(fault), cache or ArtifactCache(Path(tempfile.gettempdir()) / "kvgen-tests"))

@@ -1,0 +1,73 @@
+"""Variants of the CUDA back end in short words (see benchmarks/gpu_words.py), compiled many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.lower.backends import get_backend
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Schedule
+from kvgen.reference.layout import PackedLayout
+from kvgen.spec import KernelSpec
+from kvgen.toolchain import Artifact, build
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load
+from kvgen.toolchain.pool import build_many
+
+
+@dataclass(frozen=True)
+class Point:
+    """A spec, a schedule and a target by their words."""
+
+    words: str
+    schedule_words: str = "default"
+    target: Target = "sm90"
+
+    def __str__(self) -> str:
+        return f"{self.words}-{self.schedule_words}-{self.target}"
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The spec, for one small workload."""
+        return spec_of(self.words, self.target, [workload_of("4x2048")])
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        return schedules_of(self.schedule_words, get_backend("cuda"), self.spec, self.target)[0]
+
+    @property
+    def layout(self) -> PackedLayout:
+        """Its packed layout."""
+        return get_backend("cuda").layout(self.spec, self.schedule.layout)
+
+    def source(self) -> Source:
+        """The rendered source. Raises UnsupportedError."""
+        return get_backend("cuda").lower(self.spec, self.schedule, self.target)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a GPU of today runs it through its PTX."""
+        return self.target != "sm90"
+
+
+def compile_points(points: Iterable[Point]) -> None:
+    """Compile what is not in the cache yet, in parallel; failures are met again where a test asks for the point."""
+    for foreign in (False, True):
+        sources = [point.source() for point in dict.fromkeys(points) if point.foreign == foreign]
+        for _ in build_many(sources, ptx_only=foreign):
+            pass
+
+
+def artifact(point: Point) -> Artifact:
+    """The compiled point. Raises CompileError."""
+    return build(point.source(), ptx_only=point.foreign)
+
+
+@cache
+def variant(point: Point) -> Variant:
+    """The loaded point."""
+    return Variant(point.spec, point.layout, load(artifact(point).path))

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kvgen.toolchain.artifact import Resources
+from kvgen.toolchain.cache import ArtifactCache, default_root
+
+RESOURCES = Resources("g++ 12.2.0", 1.5)
+BUILD = """
+import sys
+from pathlib import Path
+from kvgen.lower.base import Source
+from kvgen.toolchain import ArtifactCache, build
+print(build(Source(sys.argv[2], "c++", "cpu"), ArtifactCache(Path(sys.argv[1]))).path)
+"""
+SLOW = '#include <regex>\n#include <map>\nint f(const char* s) { return std::regex_match(s, std::regex("a+")); }\n'
+
+
+def module(tmp_path: Path, content: bytes = b"\x7fELF") -> Path:
+    file = tmp_path / "compiled.so"
+    file.write_bytes(content)
+    return file
+
+
+def leftovers(root: Path) -> list[str]:
+    return [str(file) for folder in ("tmp", "locks") for file in (root / folder).glob("*")]
+
+
+def test_what_was_put_is_found_by_a_new_cache(tmp_path: Path) -> None:
+    put = ArtifactCache(tmp_path / "c").put("ab12", module(tmp_path), RESOURCES, {"log.txt": "fine"})
+    got = ArtifactCache(tmp_path / "c").get("ab12")
+    assert got == put
+    assert got.path.read_bytes() == b"\x7fELF"
+    assert got.resources == RESOURCES
+    assert (got.path.parent / "log.txt").read_text() == "fine"
+    assert leftovers(tmp_path / "c") == []
+
+
+def test_absent_key_is_a_miss(tmp_path: Path) -> None:
+    assert ArtifactCache(tmp_path).get("ab12") is None
+
+
+def test_damaged_entries_are_misses_and_are_replaced(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "c")
+    for damage in ("module.so", "artifact.json"):
+        for content in (b"", b"{}", b"\xff\xfe", b"[1]"):
+            path = cache.put("ab12", module(tmp_path), RESOURCES).path
+            (path.parent / damage).write_bytes(content)
+            assert cache.get("ab12") is None
+            assert cache.put("ab12", module(tmp_path), RESOURCES).path.read_bytes() == b"\x7fELF"
+    (path.parent / "artifact.json").unlink()
+    assert cache.get("ab12") is None
+
+
+def test_a_whole_entry_is_kept_by_a_second_put(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "c")
+    first = cache.put("ab12", module(tmp_path, b"one"), RESOURCES)
+    second = cache.put("ab12", module(tmp_path, b"two"), RESOURCES)
+    assert second.path == first.path
+    assert second.path.read_bytes() == b"one"
+
+
+def test_scratch_is_gone_after_an_error(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path)
+    try:
+        with cache.scratch() as folder:
+            (folder / "half").touch()
+            raise RuntimeError
+    except RuntimeError:
+        assert not folder.exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_sweep_removes_what_dead_processes_left_and_nothing_else(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path)
+    code = (
+        "import sys, time; from pathlib import Path; from kvgen.toolchain.cache import ArtifactCache; "
+        "c = ArtifactCache(Path(sys.argv[1])); s = c.scratch(); s.__enter__(); l = c.lock('k'); l.__enter__(); "
+        "print('in', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as child, cache.scratch() as mine:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"in\n"
+        cache.sweep()
+        assert len(leftovers(tmp_path)) == 3  # both are alive
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        cache.sweep()
+        assert leftovers(tmp_path) == [str(mine)]
+
+
+def test_processes_building_one_source_and_one_of_them_killed_leave_one_entry(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUILD, str(tmp_path), SLOW]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
+    while not (victims := list((tmp_path / "tmp").glob("*"))):
+        time.sleep(0.01)
+    victim = int(victims[0].name.split("+")[1])
+    os.kill(victim, signal.SIGKILL)
+    paths = {child.communicate()[0].strip() for child in children if child.pid != victim}
+    next(child for child in children if child.pid == victim).communicate()
+    assert [child.returncode for child in children if child.pid != victim] == [0, 0, 0]
+    assert len(paths) == 1
+    assert Path(paths.pop()).is_file()
+    assert len(list(tmp_path.glob("modules/*/*"))) == 1
+    ArtifactCache(tmp_path).sweep()
+    assert leftovers(tmp_path) == []
+
+
+def test_environment_moves_the_cache(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path))
+    assert default_root() == tmp_path
+    assert ArtifactCache().root == tmp_path
+    monkeypatch.delenv("KVGEN_CACHE_DIR")
+    assert default_root().name == "kvgen"

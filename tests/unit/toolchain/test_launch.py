@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvgen.errors import CacheMismatch, KvgenError
+from kvgen.reference.layout import packed_layout
+from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.module import Module, load
+from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
+
+
+@pytest.fixture(scope="module")
+def module() -> Module:
+    return load(naive_artifact().path)
+
+
+@pytest.fixture
+def variant(module: Module) -> Variant:
+    spec = naive_spec()
+    return Variant(spec, naive_layout(spec), module)
+
+
+def tokens(count: int, batch: int = 2, heads: int = 2, seed: int = 0) -> torch.Tensor:
+    return torch.randn(batch, count, heads, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    args = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*args, enable_gqa=True).transpose(1, 2)
+
+
+def filled(variant: Variant, count: int, max_len: int = 128) -> KVCache:
+    cache = variant.new_cache(2, max_len)
+    variant.prefill(cache, tokens(count), tokens(count, seed=1))
+    return cache
+
+
+def test_prefill_then_decode_equals_attention_over_all_tokens(variant: Variant) -> None:
+    k, v, q = tokens(71), tokens(71, seed=1), tokens(1, heads=4, seed=2)
+    cache = variant.new_cache(2, 96)
+    variant.prefill(cache, k[:, :70], v[:, :70])
+    out = variant.decode(q, k[:, 70:], v[:, 70:], cache)
+    torch.testing.assert_close(out, sdpa(q, k, v))
+    assert cache.bound == 71
+    assert cache.lengths.tolist() == [71, 71]
+    torch.testing.assert_close(variant.attend(q, cache), out)
+    torch.testing.assert_close(variant.unpack(cache), (k, v))
+
+
+def test_ragged_prefill_counts_its_longest_sequence(variant: Variant) -> None:
+    cache = variant.new_cache(2, 64)
+    variant.prefill(cache, tokens(40), tokens(40), [3, 33])
+    assert cache.bound == 33
+    assert cache.lengths.tolist() == [3, 33]
+    with pytest.raises(ValueError, match=r"lengths must lie in 0\.\.40, the tokens of k, not in 3\.\.41"):
+        variant.prefill(cache, tokens(40), tokens(40), [3, 41])
+    with pytest.raises(ValueError, match=r"lengths must have shape \[2\]"):
+        variant.prefill(cache, tokens(40), tokens(40), [3])
+    assert cache.bound == 33
+
+
+def test_given_outputs_are_filled_and_returned(variant: Variant) -> None:
+    cache, q = filled(variant, 40), tokens(1, heads=4)
+    out, lse = torch.full_like(q, math.nan), torch.full((2, 4, 1), math.nan)
+    result = variant.attend(q, cache, out=out, lse=lse)
+    assert result[0] is out
+    assert result[1] is lse
+    again, again_lse = variant.attend(q, cache, lse=True)
+    assert torch.equal(again, out)
+    assert torch.equal(again_lse, lse)
+    assert torch.equal(variant.attend(q, cache, lse=False), out)
+
+
+def test_scale_overrides_the_default(variant: Variant) -> None:
+    cache, q = filled(variant, 40), tokens(1, heads=4)
+    torch.testing.assert_close(variant.attend(q, cache, scale=2 / math.sqrt(32)), variant.attend(2 * q, cache))
+
+
+def test_a_cache_refuses_what_it_could_not_hold(variant: Variant) -> None:
+    cache, q, new = filled(variant, 128), tokens(1, heads=4), tokens(1)
+    with pytest.raises(CacheMismatch, match=r"^the cache holds 128 tokens per sequence, and 129 could be needed after 1 more$"):
+        variant.decode(q, new, new, cache)
+    with pytest.raises(CacheMismatch, match="168 could be needed"):
+        variant.prefill(cache, tokens(40), tokens(40))
+    assert cache.lengths.tolist() == [128, 128]
+    cache.clear()
+    assert variant.decode(q, new, new, cache).shape == q.shape
+    assert cache.lengths.tolist() == [1, 1]
+
+
+def test_replays_are_counted_by_who_replays(variant: Variant) -> None:
+    cache = filled(variant, 100)
+    assert cache.grow(28) == 128
+    with pytest.raises(CacheMismatch):
+        cache.grow(1)
+
+
+def test_caches_of_another_layout_are_refused(variant: Variant, module: Module) -> None:
+    other = Variant(variant.spec, packed_layout(variant.spec, 2 * BLOCK, "simd"), module)
+    cache, q, new = filled(variant, 40), tokens(1, heads=4), tokens(1)
+    for call in (
+        lambda: other.attend(q, cache),
+        lambda: other.decode(q, new, new, cache),
+        lambda: other.prefill(cache, new, new),
+        lambda: other.unpack(cache),
+    ):
+        with pytest.raises(CacheMismatch, match=f"layout {variant.layout.id}, and this kernel reads layout {other.layout.id}"):
+            call()
+    assert cache.bound == 40
+
+
+def test_variants_of_one_layout_share_caches_but_not_workspaces(variant: Variant, module: Module) -> None:
+    sibling = Variant(variant.spec, variant.layout, module)
+    cache, q = filled(variant, 40), tokens(1, heads=4)
+    assert torch.equal(sibling.attend(q, cache), variant.attend(q, cache))
+    first, second = cache.workspaces.values()
+    assert first.data_ptr() != second.data_ptr()
+    assert not first.any()
+    assert first.numel() == 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda v, c: v.attend(tokens(1, heads=3), c), r"q must have shape \[2, 1, 4, 32\], not \[2, 1, 3, 32\]"),
+        (lambda v, c: v.attend(tokens(1, batch=3, heads=4), c), r"q must have shape \[2, 1, 4, 32\], not \[3, 1, 4, 32\]"),
+        (lambda v, c: v.attend(tokens(1, heads=4).half(), c), r"q must be torch.float32, not torch.float16"),
+        (lambda v, c: v.attend(tokens(3, heads=4), c), r"q has 3 tokens, more than the 2 of the spec"),
+        (lambda v, c: v.attend(tokens(1, heads=4)[0], c), r"q must have shape"),
+        (lambda v, c: v.attend(tokens(1, heads=4).to("meta"), c), r"q is on meta, and the cache on cpu"),
+        (lambda v, c: v.decode(tokens(1, heads=4), tokens(2), tokens(2), c), r"k_new must have shape \[2, 1, 2, 32\], not \[2, 2, 2, 32\]"),
+        (lambda v, c: v.decode(tokens(1, heads=4), tokens(1), tokens(1).double(), c), r"v_new must be torch.float32"),
+        (lambda v, c: v.prefill(c, tokens(4), tokens(5)), r"v must have shape \[2, 4, 2, 32\], not \[2, 5, 2, 32\]"),
+        (lambda v, c: v.prefill(c, tokens(4)[0], tokens(4)), r"k must have shape"),
+    ],
+)
+def test_wrong_tensors_are_refused_in_one_sentence(variant: Variant, call, reason: str) -> None:
+    cache = filled(variant, 40)
+    with pytest.raises(ValueError, match=reason) as caught:
+        call(variant, cache)
+    assert "\n" not in str(caught.value)
+    assert cache.bound == 40
+    assert cache.lengths.tolist() == [40, 40]
+
+
+def test_prefill_finds_what_is_not_finite_on_request(variant: Variant) -> None:
+    cache, k = variant.new_cache(2, 64), tokens(8)
+    k[1, 3, 0, 5] = math.inf
+    with pytest.raises(ValueError, match="infinities or NaNs"):
+        variant.prefill(cache, k, tokens(8), check_finite=True)
+    assert cache.bound == 0
+
+
+def test_paged_caches_follow_their_table(module: Module) -> None:
+    spec = naive_spec(paged=True)
+    variant = Variant(spec, naive_layout(spec), module)
+    k, v, q = tokens(150), tokens(150, seed=1), tokens(1, heads=4, seed=2)
+    table = torch.tensor([[6, 0, 3], [2, 5, 1]], dtype=torch.int32)
+    outs = []
+    for kwargs in ({}, {"block_table": table, "pages": 7}):
+        cache = variant.new_cache(2, 192, **kwargs)
+        variant.prefill(cache, k, v)
+        outs.append(variant.attend(q, cache))
+        torch.testing.assert_close(variant.unpack(cache), (k, v))
+    assert cache.packed.shape == (7, 2, 64 // BLOCK, variant.layout.block_bytes)
+    assert torch.equal(*outs)
+
+
+def test_block_tables_are_checked(module: Module, variant: Variant) -> None:
+    spec = naive_spec(paged=True)
+    paged = Variant(spec, naive_layout(spec), module)
+    with pytest.raises(ValueError, match=r"block_table must be int32 \[2, 3 or more\], not torch.int32 \[2, 2\]"):
+        paged.new_cache(2, 192, block_table=torch.zeros(2, 2, dtype=torch.int32), pages=4)
+    with pytest.raises(ValueError, match="needs `pages`"):
+        paged.new_cache(2, 192, block_table=torch.zeros(2, 3, dtype=torch.int32))
+    with pytest.raises(ValueError, match="need 6 pages, not 5"):
+        paged.new_cache(2, 192, pages=5)
+    with pytest.raises(ValueError, match="this format is contiguous"):
+        variant.new_cache(2, 192, pages=5)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        variant.new_cache(0, 192)
+
+
+def test_a_library_without_the_functions_is_no_module(tmp_path: Path) -> None:
+    from kvgen.lower.base import Source
+    from kvgen.toolchain import ArtifactCache, build
+
+    artifact = build(Source("int nothing;\n", "c++", "cpu"), ArtifactCache(tmp_path))
+    with pytest.raises(KvgenError, match="is no kvgen module: it lacks attend, decode, pack, unpack, workspace_bytes"):
+        load(artifact.path)
+    with pytest.raises(KvgenError, match=r"cannot load .*nowhere\.so"):
+        load(tmp_path / "nowhere.so")
