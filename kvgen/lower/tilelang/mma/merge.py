@@ -1,0 +1,170 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The end: warps of a CTA merge in shared memory, the last CTA of a head to arrive combines the splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.codes import separate
+from kvgen.lower.tilelang.mma.state import MIN_SCORE, columns, static
+from kvgen.lower.tilelang.mma.values import true_output
+
+LN2 = float.fromhex("0x1.62e430p-1")
+BATCH = 8
+"""Partial results that a thread loads before it uses the first."""
+
+
+@T.macro
+def finish_sums(p: Any, r: Any) -> None:
+    """Sum over the rows of a warp, and separate mixed output rows."""
+    for n, e in columns(p):
+        for distance in static(3):
+            r.l[n * 2 + e] = r.l[n * 2 + e] + T.shfl_xor(r.l[n * 2 + e], 4 << distance)
+        if p.value.zero:
+            for group in static(p.groups("value")):
+                i = (group * p.column_tiles + n) * 4 + e
+                for distance in static(3):
+                    r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], 4 << distance)
+    height = 2 if p.value.bits == 2 else 1
+    for tile in static(p.column_tiles * p.steps // height):
+        separate(p.value.bits, r.o, tile * height * 4)
+
+
+@T.macro
+def share_warps(p: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
+    """Each warp's output and (reference, denominator) to shared memory, channels in their own order."""
+    for n, e in columns(p):
+        column = n * 8 + at.t * 2 + e
+        if column < p.columns:
+            row = (at.warp * p.columns + column) * p.merge_stride
+            for tile in static(p.steps):
+                for half in static(2):
+                    channel = tile // 2 * 32 + at.g // 2 * 8 + tile % 2 * 4 + half * 2 + at.g % 2
+                    sums[row + channel] = true_output(p, r, n, tile, half, e)
+            if at.g == 0:
+                states[(at.warp * p.columns + column) * 2] = r.reference[n * 2 + e]
+                states[(at.warp * p.columns + column) * 2 + 1] = r.l[n * 2 + e]
+
+
+@T.macro
+def merge_warps(p: Any, r: Any, sums: Any, states: Any, column: Any, channel: Any) -> None:
+    """factor[0], [1] = outputs of two channels of a column over all warps; top[0], [1] = their reference and denominator."""
+    r.top[0] = MIN_SCORE
+    for warp in T.unroll(p.warps):
+        r.top[0] = T.max(r.top[0], states[(warp * p.columns + column) * 2])
+    r.top[1] = 0.0
+    r.factor[0] = 0.0
+    r.factor[1] = 0.0
+    for warp in T.unroll(p.warps):
+        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", states[(warp * p.columns + column) * 2] - r.top[0])
+        r.top[1] = r.top[1] + r.v[0] * states[(warp * p.columns + column) * 2 + 1]
+        for i in static(2):
+            r.factor[i] = r.factor[i] + r.v[0] * sums[(warp * p.columns + column) * p.merge_stride + channel + i]
+
+
+@T.macro
+def write_output(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
+    """Divide and store two channels of a column; nothing was seen: 0, and a logarithm of minus infinity."""
+    pack = "kvgen::pack_bf16" if p.bf16 else "kvgen::ptx::pack_half2"
+    token = (at.column + column) // p.group
+    head = at.head * p.group + (at.column + column) % p.group
+    if token < k.q_len:
+        inverse = T.if_then_else(r.top[1] > 0.0, T.float32(1.0) / r.top[1], T.float32(0.0))
+        k.out[(at.batch * k.out_strides[0] + token * k.out_strides[1] + head * k.out_strides[2]) * 4 + channel // 2] = T.call_extern(
+            "uint32", pack, r.factor[0] * inverse, r.factor[1] * inverse
+        )
+        if k.with_lse != 0 and channel == 0:
+            k.lse[(at.batch * (p.kv_heads * p.group) + head) * k.q_len + token] = T.if_then_else(
+                r.top[1] > 0.0, (r.top[0] + T.log2(r.top[1])) * T.float32(LN2), -T.infinity("float32")
+            )
+
+
+@T.macro
+def store_partial(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
+    """Two channels of a split's result to the workspace."""
+    row = (at.cell * k.splits + at.split) * p.columns + column
+    for i in static(2):
+        k.partial[row * p.dim + channel + i] = r.factor[i]
+    if channel == 0:
+        k.stats[row * 2] = r.top[0]
+        k.stats[row * 2 + 1] = r.top[1]
+
+
+@T.macro
+def load_partial(k: Any, tensor: Any, at: Any) -> Any:
+    """From L2: another CTA wrote it."""
+    return T.call_extern("float32", "__ldcg", T.access_ptr(tensor[at], "r"))
+
+
+@T.macro
+def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
+    """As `merge_warps`, over the splits' results in the workspace."""
+    state = T.alloc_local((BATCH * 2,), "float32")
+    value = T.alloc_local((BATCH * 2,), "float32")
+    r.top[0] = MIN_SCORE
+    r.top[1] = 0.0
+    r.factor[0] = 0.0
+    r.factor[1] = 0.0
+    for turn in T.serial(T.ceildiv(k.splits, BATCH)):
+        for s in T.unroll(BATCH):
+            row = (at.cell * k.splits + T.min(turn * BATCH + s, k.splits - 1)) * p.columns + column
+            for i in static(2):
+                state[s * 2 + i] = load_partial(k, k.stats, row * 2 + i)
+                value[s * 2 + i] = load_partial(k, k.partial, row * p.dim + channel + i)
+        r.v[0] = r.top[0]
+        for s in T.unroll(BATCH):
+            if turn * BATCH + s >= k.splits:
+                state[s * 2] = MIN_SCORE
+                state[s * 2 + 1] = 0.0
+                value[s * 2] = 0.0
+                value[s * 2 + 1] = 0.0
+            r.top[0] = T.max(r.top[0], state[s * 2])
+        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", r.v[0] - r.top[0])
+        r.top[1] = r.top[1] * r.v[0]
+        for i in static(2):
+            r.factor[i] = r.factor[i] * r.v[0]
+        for s in T.unroll(BATCH):
+            r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", state[s * 2] - r.top[0])
+            r.top[1] = r.top[1] + r.v[0] * state[s * 2 + 1]
+            for i in static(2):
+                r.factor[i] = r.factor[i] + r.v[0] * value[s * 2 + i]
+
+
+@T.macro
+def merge(p: Any, k: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
+    """All warps' results to the output, or to the workspace where the head is split."""
+    finish_sums(p, r)
+    T.ptx_wait_group(0)
+    T.sync_threads()
+    share_warps(p, at, r, sums, states)
+    T.sync_threads()
+    for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+        item = turn * p.threads + at.thread
+        if item < p.columns * p.dim // 2:
+            column = item // (p.dim // 2)
+            channel = item % (p.dim // 2) * 2
+            merge_warps(p, r, sums, states, column, channel)
+            if k.splits == 1:
+                write_output(p, k, at, r, column, channel)
+            else:
+                store_partial(p, k, at, r, column, channel)
+
+
+@T.macro
+def combine(p: Any, k: Any, at: Any, r: Any, last: Any) -> None:
+    """The last CTA of a head to arrive reads all partial results; the counter is left at zero for the next call."""
+    if k.splits > 1:
+        T.sync_threads()
+        if at.thread == 0:
+            last[0] = T.call_extern("int32", "kvgen::ptx::arrive", T.access_ptr(k.arrivals[at.cell], "rw"))
+        T.sync_threads()
+        if last[0] == k.splits - 1:
+            if at.thread == 0:
+                k.arrivals[at.cell] = 0
+            for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+                item = turn * p.threads + at.thread
+                if item < p.columns * p.dim // 2:
+                    combine_splits(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
+                    write_output(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)

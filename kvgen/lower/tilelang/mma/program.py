@@ -1,0 +1,137 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The whole kernel: query, ring, tail, packed sub-tiles, merge, combine."""
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.merge import combine, merge
+from kvgen.lower.tilelang.mma.query import load_query, normalize_query, sum_query
+from kvgen.lower.tilelang.mma.ring import issue, look_up_page
+from kvgen.lower.tilelang.mma.scores import begin_unit, score_codes
+from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
+from kvgen.lower.tilelang.mma.state import Args, Place, Work, columns, registers, static
+from kvgen.lower.tilelang.mma.tail import attend_tail
+from kvgen.lower.tilelang.mma.values import add_values
+from kvgen.lower.tilelang.plan import Plan
+
+
+@T.macro
+def share_of(p: Any, k: Any, at: Any) -> Any:
+    """Packed units of the sequence, evenly over the splits; the last one also has the tail. Kept in registers: expressions
+    of run-time numbers would be worked out anew wherever they are used."""
+    work = T.alloc_local((5,), "int32")
+    length = k.lengths[at.batch]
+    work[0] = length // p.tokens
+    work[1] = length % p.tokens
+    work[2] = work[1] + k.fresh
+    work[4] = T.truncdiv(work[0] * p.units + k.splits - 1, k.splits)
+    work[3] = at.split * work[4]
+    work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))
+    return Work(work[0], work[1], work[2], work[3], work[4])
+
+
+@T.macro
+def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
+    """First position that a column must not see: queries are the last q_len tokens, in order."""
+    for n, e in columns(p):
+        token = (at.column + n * 8 + at.t * 2 + e) // p.group
+        r.limit[n * 2 + e] = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - token)
+
+
+@T.macro
+def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any) -> None:
+    """The warp's units: wait for a sub-tile, use it, start the copy of the one that takes its place."""
+    for turn in T.serial(T.max(0, T.ceildiv(work.count - at.warp, p.warps))):
+        for sub in T.unroll(p.unit):
+            stage = turn % p.rounds * p.unit + sub if p.stages >= p.unit else sub % p.stages
+            subtile = at.warp * p.ring_words + stage * p.subtile_words
+            unit = work.first + at.warp + turn * p.warps
+            T.ptx_wait_group(p.stages - 1)
+            T.sync_warp()
+            if sub == 0:
+                if p.channel_scaled:
+                    begin_unit(p, at, r, ring, turn)
+                refresh_bias(p, r)
+            score_codes(p, at, r, ring, subtile)
+            load_value_params(p, at, r, ring, subtile)
+            weigh(p, at, r, (unit * p.unit + sub) * 32)
+            add_values(p, at, r, ring, subtile)
+            T.sync_warp()
+            issue(p, k, at, work, r, ring, turn + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
+
+
+@T.macro
+def load_value_params(p: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+    """V's scales and zeros."""
+    from kvgen.lower.tilelang.mma.scores import load_row_params
+
+    load_row_params(p, "value", at, r, ring, subtile)
+
+
+@T.macro
+def attention(p: Any, k: Any, at: Any, ring: Any, sums: Any, states: Any, last: Any) -> None:
+    """One CTA: a split of a KV head of a sequence."""
+    r = registers(p)
+    work = share_of(p, k, at)
+    load_query(p, k, at, r)
+    look_up_page(p, k, at, work, r, 0)
+    for stage in static(p.stages):
+        issue(p, k, at, work, r, ring, stage // p.unit, stage % p.unit, stage)
+    begin_state(p, r)
+    set_limits(p, k, at, work, r)
+    if at.split == k.splits - 1:
+        attend_tail(p, k, at, work, r)
+    normalize_query(p, k, at, r)
+    sum_query(p, r)
+    attend_packed(p, k, at, work, r, ring)
+    merge(p, k, at, r, sums, states)
+    combine(p, k, at, r, last)
+
+
+@T.macro
+def locate(p: Any, cell: Any, split: Any, runs: Any) -> Any:
+    """The place of a thread; a cell is a run of columns of a KV head of a sequence."""
+    place = T.alloc_local((3,), "int32")
+    place[0] = cell // p.kv_heads if p.one_run else T.truncdiv(cell, p.kv_heads * runs)
+    place[1] = cell % p.kv_heads if p.one_run else T.truncdiv(T.truncmod(cell, p.kv_heads * runs), runs)
+    place[2] = 0 if p.one_run else T.truncmod(cell, runs) * (8 * p.column_tiles)
+    thread = T.get_thread_binding(0)
+    return Place(place[0], place[1], place[2], cell, split, thread, thread // 32, thread % 32, thread % 32 // 4, thread % 4)
+
+
+def array(dtype: str) -> Any:
+    """A flat tensor parameter of any length."""
+    return T.Tensor((T.dynamic("extent", "int64"),), dtype)
+
+
+def program(p: Plan) -> Any:
+    """The program as a TileLang function. One module serves all batches and lengths: every extent is a run-time number."""
+
+    @T.prim_func
+    def attend(
+        q: array("uint32"), packed: array("uint32"), k_residual: array("uint32"), v_residual: array("uint32"),
+        lengths: array("int32"), table: array("int32"), out: array("uint32"), lse: array("float32"),
+        partial: array("float32"), stats: array("float32"), arrivals: array("int32"),
+        q_batch: T.int64, q_token: T.int64, q_head: T.int64, out_batch: T.int64, out_token: T.int64, out_head: T.int64,
+        fresh_k: T.int64, fresh_v: T.int64, fresh_k_batch: T.int64, fresh_k_token: T.int64, fresh_k_head: T.int64,
+        fresh_v_batch: T.int64, fresh_v_token: T.int64, fresh_v_head: T.int64,
+        packed_outer: T.int64, packed_head: T.int64, table_stride: T.int64,
+        fresh: T.int32, q_len: T.int32, with_lse: T.int32, scale: T.float32, cells: T.int32, runs: T.int32, splits: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(cells, splits, threads=p.threads) as (cell, split):
+            if p.min_ctas > 1:
+                T.annotate_min_blocks_per_sm(p.min_ctas)
+            ring = T.alloc_shared((p.warps * p.ring_words,), "uint32")
+            sums = T.alloc_shared((p.warps * p.columns * p.merge_stride,), "float32")
+            states = T.alloc_shared((p.warps * p.columns * 2,), "float32")
+            last = T.alloc_shared((1,), "int32")
+            k = Args(
+                q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals,
+                (q_batch, q_token, q_head), (out_batch, out_token, out_head),
+                (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
+                (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, splits,
+            )  # fmt: skip
+            attention(p, k, locate(p, cell, split, runs), ring, sums, states, last)
+
+    return attend

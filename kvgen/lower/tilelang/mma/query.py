@@ -1,0 +1,69 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The query as B operand: column c is query token c // group of head c % group, normalized by a power of two per column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
+
+ALL = 0xFFFFFFFF
+ONES = 0x3C003C00
+
+
+@T.macro
+def load_query(p: Any, k: Any, at: Any, r: Any) -> None:
+    """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; columns beyond the query are zero."""
+    for n in static(p.column_tiles):
+        column = at.column + n * 8 + at.g
+        r.row[0] = at.batch * k.q_strides[0] + (column // p.group) * k.q_strides[1] + (at.head * p.group + column % p.group) * k.q_strides[2]
+        for x in T.unroll(p.chunks):
+            for i in T.vectorized(4):
+                r.raw[(n * p.chunks + x) * 4 + i] = T.if_then_else(
+                    column < p.group * k.q_len, k.q[(r.row[0] + x * 4 + at.t) * 4 + i], T.uint32(0)
+                )
+
+
+@T.macro
+def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
+    """q / 2^e in fp16 with its largest element in [1, 2); 2^e goes into the scale of scores."""
+    low = "kvgen::bf16_low" if p.bf16 else "kvgen::half_low"
+    high = "kvgen::bf16_high" if p.bf16 else "kvgen::half_high"
+    for n in static(p.column_tiles):
+        r.top[0] = 0.0
+        for i in T.unroll(p.chunks * 4):
+            r.top[0] = T.max(r.top[0], T.abs(T.call_extern("float32", low, r.raw[n * p.chunks * 4 + i])))
+            r.top[0] = T.max(r.top[0], T.abs(T.call_extern("float32", high, r.raw[n * p.chunks * 4 + i])))
+        r.top[0] = T.max(r.top[0], T.shfl_xor(r.top[0], 1))
+        r.top[0] = T.max(r.top[0], T.shfl_xor(r.top[0], 2))
+        r.flag[0] = T.min(T.cast(T.reinterpret(r.top[0], "uint32") >> T.uint32(23), "int32"), 253)
+        r.factor[0] = T.reinterpret(T.cast(254 - r.flag[0], "uint32") << T.uint32(23), "float32")
+        r.factor[1] = T.reinterpret(T.cast(r.flag[0], "uint32") << T.uint32(23), "float32")
+        for i in T.unroll(p.chunks * 4):
+            r.q[n * p.chunks * 4 + i] = T.call_extern(
+                "uint32", "kvgen::ptx::pack_half2",
+                T.call_extern("float32", low, r.raw[n * p.chunks * 4 + i]) * r.factor[0],
+                T.call_extern("float32", high, r.raw[n * p.chunks * 4 + i]) * r.factor[0],
+            )  # fmt: skip
+        for e in static(2):
+            r.score_scale[n * 2 + e] = k.scale * T.call_extern(
+                "float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4
+            )
+            r.code_scale[n * 2 + e] = r.score_scale[n * 2 + e] * T.float32(CODE_UNIT)
+
+
+@T.macro
+def sum_query(p: Any, r: Any) -> None:
+    """Sum of the query over the channels of each of K's groups: what a zero per token multiplies."""
+    for i in T.unroll(4):
+        r.ones[i] = T.uint32(ONES)
+    for i in T.unroll(p.groups("key") * p.column_tiles * 4):
+        r.q_sum[i] = 0.0
+    for n in static(p.column_tiles):
+        for step in static(p.steps):
+            T.ptx_mma(
+                "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.ones.data, 0, r.q.data, n * p.chunks * 4 + step * 2,
+                r.q_sum.data, (step // p.group_steps("key") * p.column_tiles + n) * 4, T.bool(False),
+            )  # fmt: skip

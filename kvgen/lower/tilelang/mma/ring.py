@@ -1,0 +1,62 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Each warp's own ring of sub-tiles in shared memory, filled by cp.async; no thread waits for another warp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+
+@T.macro
+def copy_words(k: Any, ring: Any, place: Any, r: Any, offset: Any, count: Any, lane: Any) -> None:
+    """`count` words (a multiple of four) from `offset` words behind the unit's block into the ring."""
+    for i in T.unroll(count // 128):
+        T.ptx_cp_async(
+            T.access_ptr(ring[place + (i * 32 + lane) * 4], "w", 4), T.access_ptr(k.packed[r.source[0] * 4 + offset + (i * 32 + lane) * 4], "r", 4), 4
+        )
+    if count % 128:
+        if lane < count % 128 // 4:
+            T.ptx_cp_async(
+                T.access_ptr(ring[place + (count // 128 * 32 + lane) * 4], "w", 4),
+                T.access_ptr(k.packed[r.source[0] * 4 + offset + (count // 128 * 32 + lane) * 4], "r", 4),
+                4,
+            )
+
+
+@T.macro
+def look_up_page(p: Any, k: Any, at: Any, work: Any, r: Any, turn: Any) -> None:
+    """Fetch the page of the warp's unit `turn` ahead of its use."""
+    if p.page_blocks:
+        if at.warp + turn * p.warps < work.count:
+            r.page[0] = k.table[at.batch * k.table_stride + (work.first + at.warp + turn * p.warps) // p.units // p.page_blocks]
+
+
+@T.macro
+def find_block(p: Any, k: Any, at: Any, work: Any, r: Any, unit: Any) -> None:
+    """Offset of the unit's block, in 16 bytes."""
+    block = (work.first + unit) // p.units
+    if p.page_blocks:
+        r.source[0] = (
+            r.page[0] * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(block % p.page_blocks, "int64") * (p.block_words // 4)
+        )
+    else:
+        r.source[0] = at.batch * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(block, "int64") * (p.block_words // 4)
+
+
+@T.macro
+def issue(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any, turn: Any, sub: Any, stage: Any) -> None:
+    """Start the copy of sub-tile `sub` of the warp's unit `turn`; a group is committed even if nothing is left."""
+    unit = at.warp + turn * p.warps
+    base = at.warp * p.ring_words
+    if unit < work.count:
+        start = (work.first + unit) % p.units * p.unit
+        if sub == 0:
+            find_block(p, k, at, work, r, unit)
+            look_up_page(p, k, at, work, r, turn + 1)
+            if p.channel_words:
+                group = start * p.layout.subtile // p.key.group
+                slot = base + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
+                copy_words(k, ring, slot, r, group * p.channel_words, p.channel_words, at.lane)
+        copy_words(k, ring, base + stage * p.subtile_words, r, p.header_words + (start + sub) * p.subtile_words, p.subtile_words, at.lane)
+    T.ptx_commit_group()

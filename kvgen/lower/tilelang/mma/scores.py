@@ -1,0 +1,123 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Scores of a sub-tile: K's rows are tokens, the query is the B operand. Affine parts stay out of the loop over channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.codes import expand, row_factor, separate
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, columns, static
+
+
+@T.macro
+def begin_unit(p: Any, at: Any, r: Any, ring: Any, turn: Any) -> None:
+    """K per channel: the query times the scales, and the sum of query times zero, once for all tokens of the unit."""
+    for i in T.unroll(p.column_tiles * 4):
+        r.key_zero[i] = 0.0
+    size = 2 * p.key.params
+    slot = at.warp * p.ring_words + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
+    for step in static(p.steps):
+        for i in T.vectorized(size):
+            r.words[i] = ring[slot + (step * 4 + at.t) * size + i]
+        for n in static(p.column_tiles):
+            b = n * p.chunks * 4 + step * 2
+            for half in static(2):
+                scale = r.words[half * p.key.params + p.key.params - 1]
+                r.qs[b + half] = T.call_extern("uint32", "kvgen::multiply_half2", r.q[b + half], scale)
+            if p.key.zero:
+                T.ptx_mma(
+                    "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.words.data, 0, r.q.data, b, r.key_zero.data, n * 4, T.bool(False)
+                )
+            else:
+                T.ptx_mma(
+                    "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.ones.data, 0, r.qs.data, b, r.key_zero.data, n * 4, T.bool(False)
+                )
+    for n, e in columns(p):
+        r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] * r.score_scale[n * 2 + e] * T.float32(1.0 if p.key.zero else -p.offset(p.key))
+
+
+@T.macro
+def load_codes(p: Any, which: Any, at: Any, r: Any, ring: Any, subtile: Any, vector: Any) -> None:
+    """A lane's next 16 bytes of codes."""
+    for i in T.vectorized(p.vector(which)):
+        r.words[i] = ring[subtile + p.codes(which) + (vector * 32 + at.lane) * p.vector(which) + i]
+
+
+@T.macro
+def load_row_params(p: Any, which: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+    """Scales (and zeros) of the lane's rows in every group."""
+    size = p.row_params(which)
+    for group in static(p.groups(which)):
+        for i in T.vectorized(size):
+            r.params[group * size + i] = ring[subtile + p.params(which) + (group * 8 + at.g) * size + i]
+
+
+def row_scale(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
+    """Scale of the lane's row g + 8 * `row`, as float."""
+    at = group * p.row_params(which)
+    if p.layout.operand(which).zero:
+        return T.call_extern("float32", "kvgen::half_low", r.params[at + row])
+    return T.call_extern("float32", "kvgen::half_high" if row % 2 else "kvgen::half_low", r.params[at + row // 2])
+
+
+def row_zero(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
+    """Zero of the lane's row g + 8 * `row`, as float."""
+    return T.call_extern("float32", "kvgen::half_high", r.params[group * p.row_params(which) + row])
+
+
+@T.macro
+def score_codes(p: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+    """c = codes times query; K per token folds each group of channels into x, scaled."""
+    for i in T.unroll(p.column_tiles * 8):
+        r.c[i] = 0.0
+        r.x[i] = 0.0
+    if not p.channel_scaled:
+        load_row_params(p, "key", at, r, ring, subtile)
+    for vector in static(p.vectors("key")):
+        load_codes(p, "key", at, r, ring, subtile, vector)
+        for fragment in p.fragments("key", vector):
+            expand(p.key.bits, r, fragment.word)
+            for n in static(p.column_tiles):
+                b = n * p.chunks * 4 + fragment.step * 2
+                for part in static(2 if p.key.bits == 2 else 1):
+                    T.ptx_mma(
+                        "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.a.data, part * 4,
+                        r.qs.data if p.channel_scaled else r.q.data, b, r.c.data, n * 8 + (fragment.tile + part) * 4, T.bool(False),
+                    )  # fmt: skip
+            if (fragment.step + 1) % p.group_steps("key") == 0:
+                for n in static(p.column_tiles):
+                    separate(p.key.bits, r.c, n * 8 + fragment.tile * 4)
+                    if not p.channel_scaled:
+                        fold_group(p, r, n, fragment.tile, fragment.step // p.group_steps("key"))
+
+
+@T.macro
+def fold_group(p: Any, r: Any, n: Any, tile: Any, group: Any) -> None:
+    """x += scale * c + zero * sum of the query, rows of one operand; c starts anew."""
+    for row in static(4 if p.key.bits == 2 else 2):
+        scale = row_scale(p, "key", r, group, tile * 2 + row)
+        for e in static(2):
+            i = n * 8 + tile * 4 + row * 2 + e
+            factor = row_factor(p.key.bits, tile + row // 2, row % 2)
+            sum_at = (group * p.column_tiles + n) * 4 + e
+            if p.key.zero:
+                zero = row_zero(p, "key", r, group, tile * 2 + row)
+                r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT)) + zero * r.q_sum[sum_at]
+            else:
+                r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT) - r.q_sum[sum_at] * T.float32(p.offset(p.key)))
+            r.c[i] = 0.0
+
+
+def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
+    """Logarithm (base 2) of the lane's weight for row g + 8 * `row`, plus `bias`."""
+    i = n * 8 + row * 2 + e
+    if p.channel_scaled:
+        return r.c[i] * (r.code_scale[n * 2 + e] * T.float32(row_factor(p.key.bits, row // 2, row % 2))) + bias
+    return r.x[i] * r.score_scale[n * 2 + e] + bias
+
+
+def zero_term(p: Any, r: Any, n: int, e: int) -> Any:
+    """The part of a score that all tokens of a unit share."""
+    return r.key_zero[n * 4 + e] if p.channel_scaled else T.float32(0.0)

@@ -1,0 +1,123 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Online softmax with a lazy reference: probabilities are 2^(score - m - v), m following the largest score of a column and v
+the largest scale of V, and move only when something would pass 2^8 times what it was. v keeps probability * scale in fp16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.scores import row_scale, row_zero, score, zero_term
+from kvgen.lower.tilelang.mma.state import MASKED, MIN_SCORE, SCALE_FLOOR, columns, static
+
+HEADROOM = 8.0
+SCALE_HEADROOM = 16.0
+
+
+@T.macro
+def begin_state(p: Any, r: Any) -> None:
+    """No token seen."""
+    r.v[0] = SCALE_FLOOR
+    r.v[1] = SCALE_HEADROOM * 2.0**SCALE_FLOOR
+    for i in T.unroll(p.column_tiles * 2):
+        r.m[i] = MIN_SCORE
+        r.l[i] = 0.0
+        r.reference[i] = MIN_SCORE
+        r.bias[i] = -MIN_SCORE
+    for i in T.unroll(p.groups("value") * p.column_tiles * 4):
+        r.zo[i] = 0.0
+    for i in T.unroll(p.column_tiles * p.steps * 4):
+        r.o[i] = 0.0
+
+
+@T.macro
+def move_reference(p: Any, r: Any, scale: Any) -> None:
+    """Raise m to the columns' maxima in `top` and v to log2 of `scale`, warp-wide, and rescale what was summed."""
+    for i in static(p.column_tiles * 2):
+        for distance in static(3):
+            r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], 4 << distance))
+        r.m[i] = T.max(r.m[i], r.top[i])
+    r.top[0] = scale
+    for distance in static(3):
+        r.top[0] = T.max(r.top[0], T.shfl_xor(r.top[0], 4 << distance))
+    r.v[0] = T.max(r.v[0], T.log2(T.max(r.top[0], T.float32(2.0**SCALE_FLOOR))))
+    r.v[1] = T.exp2(r.v[0]) * T.float32(SCALE_HEADROOM)
+    for i in static(p.column_tiles * 2):
+        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - (r.m[i] + r.v[0]))
+        r.reference[i] = r.m[i] + r.v[0]
+        r.l[i] = r.l[i] * r.factor[i]
+    for group in static(p.groups("value")):
+        for n, e in columns(p):
+            i = (group * p.column_tiles + n) * 4 + e
+            r.zo[i] = r.zo[i] * r.factor[n * 2 + e]
+    for n in static(p.column_tiles):
+        for i in T.unroll(p.steps * 4):
+            r.o[n * p.steps * 4 + i] = r.o[n * p.steps * 4 + i] * r.factor[n * 2 + i % 2]
+
+
+@T.macro
+def refresh_bias(p: Any, r: Any) -> None:
+    """What is added to every scaled score: -reference, and query times zero where K is scaled per channel."""
+    for n, e in columns(p):
+        i = n * 2 + e
+        r.bias[i] = r.key_zero[n * 4 + e] - r.reference[i] if p.channel_scaled else -r.reference[i]
+
+
+@T.macro
+def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
+    """Probabilities of a sub-tile that begins at position `token`, in p; sums of them and of probability * zero."""
+    r.top[p.column_tiles * 2] = largest_scale(p, r)
+    exponents(p, at, r, token)
+    r.flag[0] = T.any_sync(T.cast(passes(p, r), "int32"))
+    if r.flag[0] != 0:
+        for n, e in columns(p):
+            r.top[n * 2 + e] = MIN_SCORE
+            for row in static(p.row_tiles * 2):
+                r.top[n * 2 + e] = T.max(r.top[n * 2 + e], visible(p, at, r, token, n, row, e, score(p, r, n, row, e, zero_term(p, r, n, e))))
+        move_reference(p, r, r.top[p.column_tiles * 2])
+        refresh_bias(p, r)
+        exponents(p, at, r, token)
+    for i in T.unroll(p.column_tiles * p.row_tiles * 4):
+        r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i])
+    for n, e in columns(p):
+        for row in static(p.row_tiles * 2):
+            r.l[n * 2 + e] = r.l[n * 2 + e] + r.p[n * 8 + row * 2 + e]
+            if p.value.zero:
+                for group in static(p.groups("value")):
+                    i = (group * p.column_tiles + n) * 4 + e
+                    r.zo[i] = r.zo[i] + r.p[n * 8 + row * 2 + e] * row_zero(p, "value", r, group, row)
+
+
+@T.macro
+def exponents(p: Any, at: Any, r: Any, token: Any) -> None:
+    """p = score - reference."""
+    for n, e in columns(p):
+        for row in static(p.row_tiles * 2):
+            r.p[n * 8 + row * 2 + e] = visible(p, at, r, token, n, row, e, score(p, r, n, row, e, r.bias[n * 2 + e]))
+
+
+def visible(p: Any, at: Any, r: Any, token: Any, n: int, row: int, e: int, value: Any) -> Any:
+    """`value`, or minus infinity where the column's query comes before the token."""
+    if not p.causal:
+        return value
+    return T.if_then_else(token + row * 8 + at.g < r.limit[n * 2 + e], value, T.float32(MASKED))
+
+
+def largest_scale(p: Any, r: Any) -> Any:
+    """Largest scale of V among the lane's rows."""
+    scales = [row_scale(p, "value", r, group, row) for group in range(p.groups("value")) for row in range(p.row_tiles * 2)]
+    top = scales[0]
+    for scale in scales[1:]:
+        top = T.max(top, scale)
+    return top
+
+
+def passes(p: Any, r: Any) -> Any:
+    """Whether the lane sees a score or a scale that has outgrown the reference."""
+    top = r.p[0]
+    for n, e in columns(p):
+        for row in range(p.row_tiles * 2):
+            top = T.max(top, r.p[n * 8 + row * 2 + e])
+    return T.Or(top > T.float32(HEADROOM), r.top[p.column_tiles * 2] > r.v[1])
+

@@ -1,0 +1,107 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Tokens that are not packed: the residual and, in `decode`, this call's new ones. 16 at a time per warp, from global memory,
+in their own type, while the ring fills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.codes import mix
+from kvgen.lower.tilelang.mma.softmax import move_reference
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
+
+
+@T.macro
+def load_rows(p: Any, k: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any) -> None:
+    """Rows g and g + 8 of the tile at `first`; rows past the end are zero. New rows go on into the residual."""
+    for half in static(2):
+        token = first + half * 8 + at.g
+        r.row[0] = T.cast((at.batch * p.kv_heads + at.head) * p.tokens + token, "int64") * (p.dim // 8)
+        r.row[1] = r.row[0]
+        if token >= work.rest:
+            r.row[1] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
+        for x in T.unroll(p.chunks):
+            for i in T.vectorized(4):
+                r.kv[(half * p.chunks + x) * 4 + i] = T.if_then_else(token < work.tail, tensor[(r.row[1] + x * 4 + at.t) * 4 + i], T.uint32(0))
+        if token >= work.rest and token < T.min(work.tail, p.tokens):
+            for x in T.unroll(p.chunks):
+                for i in T.vectorized(4):
+                    tensor[(r.row[0] + x * 4 + at.t) * 4 + i] = r.kv[(half * p.chunks + x) * 4 + i]
+
+
+@T.macro
+def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
+    """p = scores of the tile, masked."""
+    for i in T.unroll(p.column_tiles * 8):
+        r.c[i] = 0.0
+    for step in static(p.steps):
+        word = step // 2 * 4 + step % 2 * 2
+        for i in static(4):
+            r.a[i] = r.kv[i % 2 * p.chunks * 4 + word + i // 2]
+        for n in static(p.column_tiles):
+            T.ptx_mma(
+                "float32", "m16n8k16", "row", "col", p.mma_type, p.mma_type, "fp32", r.a.data, 0, r.raw.data, n * p.chunks * 4 + step * 2,
+                r.c.data, n * 8, T.bool(False),
+            )  # fmt: skip
+    for n, e in columns(p):
+        for half in static(2):
+            position = work.full * p.tokens + first + half * 8 + at.g
+            i = n * 8 + half * 2 + e
+            r.p[i] = T.if_then_else(position < r.limit[n * 2 + e], r.c[i] * k.scale, T.float32(MASKED))
+
+
+@T.macro
+def weigh_rows(p: Any, r: Any) -> None:
+    """Probabilities of the tile, as B operand in the rows' type."""
+    pack = "kvgen::pack_bf16" if p.bf16 else "kvgen::ptx::pack_half2"
+    for n, e in columns(p):
+        r.top[n * 2 + e] = T.max(r.p[n * 8 + e], r.p[n * 8 + 2 + e])
+    move_reference(p, r, T.float32(0.0))
+    for n, e in columns(p):
+        for half in static(2):
+            i = n * 8 + half * 2 + e
+            r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i] - r.reference[n * 2 + e])
+            r.l[n * 2 + e] = r.l[n * 2 + e] + r.p[i]
+    for n in static(p.column_tiles):
+        for half in static(2):
+            pair = T.call_extern("uint32", pack, r.p[n * 8 + half * 2], r.p[n * 8 + half * 2 + 1])
+            r.pb[n * 4 + half] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
+
+
+@T.macro
+def add_rows(p: Any, r: Any) -> None:
+    """o += V's rows, transposed in registers, times probabilities."""
+    for tile in static(p.steps):
+        word = tile // 2 * 4 + tile % 2 * 2
+        for i in static(4):
+            r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.kv[i // 2 * p.chunks * 4 + word + i % 2])
+        for n in static(p.column_tiles):
+            T.ptx_mma(
+                "float32", "m16n8k16", "row", "col", p.mma_type, p.mma_type, "fp32", r.a.data, 0, r.pb.data, n * 4,
+                r.o.data, (n * p.steps + tile) * 4, T.bool(False),
+            )  # fmt: skip
+
+
+@T.macro
+def to_code_units(p: Any, r: Any) -> None:
+    """Sums as the packed loop keeps them."""
+    height = 2 if p.value.bits == 2 else 1
+    for tile in static(p.column_tiles * p.steps // height):
+        mix(p.value.bits, r.o, tile * height * 4)
+    for i in T.unroll(p.column_tiles * p.steps * 4):
+        r.o[i] = r.o[i] * T.float32(1.0 / CODE_UNIT)
+
+
+@T.macro
+def attend_tail(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
+    """The warp's tiles of the tail."""
+    for turn in T.serial(T.max(0, T.ceildiv(T.ceildiv(work.tail, 16) - at.warp, p.warps))):
+        first = (at.warp + turn * p.warps) * 16
+        load_rows(p, k, at, work, r, k.k_residual, k.fresh_k, first)
+        score_rows(p, k, at, work, r, first)
+        load_rows(p, k, at, work, r, k.v_residual, k.fresh_v, first)
+        weigh_rows(p, r)
+        add_rows(p, r)
+    to_code_units(p, r)

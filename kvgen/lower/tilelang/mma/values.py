@@ -1,0 +1,63 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Output of a sub-tile: V's rows are channels, probabilities times V's scale are the B operand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.mma.codes import expand, row_factor
+from kvgen.lower.tilelang.mma.scores import load_codes, row_scale
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
+
+
+@T.macro
+def scale_probabilities(p: Any, r: Any) -> None:
+    """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group."""
+    for group in static(p.groups("value")):
+        for n in static(p.column_tiles):
+            for row in static(p.row_tiles * 2):
+                scale = row_scale(p, "value", r, group, row)
+                i = n * 8 + row * 2
+                pair = T.call_extern("uint32", "kvgen::ptx::pack_half2", r.p[i] * scale, r.p[i + 1] * scale)
+                r.pb[(group * p.column_tiles + n) * 4 + row] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
+
+
+@T.macro
+def sum_probabilities(p: Any, r: Any) -> None:
+    """Symmetric V: the sum of scaled probabilities as rounded, which the codes' offset multiplies."""
+    for group in static(p.groups("value")):
+        for n in static(p.column_tiles):
+            for step in static(p.row_tiles):
+                T.ptx_mma(
+                    "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.ones.data, 0, r.pb.data,
+                    (group * p.column_tiles + n) * 4 + step * 2, r.zo.data, (group * p.column_tiles + n) * 4, T.bool(False),
+                )  # fmt: skip
+
+
+@T.macro
+def add_values(p: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+    """o += codes times scaled probabilities."""
+    scale_probabilities(p, r)
+    if not p.value.zero:
+        sum_probabilities(p, r)
+    for vector in static(p.vectors("value")):
+        load_codes(p, "value", at, r, ring, subtile, vector)
+        for fragment in p.fragments("value", vector):
+            expand(p.value.bits, r, fragment.word)
+            for n in static(p.column_tiles):
+                b = (fragment.tile // p.group_steps("value") * p.column_tiles + n) * 4 + fragment.step * 2
+                for part in static(2 if p.value.bits == 2 else 1):
+                    T.ptx_mma(
+                        "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.a.data, part * 4, r.pb.data, b,
+                        r.o.data, (n * p.steps + fragment.tile + part) * 4, T.bool(False),
+                    )  # fmt: skip
+
+
+def true_output(p: Any, r: Any, n: int, tile: int, half: int, e: int) -> Any:
+    """The lane's output row 16 * `tile` + 8 * `half` + g once sums are separated: codes in units of one, and the zeros' part."""
+    group = tile // p.group_steps("value")
+    zero = r.zo[(group * p.column_tiles + n) * 4 + e] * T.float32(1.0 if p.value.zero else -p.offset(p.value))
+    factor = row_factor(p.value.bits, tile, half) * CODE_UNIT
+    return r.o[(n * p.steps + tile) * 4 + half * 2 + e] * T.float32(factor) + zero

@@ -1,0 +1,244 @@
+"""The numbers of one TileLang program, computed from spec and schedule; no TileLang here.
+
+Everything in shared or packed memory is counted in 32-bit words. A *unit* is what a warp works on between two looks at K's
+channel params: `unit` sub-tiles of one block. Warps of a CTA take units in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvgen.lower.schedule import Schedule
+from kvgen.reference.layout import Operand, PackedLayout, Which, packed_layout, vector_words
+from kvgen.spec import KernelSpec
+
+LANES = 32
+COLUMNS = 8
+"""Columns of a matrix instruction: query heads times query tokens."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A matrix instruction's A operand: word `word` of the vector that a lane has loaded, for a tile of rows and a k-step."""
+
+    word: int
+    tile: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Spec and schedule as integers. `group` is query heads per KV head, `columns` those that a CTA really has."""
+
+    layout: PackedLayout
+    dtype: str
+    group: int
+    kv_heads: int
+    max_q_len: int
+    page_blocks: int
+    warps: int
+    stages: int
+    unit: int
+    column_tiles: int
+    min_ctas: int
+
+    # --- query -----------------------------------------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """Channels per head."""
+        return self.layout.head_dim
+
+    @property
+    def steps(self) -> int:
+        """k-steps of a score, and row tiles of the output: 16 channels each."""
+        return self.dim // 16
+
+    @property
+    def chunks(self) -> int:
+        """Runs of 32 channels: a quad of lanes loads one with 16 bytes each."""
+        return self.dim // 32
+
+    @property
+    def columns(self) -> int:
+        """Columns of a CTA that can be in use."""
+        return min(COLUMNS * self.column_tiles, self.group * self.max_q_len)
+
+    @property
+    def one_run(self) -> bool:
+        """Whether a CTA holds all columns of a KV head."""
+        return self.group * self.max_q_len <= COLUMNS * self.column_tiles
+
+    @property
+    def causal(self) -> bool:
+        """Whether several query tokens need masks in the packed part."""
+        return self.max_q_len > 1
+
+    @property
+    def bf16(self) -> bool:
+        """Type of query, residual and output."""
+        return self.dtype == "bfloat16"
+
+    @property
+    def mma_type(self) -> str:
+        """The residual's type, as matrix instructions call it."""
+        return "bf16" if self.bf16 else "fp16"
+
+    # --- memory, in words --------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a block."""
+        return self.layout.tokens
+
+    @property
+    def block_words(self) -> int:
+        """One block of one head."""
+        return self.layout.block_bytes // 4
+
+    @property
+    def header_words(self) -> int:
+        """Channel params, before the first sub-tile."""
+        return self.layout.header_bytes // 4
+
+    @property
+    def subtile_words(self) -> int:
+        """One sub-tile with its token params."""
+        return self.layout.subtile_bytes // 4
+
+    def codes(self, which: Which) -> int:
+        """Offset of codes in a sub-tile."""
+        return self.layout.codes_offset(which) // 4
+
+    def params(self, which: Which) -> int:
+        """Offset of token params in a sub-tile."""
+        return self.layout.token_params_offset(which) // 4
+
+    @property
+    def channel_words(self) -> int:
+        """K's channel params of one group of tokens; 0 where K is scaled per token."""
+        return self.dim * self.key.params * 2 // 4 if self.channel_scaled else 0
+
+    # --- operands ----------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Operand:
+        """How K is stored."""
+        return self.layout.key
+
+    @property
+    def value(self) -> Operand:
+        """How V is stored."""
+        return self.layout.value
+
+    @property
+    def channel_scaled(self) -> bool:
+        """Whether K has a scale per channel, which moves into the query."""
+        return self.key.axis == "channel"
+
+    @property
+    def row_tiles(self) -> int:
+        """16-token tiles of a sub-tile."""
+        return self.layout.subtile // 16
+
+    def groups(self, which: Which) -> int:
+        """Scales per token (axis token), else 1."""
+        operand = self.layout.operand(which)
+        return self.dim // operand.group if operand.axis == "token" else 1
+
+    def group_steps(self, which: Which) -> int:
+        """16-channel steps that share a scale per token."""
+        return self.steps // self.groups(which)
+
+    @staticmethod
+    def offset(operand: Operand) -> int:
+        """What symmetric codes are stored with on top."""
+        return 0 if operand.zero else 1 << (operand.bits - 1)
+
+    def row_params(self, which: Which) -> int:
+        """Words of token params that a lane loads per group: scale and zero of its row in each 8-row run."""
+        return self.layout.subtile // 8 * self.layout.operand(which).params // 2
+
+    def vectors(self, which: Which) -> int:
+        """Loads that a lane needs for the codes of a sub-tile."""
+        return self._words(which) // self.vector(which)
+
+    def vector(self, which: Which) -> int:
+        """Words of such a load."""
+        return vector_words(self._words(which))
+
+    def fragments(self, which: Which, vector: int) -> list[Fragment]:
+        """The A operands in load `vector`, in memory order. A 2-bit operand holds two tiles; `tile` counts 16-row tiles."""
+        width = self.vector(which)
+        tiles, steps, words, rows = self._shape(which)
+        found = []
+        for word in range(0, width, words):
+            index = (vector * width + word) // words
+            outer, inner = divmod(index, steps if which == "key" else tiles)
+            tile, step = (outer, inner) if which == "key" else (inner, outer)
+            found.append(Fragment(word, tile * rows, step))
+        return found
+
+    def _shape(self, which: Which) -> tuple[int, int, int, int]:
+        """(tiles, k-steps, words of a tile and step, 16-row tiles in it)."""
+        bits = self.layout.operand(which).bits
+        rows, depth = (self.layout.subtile, self.dim) if which == "key" else (self.dim, self.layout.subtile)
+        height = 2 if bits == 2 else 1
+        return rows // 16 // height, depth // 16, 2 if bits == 8 else 1, height
+
+    def _words(self, which: Which) -> int:
+        tiles, steps, words, _ = self._shape(which)
+        return tiles * steps * words
+
+    # --- ring ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> int:
+        """Units of a block."""
+        return self.layout.subtiles // self.unit
+
+    @property
+    def rounds(self) -> int:
+        """Units that a warp's ring holds, at least one."""
+        return max(1, self.stages // self.unit)
+
+    @property
+    def ring_words(self) -> int:
+        """A warp's ring: sub-tiles, then K's channel params."""
+        return self.stages * self.subtile_words + self.rounds * self.channel_words
+
+    @property
+    def merge_stride(self) -> int:
+        """Floats of a column while warps merge; odd, so that lanes hit different banks."""
+        return self.dim + 1
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: the ring, reused by the merge."""
+        return 4 * max(self.warps * self.ring_words, self.warps * self.columns * (self.merge_stride + 2))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return LANES * self.warps
+
+
+def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
+    """The plan of a schedule. Raises ValueError where the layout cannot hold the spec."""
+    layout = packed_layout(spec, schedule.layout.integer("block"), "mma")
+    launch = schedule.launch
+    attention = spec.attention
+    return Plan(
+        layout=layout,
+        dtype=attention.dtype,
+        group=attention.group,
+        kv_heads=attention.kv_heads,
+        max_q_len=attention.q_len,
+        page_blocks=(spec.cache.page or 0) // layout.tokens,
+        warps=launch.integer("warps"),
+        stages=launch.integer("stages"),
+        unit=launch.integer("unit"),
+        column_tiles=launch.integer("column_tiles"),
+        min_ctas=launch.integer("ctas"),
+    )

@@ -1,0 +1,59 @@
+// What the text that TileLang generates calls: kvgen's own definitions, so that it compiles and runs without TileLang.
+#pragma once
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+
+#include "kvgen/ptx.cuh"
+
+using uint = unsigned int;
+using uchar = unsigned char;
+
+namespace tl {
+
+enum class DataType { kFloat16, kBFloat16, kFloat32 };
+
+template <DataType kA, DataType kB, DataType kC, int kM, int kN, int kK, bool kTransA, bool kTransB>
+__device__ __forceinline__ void mma_sync(float* c, const unsigned* a, const unsigned* b) {
+  static_assert(kA == kB && kC == DataType::kFloat32 && kM == 16 && kN == 8 && kK == 16 && !kTransA && kTransB, "the one shape in use");
+  if constexpr (kA == DataType::kFloat16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+template <int kBytes>
+__device__ __forceinline__ void cp_async_gs(const void* shared, const void* global) {
+  static_assert(kBytes == 16, "the one size in use");
+  kvgen::ptx::copy_async16(kvgen::ptx::shared_address(shared), global);
+}
+
+__device__ __forceinline__ void cp_async_commit() { kvgen::ptx::copy_commit(); }
+
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() { kvgen::ptx::copy_wait<kPending>(); }
+
+}  // namespace tl
+
+namespace kvgen {
+
+// Halves and bfloat16s of a word as floats.
+__device__ __forceinline__ float half_low(uint32_t x) { return __low2float(ptx::as_half2(x)); }
+__device__ __forceinline__ float half_high(uint32_t x) { return __high2float(ptx::as_half2(x)); }
+__device__ __forceinline__ float bf16_low(uint32_t x) { return __uint_as_float(x << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
+
+__device__ __forceinline__ uint32_t multiply_half2(uint32_t a, uint32_t b) { return ptx::as_u32(__hmul2(ptx::as_half2(a), ptx::as_half2(b))); }
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+}  // namespace kvgen
