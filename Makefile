@@ -1,6 +1,7 @@
 # make demo   tune Llama-3.1-8B's int4 KV cache for this machine and show it beside torch
 # make test   lint, then all tests (what .ci/run calls)
 # make lint   style, types and import rules
+# make docs   refresh what the documents take from the code
 #
 # Everything runs in $(VENV), which is made on first use. SETUP= skips the making (a ready environment, VENV=/path).
 
@@ -15,7 +16,7 @@ BUDGET ?= 2m
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
 
-.PHONY: demo test lint format check clean
+.PHONY: demo test lint format docs check clean
 
 demo: $(SETUP)
 	$(KVGEN) build $(SPEC) --budget $(BUDGET)
@@ -33,6 +34,10 @@ lint: $(SETUP)
 format: $(SETUP)
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+
+# What the documents take from the code.
+docs: $(SETUP)
+	KVGEN_ACCEPT=1 $(BIN)/python -m pytest -q tests/unit/test_docs.py
 
 check: $(SETUP)
 	$(KVGEN) check

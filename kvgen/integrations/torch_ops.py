@@ -110,7 +110,7 @@ class Attention(torch.nn.Module):
 
     def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
         """Append this step's tokens and attend: q and the result [batch, q_len, q_heads, head_dim]."""
-        out, _ = decode(q, k_new, v_new, *self._cache(), self.module, self.scale, self.max_len)
+        out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), self.module, self.scale, self.max_len)[0]
         return out
 
     def attend(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
