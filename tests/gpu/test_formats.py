@@ -1,0 +1,64 @@
+"""Every supported format against the fp64 reference: ragged lengths, poisoned memory, flushes, LSE, scores up to 60."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvgen.measure.check import check
+from tests.support.points import Point, variant
+
+FORMATS = (
+    "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k16v16", "k16v4", "k4v16", "k8v2:kg64:vg32",
+    "k4v4:kg32:vg32", "k2v2:kg64:vg64", "k8v8:kg32", "k2v2:kg32:vg32", "k4v4:sym", "k8v8:sym", "k2v2:sym:vg64",
+    "k4v4:token", "k8v8:token", "k2v2:token", "k4v4:token:kg32:vg32", "k8v8:token:sym", "k2v2:token:kg64", "k16v8:token",
+)  # fmt: skip
+SHAPES = (
+    "k4v4:h32/32", "k8v8:h8/1", "k2v2:h6/2", "k4v4:h5/1", "k4v4:h12/2", "k8v8:h7/1", "k4v4:h16/1", "k2v2:h32/2", "k4v4:h15/1:token",
+    "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token", "k4v4:d96:token:h5/1", "k2v2:d64:kg32:vg32", "k4v4:d32", "k4v4:d160",
+    "k4v4:bf16", "k8v8:bf16", "k2v2:bf16", "k16v16:bf16", "k4v4:bf16:token:kg32:vg32", "k2v2:bf16:d64:h6/2",
+    "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
+    "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1", "k4v4:q4:page64:kg32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("point", [Point(words) for words in FORMATS + SHAPES], ids=str)
+def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
+    check(variant(point), "cuda")
+
+
+SCHEDULES = (
+    "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.unit", "w8u2d2.bulk",
+    "w8u2d2.unit", "w8u4d1.aligned", "w8u4d1.flat", "w8u4d1.two", "w8u4d1.flat.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u4d1.cl8.bulk",
+    "w4u2d2c2.cl8.unit",
+)  # fmt: skip
+
+
+WIDE = tuple(schedule for schedule in SCHEDULES if schedule != "w8u4d2")
+"""Those whose rings leave room for the merge of sixteen columns."""
+EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w8u2d1.flat.two")
+VARIED = [
+    *[Point("k2v2", schedule) for schedule in SCHEDULES],
+    *[Point("k4v4:h16/2", schedule) for schedule in WIDE],
+    *[Point(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
+    Point("k8v8:h16/2", "w8u1d2.noexact"),
+]
+
+
+@pytest.mark.parametrize("point", VARIED, ids=str)
+def test_schedules_agree_with_the_reference(point: Point) -> None:
+    check(variant(point), "cuda")
+
+
+OLDER = tuple(
+    Point(words, schedule, target)
+    for target in ("sm80", "sm89")
+    for words, schedule in (
+        ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d2.flat.two"),
+        ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("point", OLDER, ids=str)
+def test_older_targets_agree_through_their_ptx(point: Point) -> None:
+    check(variant(point), "cuda")

@@ -1,0 +1,121 @@
+"""Random lengths, batches, pages, chunks and steps, many cases per compiled variant, against fp64 on the GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.toolchain.launch import KVCache, Variant
+from tests.gpu.oracle import attend, contents
+from tests.support.points import Point, variant
+
+CASES = int(os.environ.get("KVGEN_GPU_CASES", "40"))
+"""Per variant; the committed report was made with 100 and more."""
+
+VARIANTS = (
+    Point("k4v4"), Point("k4v4", "w8u4d1.flat.two"), Point("k2v2", "w8u4d1.cl8"), Point("k8v8:token", "default"), Point("k8v8:h8/1", "w8u1d2.bulk"),
+    Point("k4v4:page64:kg64"), Point("k4v4:page128", "w8u2d2.unit"), Point("k2v2:page32:token"), Point("k4v4:page256:q4"), Point("k2v2:q5:kg32"),
+    Point("k4v4:bf16:q2:h6/2"), Point("k8v4:bf16:page128"), Point("k4v4:d64:h5/1"), Point("k4v2:d96:h7/1"), Point("k4v4:d256:h16/1"),
+    Point("k4v4:token:kg32:vg32:bf16"), Point("k16v16:page64"), Point("k2v2:h13/1:token"), Point("k4v4:sym:q8:h4/4"), Point("k8v8:kg64:h32/32"),
+)  # fmt: skip
+
+
+@st.composite
+def lives(draw: st.DrawFn, block: int, q_len: int) -> tuple[list[list[int]], list[int], int]:
+    """Chunks of new tokens per sequence, query tokens of the decode steps, and a seed."""
+    batch = draw(st.integers(1, 5))
+    edge = st.sampled_from([0, 1, block - 1, block, block + 1, 2 * block, 2 * block - 1])
+    size = st.one_of(edge, st.integers(0, 3 * block), st.integers(0, 2000))
+    chunks = draw(st.lists(st.lists(size, min_size=batch, max_size=batch), min_size=1, max_size=3))
+    steps = draw(st.lists(st.integers(1, q_len), min_size=0, max_size=4))
+    return chunks, steps, draw(st.integers(0, 2**31))
+
+
+@pytest.mark.parametrize("point", VARIANTS, ids=str)
+def test_any_life_of_a_cache_agrees_with_fp64(point: Point) -> None:
+    v = variant(point)
+
+    @settings(max_examples=CASES, deadline=None, database=None)
+    @given(lives(v.layout.tokens, v.spec.attention.q_len))
+    def live(life: tuple[list[list[int]], list[int], int]) -> None:
+        run(v, *life)
+
+    live()
+
+
+def run(v: Variant, chunks: list[list[int]], steps: list[int], seed: int) -> None:
+    """Prefill in chunks, attend, decode; every output against fp64 over what the cache held before the step."""
+    random = torch.Generator("cuda").manual_seed(seed)
+    a, batch = v.spec.attention, len(chunks[0])
+    lengths = [0] * batch
+    cache = poisoned(v, batch, sum(max(chunk) for chunk in chunks) + sum(steps) + 1, seed)
+
+    def normal(tokens: int, heads: int) -> torch.Tensor:
+        wide = torch.randn(batch, tokens, heads * 2, a.head_dim, generator=random, device="cuda").to(v.dtype)
+        return wide[:, :, heads:]
+
+    raw: list[list[torch.Tensor]] = [[torch.empty(a.kv_heads, 0, a.head_dim, dtype=torch.float64, device="cuda")] * 2 for _ in range(batch)]
+    for chunk in chunks:
+        k, x = normal(max(chunk), a.kv_heads), normal(max(chunk), a.kv_heads)
+        v.prefill(cache, k, x, chunk)
+        for b, new in enumerate(chunk):
+            raw[b] = [torch.cat([old, fresh[b, :new].double().transpose(0, 1)], 1) for old, fresh in zip(raw[b], (k, x), strict=True)]
+        lengths = [length + new for length, new in zip(lengths, chunk, strict=True)]
+    for b, length in enumerate(lengths):
+        near(v, raw[b], contents(v.layout, cache, b, length))
+    q = normal(1, a.q_heads)
+    out, lse = v.attend(q, cache, out=torch.full((batch, 1, a.q_heads, a.head_dim), torch.nan, dtype=v.dtype, device="cuda"), lse=True)
+    for b, length in enumerate(lengths):
+        agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
+    for q_len in steps:
+        held = [contents(v.layout, cache, b, length) for b, length in enumerate(lengths)]
+        q, k, x = normal(q_len, a.q_heads), normal(q_len, a.kv_heads), normal(q_len, a.kv_heads)
+        out, lse = v.decode(q, k, x, cache, lse=True)
+        for b in range(batch):
+            new = [fresh[b].double().transpose(0, 1) for fresh in (k, x)]
+            agree(v, out[b], lse[b], q[b], [torch.cat(pair, 1) for pair in zip(held[b], new, strict=True)])
+            raw[b] = [torch.cat(pair, 1) for pair in zip(raw[b], new, strict=True)]
+        lengths = [length + q_len for length in lengths]
+        for b, length in enumerate(lengths):
+            near(v, raw[b], contents(v.layout, cache, b, length))
+    assert cache.lengths.tolist() == lengths
+
+
+def poisoned(v: Variant, batch: int, room: int, seed: int) -> KVCache:
+    """A cache of NaN with its pages shuffled among unused ones."""
+    table = pages = None
+    if v.spec.cache.page is not None:
+        need = -(-room // v.spec.cache.page)
+        pages = 2 * batch * need
+        order = torch.randperm(pages, generator=torch.Generator().manual_seed(seed))
+        table = order[: batch * need].reshape(batch, need).to(torch.int32).cuda()
+    cache = v.new_cache(batch, room, "cuda", table, pages)
+    cache.packed.fill_(255)
+    cache.k_residual.fill_(torch.nan)
+    cache.v_residual.fill_(torch.nan)
+    return cache
+
+
+def agree(
+    v: Variant, out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, held: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Output and LSE of one sequence against fp64."""
+    want, want_lse = attend(v.spec, q, *held)
+    assert relative_l2(out, want) <= tolerance(v.dtype)
+    seen = torch.isfinite(want_lse)
+    assert torch.equal(torch.isfinite(lse), seen)
+    assert float((lse - want_lse)[seen].abs().max() if bool(seen.any()) else 0.0) <= 5 * tolerance(v.dtype)
+
+
+def near(v: Variant, raw: list[torch.Tensor], held: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """What the cache holds is what went in, to half a step of quantization of normal numbers."""
+    for quant, given_, kept in zip((v.spec.key, v.spec.value), raw, held, strict=True):
+        assert given_.shape == kept.shape
+        if given_.numel():
+            steps = {16: 1e9, 8: 200.0, 4: 12.0, 2: 2.0}[quant.bits] / (1 if quant.zero else 2)
+            assert float((given_ - kept).abs().max()) <= 12.0 / steps + 1e-3
