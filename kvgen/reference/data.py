@@ -38,7 +38,6 @@ def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, see
     q, k, v = (torch.randn(shape, generator=random) for shape in _shapes(spec, batch, kv_len, q_len))
     heads, dim = spec.attention.kv_heads, spec.attention.head_dim
     outliers = torch.randperm(dim, generator=random)[: max(2, dim // 32)]
-    k[..., outliers[0]] = 1.5  # a constant group
     k[..., outliers[1:]] = k[..., outliers[1:]] * 4 + 8
     v[..., outliers[:1]] *= 8
     v[:, kv_len // 2] = -0.75  # a constant group
@@ -49,6 +48,7 @@ def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, see
     k[:, : min(4, kv_len)] += 8 * toward.unsqueeze(1)
     v[:, : min(4, kv_len)] *= 0.05
     k[:, kv_len * 3 // 4, :, int(outliers[-1])] = 60.0  # one huge value spoils its group
+    k[..., int(outliers[0])] = 1.5  # constant groups
     q = q * (logit / _largest_score(q, k))
     dtype = torch_dtype(spec.attention.dtype)
     return Inputs(q.to(dtype), k.to(dtype), v.to(dtype))

@@ -33,7 +33,8 @@ def write_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, x: t
         return
     q = quantize(x, op)
     order, code_places = _code_order(layout, which)
-    fields = q.codes.flatten(-2)[..., order].reshape(*q.codes.shape[:-2], -1, 8 // op.bits)
+    per_byte = 8 // op.bits
+    fields = q.codes.flatten(-2)[..., order].reshape(*q.codes.shape[:-2], len(order) // per_byte, per_byte)
     _write_bytes(packed, code_places, _fold(fields, op.bits))
     params = [q.scale] if q.zero is None else [q.scale, q.zero]
     for places, param in zip(_param_bytes(layout, which), params, strict=True):
@@ -67,8 +68,9 @@ def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quan
     fields = packed[..., places] >> shifts
     codes = (fields & (2**op.bits - 1)).reshape(*packed.shape[:-1], layout.tokens, layout.head_dim)
     kept = param_dtype(torch.float32 if layout.param_bytes == 4 else torch.float16)
-    rows = layout.tokens // op.group if op.axis == "channel" else layout.tokens
-    params = [_read_bytes(packed, at, kept).reshape(*packed.shape[:-1], rows, -1) for at in _param_bytes(layout, which)]
+    channels = op.axis == "channel"
+    shape = (layout.tokens // op.group, layout.head_dim) if channels else (layout.tokens, layout.head_dim // op.group)
+    params = [_read_bytes(packed, at, kept).reshape(*packed.shape[:-1], *shape) for at in _param_bytes(layout, which)]
     return Quantized(codes, params[0], params[1] if op.zero else None)
 
 

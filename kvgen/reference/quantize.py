@@ -136,8 +136,8 @@ def _grouped(x: torch.Tensor, quant: Quant) -> torch.Tensor:
     if extent % quant.group:
         raise ValueError(f"the group ({quant.group}) does not divide {extent} {'tokens' if quant.axis == 'channel' else 'channels'}")
     if quant.axis == "channel":
-        return x.reshape(*x.shape[:-2], -1, quant.group, x.shape[-1])
-    return x.reshape(*x.shape[:-1], -1, quant.group, 1)
+        return x.reshape(*x.shape[:-2], extent // quant.group, quant.group, x.shape[-1])
+    return x.reshape(*x.shape[:-1], extent // quant.group, quant.group, 1)
 
 
 def _param(param: torch.Tensor, quant: Quant) -> torch.Tensor:

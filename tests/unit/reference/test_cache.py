@@ -1,0 +1,187 @@
+"""The reference cache: which tokens are quantized when, and what attention then reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.reference.attention import attend
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.data import normal
+from kvgen.reference.layout import packed_layout
+from kvgen.reference.packing import from_blocks, unpack_blocks
+from kvgen.reference.quantize import dequantize, quantize
+from kvgen.spec import KernelSpec, load_spec
+from tests.support.specs import base
+
+BLOCK = 32
+
+
+def make(batch: int = 1, tokens: int = 200, **sections: Any) -> tuple[KernelSpec, ReferenceCache, torch.Tensor, torch.Tensor]:
+    """A spec, an empty cache, and K and V to put in."""
+    spec = load_spec(base(**sections))
+    inputs = normal(spec, batch, tokens, seed=3)
+    return spec, ReferenceCache(spec, batch, BLOCK), inputs.k, inputs.v
+
+
+def quantized_blocks(x: torch.Tensor, quant: Any, boost: Any = None) -> torch.Tensor:
+    """x [tokens, heads, dim] quantized in blocks from its first token; fp64."""
+    whole = x.shape[0] // BLOCK * BLOCK
+    heads_first = x[:whole].transpose(0, 1)
+    return dequantize(quantize(heads_first, quant, boost), quant).transpose(0, 1)
+
+
+def test_full_blocks_are_quantized_and_the_rest_is_kept() -> None:
+    spec, cache, k, v = make()
+    cache.prefill(k[:, :100], v[:, :100])
+    assert cache.k_blocks.tolist() == cache.v_blocks.tolist() == [3]
+    k_hat, v_hat = cache.keys_values()
+    assert torch.equal(k_hat[0, :96], quantized_blocks(k[0, :96], spec.key))
+    assert torch.equal(v_hat[0, :96], quantized_blocks(v[0, :96], spec.value))
+    assert torch.equal(k_hat[0, 96:], k[0, 96:100].double())
+
+
+def test_decode_attends_before_it_flushes() -> None:
+    spec, cache, k, v = make()
+    q = torch.randn(1, 1, 4, 64).half()
+    cache.prefill(k[:, :31], v[:, :31])
+    out, lse = cache.decode(q, k[:, 31:32], v[:, 31:32])
+    want, want_lse = attend(q, k[:, :32], v[:, :32])
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    assert cache.k_blocks.tolist() == [1]
+    flushed, _ = cache.attend(q)
+    assert not torch.equal(flushed, want)
+    hat = quantized_blocks(k[0, :32], spec.key).unsqueeze(0), quantized_blocks(v[0, :32], spec.value).unsqueeze(0)
+    assert torch.equal(flushed, attend(q, *hat)[0])
+
+
+def test_several_new_tokens_flush_in_the_middle() -> None:
+    _, cache, k, v = make(attention={"q_heads": 4, "kv_heads": 2, "head_dim": 64, "q_len": 4})
+    cache.prefill(k[:, :30], v[:, :30])
+    q = torch.randn(1, 4, 4, 64).half()
+    out, _ = cache.decode(q, k[:, 30:34], v[:, 30:34])
+    assert torch.equal(out, attend(q, k[:, :34], v[:, :34])[0])
+    assert cache.k_blocks.tolist() == [1]
+    assert torch.equal(cache.keys_values()[0][0, 32:], k[0, 32:34].double())
+
+
+def test_token_by_token_and_in_chunks_end_where_one_prefill_does() -> None:
+    _, one, k, v = make(batch=2)
+    one.prefill(k, v)
+    for steps in ([1] * 200, [7, 25, 64, 1, 103]):
+        _, other, _, _ = make(batch=2)
+        at = 0
+        for step in steps:
+            other.prefill(k[:, at : at + step], v[:, at : at + step])
+            at += step
+        for a, b in zip(one.keys_values(), other.keys_values(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_ragged_lengths() -> None:
+    _, cache, k, v = make(batch=4)
+    cache.prefill(k, v, torch.tensor([0, 1, 32, 150]))
+    assert cache.lengths.tolist() == [0, 1, 32, 150]
+    assert cache.k_blocks.tolist() == [0, 0, 1, 4]
+    cache.append(k, v, torch.tensor([33, 0, 1, 50]))
+    assert cache.lengths.tolist() == [33, 1, 33, 200]
+    cache.flush()
+    for b, length in enumerate(cache.lengths.tolist()):
+        _, alone, _, _ = make()
+        alone.prefill(torch.cat([k[b : b + 1, : [0, 1, 32, 150][b]], k[b : b + 1]], 1)[:, :length], v[b : b + 1, :length])
+        assert torch.equal(cache.keys_values()[0][b, :length], alone.keys_values()[0][0])
+
+
+def test_sink_tokens_stay_and_shift_the_blocks() -> None:
+    spec, cache, k, v = make(cache={"sink": 5})
+    cache.prefill(k[:, :40], v[:, :40])
+    k_hat, _ = cache.keys_values()
+    assert torch.equal(k_hat[0, :5], k[0, :5].double())
+    assert torch.equal(k_hat[0, 5:37], quantized_blocks(k[0, 5:37], spec.key))
+    assert torch.equal(k_hat[0, 37:], k[0, 37:40].double())
+
+
+def test_recent_values_stay_while_they_are_recent() -> None:
+    spec, cache, k, v = make(cache={"local": 10})
+    cache.prefill(k[:, :41], v[:, :41])
+    assert (cache.k_blocks.tolist(), cache.v_blocks.tolist()) == ([1], [0])
+    assert torch.equal(cache.keys_values()[1][0], v[0, :41].double())
+    cache.prefill(k[:, 41:42], v[:, 41:42])
+    assert cache.v_blocks.tolist() == [1]
+    assert torch.equal(cache.keys_values()[1][0, :32], quantized_blocks(v[0, :32], spec.value))
+
+
+def test_boosted_channels_are_chosen_per_block_of_tokens() -> None:
+    spec, cache, k, v = make(key={"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}})
+    cache.prefill(k[:, :64], v[:, :64])
+    assert torch.equal(cache.keys_values()[0][0], quantized_blocks(k[0, :64], spec.key, spec.key.boost))
+
+
+def test_an_unquantized_cache_reads_back_what_was_given() -> None:
+    _, cache, k, v = make(key={"bits": 16}, value={"bits": 16})
+    cache.prefill(k, v)
+    assert torch.equal(cache.keys_values()[0], k.double())
+
+
+@pytest.mark.parametrize("order", ["mma", "simd"])
+def test_packed_bytes_and_residual_hold_what_attention_reads(order: Any) -> None:
+    spec, cache, k, v = make(batch=3)
+    cache.prefill(k, v, torch.tensor([100, 0, 64]))
+    layout = packed_layout(spec, BLOCK, order)
+    packed = cache.packed(layout, blocks=5)
+    assert packed.shape == (3, 2, 5, layout.block_bytes)
+    assert not packed[0, :, 3:].any()
+    hat = [from_blocks(x) for x in unpack_blocks(layout, packed)]
+    for read, unpacked, kept, given in zip(cache.keys_values(), hat, cache.residual(), (k, v), strict=True):
+        for b, n in enumerate(cache.k_blocks.tolist()):
+            assert torch.equal(read[b, : n * BLOCK], unpacked[b, : n * BLOCK])
+        assert kept.shape == (3, 2, BLOCK, 64)
+        assert torch.equal(kept[0, :, :4].transpose(0, 1), given[0, 96:100])
+        assert not kept[0, :, 4:].any()
+        assert not kept[1:].any()
+
+
+def test_pages_hold_the_blocks_that_the_table_says() -> None:
+    spec, cache, k, v = make(batch=2, cache={"layout": "paged", "page": 64})
+    cache.prefill(k, v, torch.tensor([200, 40]))
+    layout = packed_layout(spec, BLOCK, "simd")
+    table = torch.tensor([[5, 0, 3, 1], [2, 4, 4, 4]], dtype=torch.int32)
+    pages, straight = cache.paged(layout, table, pages=7, fill=0xAB), cache.packed(layout)
+    assert pages.shape == (7, 2, 2, layout.block_bytes)
+    for b, n in enumerate(cache.k_blocks.tolist()):
+        for index in range(n):
+            assert torch.equal(pages[int(table[b, index // 2]), :, index % 2], straight[b, :, index])
+    assert bool((pages[6] == 0xAB).all())
+    assert bool((pages[2, :, 1] == 0xAB).all())
+
+
+def test_softcap_window_and_sinks_reach_attention() -> None:
+    sections = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "softcap": 3.0, "window": 20, "sinks": True}
+    _, cache, k, v = make(attention=sections)
+    cache.append(k, v)
+    q, sinks = torch.randn(1, 1, 4, 64).half(), torch.randn(4)
+    want = attend(q, k, v, scale=0.1, softcap=3.0, window=20, sinks=sinks)
+    for a, b in zip(cache.attend(q, scale=0.1, sinks=sinks), want, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="sinks"):
+        cache.attend(q)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    spec, cache, k, v = make()
+    with pytest.raises(ValueError, match=r"multiple of key.group \(32\)"):
+        ReferenceCache(spec, 1, 48)
+    with pytest.raises(ValueError, match="new_lengths must be between 0 and 200"):
+        cache.append(k, v, torch.tensor([201]))
+    with pytest.raises(ValueError, match=r"holds torch.float16, got torch.float32"):
+        cache.append(k.float(), v.float())
+    with pytest.raises(ValueError, match="blocks of 64 tokens"):
+        cache.packed(packed_layout(spec, 64, "simd"))
+    with pytest.raises(ValueError, match="the spec's page"):
+        cache.paged(packed_layout(spec, BLOCK, "simd"), torch.zeros(1, 1), 1)
+    _, sunk, _, _ = make(cache={"sink": 5})
+    with pytest.raises(ValueError, match="no single residual"):
+        sunk.residual()

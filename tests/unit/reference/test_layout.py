@@ -1,0 +1,80 @@
+"""The packed layout is a bijection: no two numbers share a bit, and a block has room for nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+
+from kvgen.reference.layout import BLOCK_ALIGN, PackedLayout, packed_layout
+from kvgen.reference.packing import OPERANDS
+from kvgen.spec import KernelSpec, load_spec
+from tests.support.specs import base, layouts
+
+
+def occupied(layout: PackedLayout) -> torch.Tensor:
+    """How many numbers claim each bit of a block."""
+    claims = torch.zeros(layout.block_bytes * 8, dtype=torch.int32)
+    for which in OPERANDS:
+        width = layout.operand(which).width
+        bits = layout.code_bits(which).flatten().unsqueeze(1) + torch.arange(width)
+        claims.index_add_(0, bits.flatten(), torch.ones(bits.numel(), dtype=torch.int32))
+        params = layout.param_offsets(which).flatten().unsqueeze(1) * 8 + torch.arange(layout.param_bytes * 8)
+        claims.index_add_(0, params.flatten(), torch.ones(params.numel(), dtype=torch.int32))
+    return claims
+
+
+@given(layouts())
+def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout]) -> None:
+    _, layout = case
+    claims = occupied(layout)
+    assert int(claims.max()) == 1
+    assert not claims[layout.payload_bytes * 8 :].any()
+    used = sum(
+        layout.tokens * layout.head_dim * layout.operand(w).width + layout.param_offsets(w).numel() * layout.param_bytes * 8
+        for w in OPERANDS
+    )
+    assert int(claims.sum()) == used
+    assert layout.block_bytes % BLOCK_ALIGN == 0
+
+
+@given(layouts())
+def test_numbers_lie_at_multiples_of_their_size(case: tuple[KernelSpec, PackedLayout]) -> None:
+    _, layout = case
+    for which in OPERANDS:
+        assert not (layout.code_bits(which) % layout.operand(which).width).any()
+        assert not (layout.param_offsets(which) % layout.param_bytes).any()
+
+
+def test_the_id_tells_layouts_apart_and_nothing_else() -> None:
+    spec = load_spec(base())
+    ids = {packed_layout(spec, tokens, order).id for tokens in (32, 64, 128) for order in ("mma", "simd")}  # type: ignore[arg-type]
+    assert len(ids) == 6
+    other = load_spec(base(name="other", workloads=[{"batch": 3, "kv_len": 9}]))
+    assert packed_layout(other, 64, "mma").id == packed_layout(spec, 64, "mma").id
+    unquantized = [load_spec(base(key={"bits": 16, "axis": axis})) for axis in ("channel", "token")]
+    assert len({packed_layout(s, 64, "mma").id for s in unquantized}) == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "tokens", "order", "reason"),
+    [
+        ({}, 48, "simd", "16 tokens or a multiple of 32"),
+        ({}, 16, "simd", r"must be a multiple of key.group \(32\)"),
+        ({"value": {"bits": 4, "axis": "channel", "group": 64}}, 32, "simd", r"must be a multiple of value.group \(64\)"),
+        ({"attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 48}, "value": {"bits": 16}}, 32, "mma", "multiple of 32"),
+        (
+            {"attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 64, "dtype": "float32"}, "key": {"bits": 16}},
+            32,
+            "mma",
+            "16-bit and narrower",
+        ),
+        ({"key": {"bits": 2, "axis": "token", "group": 64}}, 16, "mma", "blocks of 32 tokens or more"),
+        ({"key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}}}, 32, "simd", "no packed layout"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(sections: dict[str, Any], tokens: int, order: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        packed_layout(load_spec(base(**sections)), tokens, order)

@@ -1,0 +1,53 @@
+"""Errors of outputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+
+
+def test_limits_by_type_and_by_name() -> None:
+    assert tolerance(torch.float16) == tolerance("float16") == 2e-3
+    assert tolerance("bfloat16") == 1e-2
+    assert tolerance("float32") == 1e-5
+    with pytest.raises(KeyError):
+        tolerance(torch.int8)
+
+
+def test_relative_l2_is_a_share_of_the_norm() -> None:
+    want = torch.tensor([3.0, 4.0])
+    assert relative_l2(want, want) == 0
+    assert relative_l2(torch.tensor([3.0, 4.5]), want) == pytest.approx(0.1)
+    assert relative_l2(torch.tensor([0.5]), torch.tensor([0.0])) == 0.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_infinitely_wrong(bad: float) -> None:
+    got = torch.tensor([1.0, bad])
+    assert relative_l2(got, torch.tensor([1.0, 2.0])) == math.inf
+    assert worst_relative_l2(got.unsqueeze(0), torch.tensor([[1.0, 2.0]])) == math.inf
+
+
+def test_the_lse_of_nothing_is_right() -> None:
+    lse = torch.tensor([1.0, -math.inf])
+    assert relative_l2(lse, lse) == 0
+    assert relative_l2(torch.tensor([1.0, 0.0]), lse) == math.inf
+
+
+def test_one_bad_row_among_many_shows() -> None:
+    want = torch.ones(1000, 8)
+    got = want.clone()
+    got[7] = 0
+    assert relative_l2(got, want) < 0.04
+    assert worst_relative_l2(got, want) == pytest.approx(1.0)
+
+
+def test_shapes_must_agree() -> None:
+    with pytest.raises(ValueError, match="shapes differ"):
+        relative_l2(torch.zeros(2), torch.zeros(1))
+    with pytest.raises(ValueError, match="shapes differ"):
+        worst_relative_l2(torch.zeros(2, 1), torch.zeros(1, 1))
