@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvgen.errors import CheckError, UnsupportedError
+from kvgen.measure.check import Checker, check
+from kvgen.measure.job import CheckPolicy
+from kvgen.measure.scenario import scenarios
+from kvgen.spec import KernelSpec
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import FUNCTIONS, load
+from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
+
+POLICY = CheckPolicy(long_tokens=200)
+
+
+def variant(paged: bool = False, **wrapped: Callable[..., object]) -> Variant:
+    """The naive module, with some of its functions wrapped: wrapper(function, *args)."""
+    module = load(naive_artifact().path)
+    functions = {name: getattr(module, name) for name in FUNCTIONS}
+    for name, wrapper in wrapped.items():
+        functions[name] = lambda *args, f=functions[name], w=wrapper: w(f, *args)
+    spec = naive_spec(paged)
+    return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_right_module_passes_and_its_errors_are_reported(paged: bool) -> None:
+    accuracy = check(variant(paged), "cpu", POLICY)
+    assert {"relative_l2", "worst_row", "lse_error", "unpack"} <= set(accuracy)
+    assert 0 < accuracy["relative_l2"] < 1e-6
+    assert accuracy["unpack"] == 0
+
+
+def scaled_output(f, *args) -> None:
+    f(*args)
+    args[6].mul_(1.001)
+
+
+def skip_last_head(f, *args) -> None:
+    kept = args[6][-1, :, -1].clone()
+    f(*args)
+    args[6][-1, :, -1] = kept
+
+
+def forgets_length(f, *args) -> None:
+    before = args[6].clone()
+    f(*args)
+    args[6].copy_(before)
+
+
+def noisy_output(f, *args) -> None:
+    f(*args)
+    noisy_output.calls += 1
+    args[6].add_(1e-7 * noisy_output.calls)
+
+
+noisy_output.calls = 0
+
+
+def wrong_lse(f, *args) -> None:
+    f(*args)
+    if args[7] is not None:
+        args[7].mul_(1.01)
+
+
+def finite_lse_of_nothing(f, *args) -> None:
+    f(*args)
+    if args[7] is not None:
+        args[7].clamp_(min=-1e30)
+
+
+def nan_from_unused_slots(f, *args) -> None:
+    f(*args)
+    args[6].add_(args[2].sum() * 0)  # reads all of the residual, its unwritten part too
+
+
+def writes_past_length(f, *args) -> None:
+    f(*args)
+    args[5][0, -1] = 1.0
+
+
+def wrong_steps(f, *args) -> None:
+    f(*args)
+    args[8].add_(0.01)
+
+
+@pytest.mark.parametrize(
+    ("function", "fault", "message"),
+    [
+        ("attend", scaled_output, "attend of ragged: relative l2 is"),
+        ("attend", skip_last_head, "attend of ragged: relative l2 is inf"),
+        ("attend", noisy_output, "the same inputs gave other bits"),
+        ("attend", wrong_lse, "attend of ragged: lse error is"),
+        ("attend", finite_lse_of_nothing, "LSE of a query that sees nothing is not -inf"),
+        ("attend", nan_from_unused_slots, "relative l2 is inf"),
+        ("pack", forgets_length, "relative l2 is"),
+        ("decode", wrong_steps, "decode 1 of ragged: relative l2 is"),
+        ("unpack", writes_past_length, "positions past the length were written"),
+    ],
+)
+def test_every_kind_of_wrong_number_is_found(function: str, fault: Callable[..., object], message: str) -> None:
+    with pytest.raises(CheckError, match=message):
+        check(variant(**{function: fault}), "cpu", POLICY)
+
+
+def test_memory_overwritten_meanwhile_is_found() -> None:
+    checker = Checker(variant(), "cpu", POLICY)
+    checker.run()
+    checker.again()
+    cache = checker._last[0]  # type: ignore[index]
+    cache.packed[0, 0, 0].view(torch.float32).mul_(1.5)
+    with pytest.raises(CheckError, match="after timing: the same inputs gave other bits"):
+        checker.again()
+
+
+def test_scenarios_hold_the_awkward_lengths_and_flush() -> None:
+    spec = naive_spec()
+    ragged, long = scenarios(spec, naive_layout(spec), POLICY)
+    first, second = ragged.chunks
+    start = [a + b for a, b in zip(first[2], second[2], strict=True)]
+    assert {0, 1, BLOCK - 1, BLOCK, BLOCK + 1} <= set(start)
+    assert any(a // BLOCK < b // BLOCK for a, b in zip(start, ragged.lengths, strict=True))
+    assert long.attend.q.shape[1] == 2
+    assert max(long.lengths) > POLICY.long_tokens
+
+
+def test_scenarios_are_computed_once_per_format() -> None:
+    spec = naive_spec()
+    assert scenarios(spec, naive_layout(spec), POLICY) is scenarios(naive_spec(), naive_layout(spec), POLICY)
+
+
+def int4_spec() -> KernelSpec:
+    return KernelSpec.model_validate(
+        {
+            "attention": {"q_heads": 2, "kv_heads": 1, "head_dim": 32},
+            "key": {"bits": 4, "axis": "channel", "group": 32},
+            "value": {"bits": 2, "axis": "token", "group": 32},
+        }
+    )
+
+
+def test_quantized_reference_is_what_the_layout_packs() -> None:
+    spec = int4_spec()
+    for scenario in scenarios(spec, naive_layout(spec), POLICY):
+        end = max(scenario.lengths)
+        sequence = scenario.lengths.index(end)
+        full = end // BLOCK * BLOCK
+        values = scenario.v[sequence, :full, 0]
+        assert max(len(row.unique()) for row in values) <= 4
+        assert len(scenario.v[sequence, full:end, 0].unique()) > 4 or full == end
+
+
+@pytest.mark.parametrize("part", [{"attention": {"sinks": True}}, {"cache": {"sink": 4}}, {"cache": {"local": 4}}])
+def test_what_the_abi_cannot_say_is_refused(part: dict[str, dict[str, object]]) -> None:
+    data = int4_spec().model_dump()
+    for key, values in part.items():
+        data[key].update(values)
+    spec = KernelSpec.model_validate(data)
+    with pytest.raises(UnsupportedError, match="have no verification yet"):
+        scenarios(spec, naive_layout(spec), POLICY)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from kvgen.measure import device
+from kvgen.measure.device import cold_bytes, conditions, fingerprint
+from kvgen.measure.memory import available_bytes, resident_bytes
+
+
+def test_cpu_fingerprint_is_stable_plain_data() -> None:
+    facts = fingerprint("cpu")
+    assert facts == fingerprint("cpu")
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["kind"] == "cpu"
+    assert facts["cores"] == len(os.sched_getaffinity(0))
+    assert facts["name"]
+
+
+def test_other_features_are_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint("cpu")["features"]
+    monkeypatch.setattr(device, "cpu_features", lambda: "flags: none")
+    assert fingerprint("cpu")["features"] != before
+
+
+def test_load_of_others_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (500.25, 1.0, 1.0))
+    assert conditions("cpu") == {"load": 500.2}
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 500.0, 500.0))
+    assert conditions("cpu") == {}
+
+
+def test_inputs_rotate_past_the_last_cache() -> None:
+    assert cold_bytes("cpu") > device.cpu_llc_bytes()
+
+
+def test_memory_figures_are_of_this_machine() -> None:
+    assert resident_bytes(os.getpid()) > 1 << 20
+    assert resident_bytes(0x7FFFFFFF) == 0
+    assert available_bytes() > 1 << 20

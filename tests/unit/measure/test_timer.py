@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from kvgen.errors import MeasureError
+from kvgen.measure import timer
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.timer import CpuTimer, CudaTimer, timer_for
+
+
+class FakeClock:
+    """A clock that only calls advance."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(timer.time, "perf_counter", lambda: self.now)
+
+    def call(self, seconds: float, log: list[float] | None = None):
+        def run() -> None:
+            self.now += seconds
+            if log is not None:
+                log.append(seconds)
+
+        return run
+
+
+def test_times_are_microseconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    samples = CpuTimer().time([clock.call(0.002)], TimingPolicy(seconds=0.02, samples=8))
+    assert samples == pytest.approx([2000.0] * 8)
+
+
+def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    log: list[float] = []
+    samples = CpuTimer().time([clock.call(1e-5, log)], TimingPolicy(warmup_seconds=1e-4, samples=10))
+    assert samples == pytest.approx([10.0] * 10)
+    assert len(log) >= 10 * 50
+
+
+def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    logs: list[list[float]] = [[], [], []]
+    CpuTimer().time([clock.call(0.001, log) for log in logs], TimingPolicy(seconds=0.03, warmup_seconds=0.0, samples=30))
+    assert {len(log) for log in logs} == {11}
+
+
+def test_slow_calls_get_few_samples_but_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    assert len(CpuTimer().time([clock.call(5.0)], TimingPolicy(seconds=0.1))) == timer.MIN_SAMPLES
+
+
+def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    ticks = iter(range(1000))
+    monkeypatch.setattr(timer.time, "perf_counter", lambda: float(next(ticks)) if clock.now == 0 and next(ticks) < 6 else 99.0)
+    with pytest.raises(MeasureError, match="did not advance"):
+        CpuTimer().time([lambda: None], TimingPolicy(warmup_seconds=0.0))
+
+
+def test_each_device_has_its_timer() -> None:
+    assert isinstance(timer_for("cpu"), CpuTimer)
+    assert isinstance(timer_for("cuda:1"), CudaTimer)

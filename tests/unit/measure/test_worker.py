@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvgen.measure.finalists import interleave
+from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
+from kvgen.measure.worker import Worker, run_job
+from tests.support.naive import naive_artifact, naive_schedule, naive_spec
+
+TIMING = TimingPolicy(cold_bytes=1 << 18, seconds=0.01, warmup_seconds=0.0, samples=5)
+MEMORY = 512 << 20
+
+
+def job(fault: str | None = None, timing: TimingPolicy | None = TIMING) -> Job:
+    spec = naive_spec()
+    policy = CheckPolicy(long_tokens=200)
+    return Job(spec, naive_schedule(), "cpu", naive_artifact(fault).path, spec.workloads, policy, timing)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(MEMORY) as shared:
+        yield shared
+
+
+def running_children() -> set[int]:
+    """Worker processes on this machine."""
+    return {int(folder.name) for folder in Path("/proc").glob("[0-9]*") if b"kvgen.measure.child" in command_line(folder)}
+
+
+def command_line(folder: Path) -> bytes:
+    try:
+        return (folder / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_good_candidate_is_verified_and_timed(worker: Worker) -> None:
+    outcome = worker.run(job(timing=replace(TIMING, read=True)))
+    assert (outcome.kind, outcome.detail) == ("ok", "")
+    (timing,) = outcome.timings
+    assert timing.workload == job().workloads[0]
+    assert len(timing.samples) == 5
+    assert min(timing.samples) <= timing.us <= max(timing.samples)
+    assert timing.read_us is not None
+    assert timing.us > timing.read_us > 0
+    assert 0 < outcome.accuracy["relative_l2"] < 1e-6
+
+
+def test_decode_can_be_timed_too(worker: Worker) -> None:
+    outcome = worker.run(job(timing=replace(TIMING, call="decode")))
+    assert outcome.kind == "ok"
+    assert outcome.timings[0].us > 0
+
+
+def test_verification_alone_gives_no_timings(worker: Worker) -> None:
+    outcome = worker.run(job(timing=None))
+    assert (outcome.kind, outcome.timings) == ("ok", ())
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "detail"),
+    [
+        ("wrong", "wrong", "attend of ragged: relative l2 is 0.048"),
+        ("crash", "crash", "it died of signal SIGSEGV during verify"),
+        ("hang", "timeout", "it did not finish verify within 2 s"),
+        ("eat", "oom", "memory"),
+    ],
+)
+def test_bad_candidates_are_named_and_the_next_one_is_served(worker: Worker, fault: str, kind: str, detail: str) -> None:
+    before = running_children()
+    outcome = worker.run(job(fault), timeout_s=2.0 if fault == "hang" else 60.0)
+    assert outcome.kind == kind
+    assert detail in outcome.detail
+    assert "\n" not in outcome.detail
+    assert not outcome.timings
+    assert not (running_children() & before)
+    assert worker.run(job(timing=None)).ok
+
+
+def test_memory_is_watched_where_address_space_is_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgen.measure.child.limit_memory", lambda extra: None)
+    with Worker(256 << 20) as small:
+        process = small._alive("cpu")
+        process.memory_bytes = 256 << 20
+        outcome = small.run(job("eat"), timeout_s=60.0)
+    assert outcome.kind == "oom"
+
+
+def test_a_module_that_cannot_be_loaded_is_an_outcome(worker: Worker, tmp_path: Path) -> None:
+    broken = tmp_path / "module.so"
+    broken.write_bytes(b"not a library")
+    outcome = worker.run(replace(job(), artifact=broken))
+    assert outcome.kind == "crash"
+    assert "cannot load" in outcome.detail
+
+
+def test_a_killed_worker_is_replaced(worker: Worker) -> None:
+    assert worker.run(job(timing=None)).ok
+    assert worker._process is not None
+    worker._process._popen.kill()
+    worker._process._popen.wait()
+    assert worker.run(job(timing=None)).ok
+
+
+def test_run_job_leaves_no_process_behind() -> None:
+    before = running_children()
+    assert run_job(job(timing=None), memory_bytes=MEMORY).ok
+    assert running_children() == before
+
+
+def test_workers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import sys; from kvgen.measure.worker import Worker; w = Worker(); p = w._alive('cpu'); "
+        "print(p._popen.pid, flush=True); import time; time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert Path(f"/proc/{child}").exists()
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 20
+    while child in running_children():
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.02)
+
+
+def test_finalists_are_timed_in_turns(worker: Worker) -> None:
+    outcomes = interleave([job(), job()], rounds=3, worker=worker)
+    assert [outcome.kind for outcome in outcomes] == ["ok", "ok"]
+    assert [len(outcome.timings[0].samples) for outcome in outcomes] == [3, 3]
+
+
+def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -> None:
+    outcomes = interleave([job(), job("crash")], rounds=2, timeout_s=60.0, worker=worker)
+    assert [outcome.kind for outcome in outcomes] == ["ok", "crash"]
+    assert len(outcomes[0].timings[0].samples) == 2
+
+
+def test_no_finalists_need_no_process() -> None:
+    assert interleave([], rounds=2) == []
+    assert isinstance(Outcome("ok"), Outcome)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from kvgen.measure import yardstick as module
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.yardstick import PIECE, read_us, source, yardstick
+
+POLICY = TimingPolicy(seconds=0.02, warmup_seconds=0.0, cold_bytes=0, samples=5, threads=1)
+
+
+def test_reading_more_takes_longer() -> None:
+    assert read_us("cpu", 64 << 20, POLICY) > 2 * read_us("cpu", 4 << 20, POLICY)
+
+
+def test_reads_rotate_past_the_caches(monkeypatch) -> None:
+    seen: list[int] = []
+
+    class Recorder:
+        def time(self, calls, policy):
+            seen.append(len(calls))
+            return (1.0,)
+
+    monkeypatch.setattr(module, "timer_for", lambda device: Recorder())
+    meter = yardstick("cpu")
+    meter.samples(1 << 20, TimingPolicy(cold_bytes=8 << 20))
+    meter.samples(1 << 20, TimingPolicy(cold_bytes=0))
+    meter.samples((1 << 20) - PIECE + 1, TimingPolicy(cold_bytes=8 << 20))
+    assert seen == [8, 1, 8]
+
+
+def test_the_buffer_is_left_alone() -> None:
+    meter = yardstick("cpu")
+    meter.samples(1 << 20, POLICY)
+    assert int(meter._pool.min()) == int(meter._pool.max()) == 1
+
+
+def test_its_source_needs_no_variable_that_is_not_given() -> None:
+    assert "{{" not in source("cpu").text
+    assert source("cpu").language == "c++"
