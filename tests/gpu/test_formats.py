@@ -14,10 +14,12 @@ FORMATS = (
 )  # fmt: skip
 SHAPES = (
     "k4v4:h32/32", "k8v8:h8/1", "k2v2:h6/2", "k4v4:h5/1", "k4v4:h12/2", "k8v8:h7/1", "k4v4:h16/1", "k2v2:h32/2", "k4v4:h15/1:token",
-    "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token", "k4v4:d96:token:h5/1", "k2v2:d64:kg32:vg32", "k4v4:d32", "k4v4:d160",
+    "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token", "k4v4:d96:token:h5/1", "k2v2:d64:kg32:vg32", "k4v4:d32",
+    "k4v4:d160",
     "k4v4:bf16", "k8v8:bf16", "k2v2:bf16", "k16v16:bf16", "k4v4:bf16:token:kg32:vg32", "k2v2:bf16:d64:h6/2",
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
-    "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1", "k4v4:q4:page64:kg32",
+    "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
+    "k4v4:q4:page64:kg32",
 )  # fmt: skip
 
 
@@ -28,7 +30,8 @@ def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
 
 SCHEDULES = (
     "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.unit", "w8u2d2.bulk",
-    "w8u2d2.unit", "w8u4d1.aligned", "w8u4d1.flat", "w8u4d1.two", "w8u4d1.flat.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u4d1.cl8.bulk",
+    "w8u2d2.unit", "w8u4d1.aligned", "w8u4d1.flat", "w8u4d1.two", "w8u4d1.flat.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8",
+    "w8u4d1.cl8.bulk",
     "w4u2d2c2.cl8.unit",
 )  # fmt: skip
 

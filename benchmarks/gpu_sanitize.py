@@ -1,0 +1,48 @@
+"""A few calls of each of a covering set of variants, to be run under compute-sanitizer.
+
+    python benchmarks/gpu_sanitize.py --compile                      # fills the cache, without a sanitizer
+    compute-sanitizer --tool memcheck  python benchmarks/gpu_sanitize.py
+    compute-sanitizer --tool racecheck python benchmarks/gpu_sanitize.py
+
+torch is used for memory only; every kernel launched is a module's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from tests.support.points import Point, compile_points, variant
+
+POINTS = (
+    Point("k4v4"), Point("k4v4", "w8u4d1.unit"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2", "w8u4d1.cl8"),
+    Point("k2v2", "w8u4d1.flat.two"), Point("k4v4:token:kg32:vg32:page64"), Point("k4v4:bf16:q4:page128"), Point("k4v4:d64:h5/1"), Point("k8v8:d256"), Point("k16v4:h16/1"),
+)  # fmt: skip
+LENGTHS = (0, 1, 127, 128, 650)
+
+
+def live(point: Point) -> None:
+    """Prefill, attend, decode over a flush, unpack."""
+    v = variant(point)
+    a = v.spec.attention
+    cache = v.new_cache(len(LENGTHS), 720, "cuda")
+    k, x = (torch.ones(len(LENGTHS), max(LENGTHS), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
+    v.prefill(cache, k, x, LENGTHS)
+    q = torch.ones(len(LENGTHS), a.q_len, a.q_heads, a.head_dim, dtype=v.dtype, device="cuda")
+    v.attend(q, cache, lse=True)
+    for _ in range(3):
+        v.decode(q, k[:, : a.q_len], x[:, : a.q_len], cache)
+    v.unpack(cache)
+    torch.cuda.synchronize()
+    print(point, "done", flush=True)
+
+
+if __name__ == "__main__":
+    compile_points(POINTS)
+    if "--compile" not in sys.argv:
+        for point in POINTS:
+            live(point)
