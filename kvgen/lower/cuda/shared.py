@@ -40,4 +40,10 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     query = tiles * dim * 16
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16 + 16) * 4
-    return Shared(slot, ring, _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 128))
+    attend = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 128)
+    return Shared(slot, ring, max(attend, _flush(layout) if per_channel else 16))
+
+
+def _flush(layout: PackedLayout) -> int:
+    """Statistics of K per channel while a residual block is packed: extremes of runs of 16 tokens, params of groups."""
+    return layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // layout.key.group * 12)
