@@ -41,23 +41,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was asked for.
-
-    Garbage collection rests meanwhile: with torch in memory one collection costs as much as all of these imports.
-    """
+    """Import what was asked for."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kvgen' has no attribute {name!r}")
-    import gc
     from importlib import import_module
 
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    from kvgen._collect import resting
+
+    with resting():
         value = getattr(import_module(home), name)
-    finally:
-        if collecting:
-            gc.enable()
     globals()[name] = value
     return value
 

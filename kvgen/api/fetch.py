@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvgen._collect import resting
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
 from kvgen.lower.base import Source, Target
 from kvgen.registry.device import machine
@@ -44,7 +45,8 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     key = (spec, *map(os.environ.get, ENVIRONMENT))
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _kernels[key] = _fetch(spec)
+        with resting():
+            kernel = _kernels[key] = _fetch(spec)
     return kernel
 
 

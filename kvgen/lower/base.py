@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvgen.digest import digest, files_digest
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.space import SearchSpace
-from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
+
+if TYPE_CHECKING:  # fetching a kernel searches nothing
+    from kvgen.lower.space import SearchSpace
+    from kvgen.reference.layout import PackedLayout
 
 Language = Literal["c++", "cuda"]
 Target = Literal["cpu", "sm80", "sm89", "sm90"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvgen.lower.base import Backend
+from kvgen.lower.cpu.backend import CpuBackend
 
 
 def backend() -> Backend:
     """The back end's one instance."""
-    from kvgen.lower.cpu.backend import CpuBackend
-
     return CpuBackend()
