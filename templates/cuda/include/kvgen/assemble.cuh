@@ -1,0 +1,52 @@
+// Fields to words and back, on both sides.
+#pragma once
+#include "kvgen/places.cuh"
+
+namespace kvgen {
+
+// A word of the low bytes of four others.
+__host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(__byte_perm(b0, b1, 0x0040), __byte_perm(b2, b3, 0x0040), 0x5410);
+#else
+  return (b0 & 0xff) | (b1 & 0xff) << 8 | (b2 & 0xff) << 16 | (b3 & 0xff) << 24;
+#endif
+}
+
+// The words that a lane makes of its eight channels of every octet; fields are in the low bytes of `codes`.
+template <class Places>
+__host__ __device__ __forceinline__ void assemble(const uint32_t (&codes)[Places::kOctets][8], uint32_t (&words)[Places::kWordsPerX]) {
+#pragma unroll
+  for (int w = 0; w < Places::kWordsPerX; ++w) {
+    uint32_t bytes[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      bytes[b] = 0;
+#pragma unroll
+      for (int f = 0; f < Places::kPerByte; ++f) {
+        const auto from = Places::element(w, b, f);
+        bytes[b] += codes[from.octet][from.channel] << (Places::kBits * f);
+      }
+    }
+    words[w] = join_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+  }
+}
+
+// The same of 16-bit elements, two to a word.
+template <class Places>
+__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kOctets][4], uint32_t (&words)[Places::kWordsPerX]) {
+#pragma unroll
+  for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = pairs[Places::pair(w).octet][Places::pair(w).channel];
+}
+
+// Runs of 32 channels whose words a lane stores together, so that stores are as wide as the order allows.
+template <class Places>
+constexpr int chunk_xs() {
+  return greatest_common_divisor(Places::kWordsPerX >= 4 ? 1 : 4 / Places::kWordsPerX, Places::kXs);
+}
+
+// Words of one store, where a lane makes those of kCount such runs.
+template <class Places, int kCount>
+constexpr int store_words() { return greatest_common_divisor(kCount * Places::kWordsPerX, Places::kVector); }
+
+}  // namespace kvgen
