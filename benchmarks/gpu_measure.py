@@ -163,13 +163,14 @@ def timed(graph: torch.cuda.CUDAGraph, number: int) -> float:
 def decode_us(runner: Runner, block: int) -> float:
     """µs per decode over a whole block of steps, its flush included."""
     caches = runner.caches
-    before = [lengths.clone() for lengths in caches.lengths]
+    state = [*caches.lengths, *[part for pair in caches.residual for part in pair]]
+    before = [tensor.clone() for tensor in state]
     calls = [lambda i=i: runner.attend(i, decode=True) for i in range(len(caches.packed))]
     graph, number = capture(calls, len(calls))  # type: ignore[arg-type]
     samples = []
     for _ in range(2):
-        for lengths, start in zip(caches.lengths, before, strict=True):
-            lengths.copy_(start)
+        for tensor, old in zip(state, before, strict=True):
+            tensor.copy_(old)
         steps = max(1, block // int(caches.q.shape[1]))
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -178,8 +179,8 @@ def decode_us(runner: Runner, block: int) -> float:
         end.record()
         end.synchronize()
         samples.append(start.elapsed_time(end) * 1e3 / (number * steps))
-    for lengths, start_length in zip(caches.lengths, before, strict=True):
-        lengths.copy_(start_length)
+    for tensor, start_state in zip(state, before, strict=True):
+        tensor.copy_(start_state)
     return min(samples)
 
 
