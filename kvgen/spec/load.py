@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.spec import rules
 from kvgen.spec.issues import LineOf, in_order, no_line, path_text, spec_issues
-from kvgen.spec.model import AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
+from kvgen.spec.model import FIELDS_ONLY, AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
 from kvgen.spec.presets import start_from
 
 _SECTIONS: dict[str, type[BaseModel]] = {"attention": AttentionSpec, "key": KeySpec, "value": ValueSpec, "cache": CacheSpec}
@@ -86,19 +86,16 @@ def _or_preset_line(line_of: LineOf, written: dict[str, Any]) -> LineOf:
 
 
 def _between_valid_sections(data: dict[str, Any]) -> list[rules.Problem]:
-    """Mistakes between those sections that are well-formed by themselves."""
-    valid: dict[str, Any] = {}
-    for section, model in _SECTIONS.items():
-        valid[section] = _valid(model, data.get(section))
+    """Mistakes between those sections whose fields are right by themselves."""
+    valid = {section: _valid(model, data.get(section)) for section, model in _SECTIONS.items()}
     works = data.get("workloads")
-    items = [_valid(Workload, work) for work in works] if isinstance(works, (list, tuple)) else [None]
-    valid["workloads"] = None if None in items else tuple(items)
-    return list(rules.kernel_problems(**valid))
+    listed = [_valid(Workload, work) for work in works] if isinstance(works, (list, tuple)) else []
+    return list(rules.kernel_problems(**valid, workloads=listed))
 
 
 def _valid(model: type[BaseModel], data: Any) -> Any:
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=FIELDS_ONLY)
     except ValidationError:
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def kernel_problems(
     key: KeySpec | None = None,
     value: ValueSpec | None = None,
     cache: CacheSpec | None = None,
-    workloads: tuple[Workload, ...] | None = None,
+    workloads: Sequence[Workload | None] = (),
 ) -> Iterator[Problem]:
-    """Rules between sections; a section that is None (because it has mistakes of its own) is passed over."""
+    """Rules between sections; a section or workload that is None (because it has mistakes of its own) is passed over."""
     if key is not None:
         yield from _group_problems("key", key, attention, cache)
         yield from _boost_problems(key, attention)
@@ -60,7 +60,7 @@ def kernel_problems(
         yield from _group_problems("value", value, attention, cache)
     if cache is not None:
         yield from _kept_problems(cache, attention, key, value)
-    yield from _workload_problems(workloads or (), attention)
+    yield from _workload_problems(workloads, attention)
 
 
 def _group_problems(label: str, quant: QuantSpec, attention: AttentionSpec | None, cache: CacheSpec | None) -> Iterator[Problem]:
@@ -98,9 +98,11 @@ def _kept_problems(cache: CacheSpec, attention: AttentionSpec | None, key: KeySp
         yield ("cache", "local"), f"local ({cache.local}) is more than attention.window ({window}): older tokens are never read"
 
 
-def _workload_problems(workloads: tuple[Workload, ...], attention: AttentionSpec | None) -> Iterator[Problem]:
+def _workload_problems(workloads: Sequence[Workload | None], attention: AttentionSpec | None) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for index, work in enumerate(workloads):
+        if work is None:
+            continue
         place: Place = ("workloads", index, "q_len")
         if attention is not None and work.q_len > attention.q_len:
             yield place, f"q_len ({work.q_len}) is more than attention.q_len ({attention.q_len})"

@@ -81,7 +81,9 @@ workloads:
         (2, "attention.q_heads"),
         (4, "key.bits"),
         (5, "key.axis"),
+        (6, "value.group"),
         (8, "cache.page"),
+        (10, "workloads[0].q_len"),
         (11, "workloads[1].kv_len"),
     ]
 
