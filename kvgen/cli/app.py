@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _register()
     try:
         app(given, prog_name="kvgen")
-    except (errors.KvgenError, KeyboardInterrupt, OSError) as error:
+    except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
         _report(error, as_json="--json" in given)
@@ -70,7 +70,11 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def _report(error: BaseException, *, as_json: bool) -> None:
-    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    message = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        message = "interrupted"
+    elif not isinstance(error, (errors.KvgenError, OSError)):
+        message = f"internal error: {type(error).__name__}: {error} (--debug shows where)"
     if as_json:
         from kvgen.cli.output import print_json
 

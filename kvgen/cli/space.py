@@ -96,8 +96,7 @@ def _show(data: dict[str, Any]) -> None:
     for point in data.get("points", ()):
         typer.echo(" ".join(f"{k}={v}" for part in ("layout", "launch") for k, v in point[part].items()))
     if "excluded" in data:
-        rows = [
-            (str(item["points"]), item["reason"], "; ".join(" ".join(f"{k}={v}" for k, v in e.items()) for e in item["examples"][:1]))
-            for item in data["excluded"]
+        reasons = [
+            (str(item["points"]), item["reason"], " ".join(f"{k}={v}" for k, v in item["examples"][0].items())) for item in data["excluded"]
         ]
-        print_table("excluded", ["points", "because", "for example"], rows, right=["points"])
+        print_table("excluded", ["points", "because", "for example"], reasons, right=["points"])

@@ -63,6 +63,21 @@ class ArtifactCache:
                 _sync(file)
             return self._publish(key, staged)
 
+    def name(self, source_id: str, key: str) -> None:
+        """Let a module be found by its source alone: it was compiled elsewhere, and the compiler that names it may be missing."""
+        folder = self.root / "sources"
+        folder.mkdir(parents=True, exist_ok=True)
+        with self.scratch() as scratch:
+            (scratch / "key").write_text(key)
+            (scratch / "key").replace(folder / source_id)
+
+    def named(self, source_id: str) -> Artifact | None:
+        """The module that `name` gave to a source, or None."""
+        try:
+            return self.get((self.root / "sources" / source_id).read_text())
+        except OSError:
+            return None
+
     def _publish(self, key: str, staged: Path) -> Artifact:
         target = self._folder(key)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -28,12 +28,15 @@ def ptx_only_default() -> bool:
 def build(
     source: Source, cache: ArtifactCache | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
 ) -> Artifact:
-    """The artifact of a source, compiled unless the cache has it.
+    """The artifact of a source, compiled unless the cache has it, from here or carried from elsewhere.
 
     Raises ToolchainMissing without a compiler, CompileError (with its log) where the compiler refuses or takes too long.
     """
     cache = cache or ArtifactCache()
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
+    carried = None if ptx_only else cache.named(source.id)
+    if carried is not None:
+        return carried
     compiler = compiler_for(source.language)
     key = compiler.key(source, ptx_only=ptx_only)
     found = cache.get(key)

@@ -83,7 +83,8 @@ def compile_space(
     store: Store | None = None,
     cache: ArtifactCache | None = None,
 ) -> CompileReport:
-    """Compile the spec's schedules without running them; a default that compiles is registered as untuned per back end.
+    """Compile the spec's schedules without running them; the default of the first back end is registered as untuned,
+    unless a tuned entry is there.
 
     With `limit`, at most so many points per back end, chosen so that every value of every parameter occurs (as far as they
     go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
@@ -91,8 +92,8 @@ def compile_space(
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends)
-    require(spec, target, found, compile_only=True)
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    require(spec, target, found, cache, compile_only=True)
     began = time.monotonic()
     points: list[Compiled] = []
     entries: list[tuple[Entry, Path]] = []
@@ -110,7 +111,7 @@ def compile_space(
         points.append(point)
         if point.kind != "ok":
             failures[point.kind] += 1
-        if schedule.id == c.default.id:
+        if c is found[0] and schedule.id == c.default.id:
             entries.append(_register(spec, target, c, source, result, store))
         elapsed = time.monotonic() - began
         watch(Progress("compiling", str(schedule), len(points), len(jobs), 0, failures.copy(), {}, elapsed, None))
@@ -125,6 +126,9 @@ def _register(
     if isinstance(result, CompileError):
         raise CompileError(f"the default schedule of {c.backend.name} does not compile", str(result))
     entry = make_untuned(spec, target, c.backend, c.default, source, result, {})
+    for one in store.find(spec):
+        if one.entry is not None and one.entry.key == entry.key and one.entry.timings:
+            return one.entry, one.path
     return entry, store.put(entry)
 
 

@@ -13,6 +13,7 @@ from kvgen.lower.base import Backend, Language, Target
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
+from kvgen.toolchain import ArtifactCache
 from kvgen.tune.point import Arm, Point
 from kvgen.tune.search import Lane, Search, lanes
 
@@ -63,8 +64,11 @@ def no_backend(target: Target) -> ToolchainMissing:
     return ToolchainMissing(f"no back end for {target} can be loaded here{': ' + absent if absent else ''}")
 
 
-def require(spec: KernelSpec, target: Target, found: Sequence[Contender], *, compile_only: bool) -> None:
-    """Raise ToolchainMissing, in one sentence with all that is missing, where this machine cannot compile or cannot measure."""
+def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
+    """Raise ToolchainMissing, in one sentence with all that is missing, where this machine cannot compile or cannot measure.
+
+    Without a compiler, modules that were carried here will do.
+    """
     from kvgen.spec.target import gpu_capability
     from kvgen.toolchain.compilers import compiler_for
 
@@ -75,7 +79,8 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], *, com
             return str(error)
         return None
 
-    languages = dict.fromkeys(c.backend.lower(spec, c.default, target).language for c in found)
+    sources = [c.backend.lower(spec, c.default, target) for c in found]
+    languages = dict.fromkeys(source.language for source in sources if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
     if target != "cpu" and not compile_only and gpu_capability() is None:
         missing.append("no NVIDIA GPU is visible to measure on (--compile-only compiles here, to be tuned elsewhere)")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from kvgen.digest import digest
-from kvgen.errors import CompileError, KvgenError, MeasureError, UnsupportedError
+from kvgen.errors import CompileError, KvgenError, MeasureError, ToolchainMissing, UnsupportedError
 from kvgen.lower.base import Backend, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.registry import stores, user_store
@@ -61,8 +61,8 @@ def tune(
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends)
-    require(spec, target, found, compile_only=False)
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    require(spec, target, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals])
     with _alone(cache, run.key, run) as waited:
@@ -207,9 +207,13 @@ class _Run:
             ahead.settle()
 
     def _compiled(self, point: Point, search: Search, ahead: Ahead) -> Artifact | None:
-        """The point's artifact; None where it does not compile, which is recorded."""
+        """The point's artifact; None where there is none: that it does not compile is recorded."""
         try:
             return ahead.artifact(point.schedule)
+        except ToolchainMissing as error:  # only what was carried here can be measured; another day this point may be, too
+            self.memories[point.arm.backend, point.workload.key].release(point.schedule)
+            search.take(Record(point, "unsupported", detail=str(error)))
+            return None
         except (CompileError, UnsupportedError) as error:
             self.clock.used += 1
             kind = "unsupported" if isinstance(error, UnsupportedError) else "compile_error"
@@ -278,6 +282,9 @@ class _Run:
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)
+        for one in self.store.find(self.spec):  # what was compiled elsewhere, to be tuned here, has been
+            if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
+                self.store.remove(one)
         self.tell("done", decision.why)
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records()), tuple(last), self.clock.used, self.known,

@@ -1,0 +1,1 @@
+"""A spec's kernel beside what a user would pick instead, in one run."""

@@ -1,0 +1,40 @@
+"""kvgen's own kernel, as `get_kernel` gives it."""
+
+from __future__ import annotations
+
+from kvgen.api.kernel import Kernel
+from kvgen.bench.case import Case
+from kvgen.bench.provider import Entrant
+from kvgen.measure.bench import Bench
+from kvgen.measure.job import TimingPolicy
+from kvgen.reference.tolerance import relative_l2
+from kvgen.toolchain.launch import DTYPES
+
+
+class Ours:
+    """`attend` of a fetched kernel, or `decode` with append and flush."""
+
+    name = "kvgen"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.backend = kernel.entry.backend if kernel.entry else "default"
+
+    def prepare(self, case: Case) -> Entrant:
+        """See `Provider`."""
+        variant = self.kernel.variant(case.workload)
+        bench = Bench(variant, case.workload, case.device)
+
+        def sample(policy: TimingPolicy) -> tuple[float, ...]:
+            return bench.time(variant, policy)
+
+        return Entrant(sample, bench.nbytes, lambda: self._error(case))
+
+    def _error(self, case: Case) -> float:
+        """Against attention over the cache as the kernel reads it: packed blocks dequantized, the rest as given."""
+        dtype = DTYPES[case.spec.attention.dtype]
+        q, k, v = (make(dtype, case.checked) for make in (case.query, case.keys, case.values))
+        cache = self.kernel.new_cache(case.checked, case.length, case.device)
+        self.kernel.prefill(cache, k, v)
+        out = self.kernel.variant(case.workload).attend(q, cache)
+        return relative_l2(out, case.expected(q, *self.kernel.unpack(cache)))

@@ -1,0 +1,143 @@
+"""Comparisons: everybody takes turns in one process, with the same threads, beside a pure read of the same bytes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvgen.bench.case import Case
+from kvgen.bench.provider import Entrant, Provider
+from kvgen.errors import UnsupportedError
+from kvgen.measure.job import TimingPolicy
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.target import Target
+
+ROUNDS = 15
+READ_ROUNDS = 5
+SLOW_SECONDS = 1.5
+"""A provider that has taken this long sits out the rounds that remain."""
+COLUMNS = ("provider", "backend", "spec", "batch", "kv_len", "q_len", "us", "bytes", "tb_s", "read_us", "read_fraction", "relative_l2")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provider at one workload. Times are medians in µs per call; `tb_s` is 10^12 bytes per second."""
+
+    provider: str
+    backend: str
+    spec: str
+    workload: Workload
+    us: float
+    nbytes: int
+    read_us: float
+    relative_l2: float
+
+    @property
+    def tb_s(self) -> float:
+        """Bytes that must be read, over the time."""
+        return self.nbytes / self.us / 1e6
+
+    @property
+    def read_fraction(self) -> float:
+        """Share of the speed of a pure read of the same bytes."""
+        return self.read_us / self.us
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        work = self.workload
+        return {
+            "provider": self.provider,
+            "backend": self.backend,
+            "spec": self.spec,
+            "workload": {"batch": work.batch, "kv_len": work.kv_len, "q_len": work.q_len},
+            "us": round(self.us, 3),
+            "bytes": self.nbytes,
+            "tb_s": round(self.tb_s, 5),
+            "read_us": round(self.read_us, 3),
+            "read_fraction": round(self.read_fraction, 4),
+            "relative_l2": self.relative_l2,
+        }
+
+
+@dataclass
+class _Turns:
+    """An entrant's samples so far."""
+
+    provider: Provider
+    entrant: Entrant
+    samples: list[float] = field(default_factory=list)
+    reads: list[float] = field(default_factory=list)
+    spent: float = 0.0
+
+
+def compare(
+    spec: KernelSpec,
+    target: Target,
+    workloads: Iterable[Workload],
+    providers: Sequence[Provider],
+    length: Callable[[Workload], int],
+    *,
+    policy: TimingPolicy,
+    rounds: int = ROUNDS,
+    told: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` hears of
+    providers that cannot take part, and why.
+    """
+    rows: list[Row] = []
+    for workload in workloads:
+        case = Case(spec, workload, target, length(workload))
+        turns: list[_Turns] = []
+        for provider in providers:
+            try:
+                turns.append(_Turns(provider, provider.prepare(case)))
+            except UnsupportedError as error:  # noqa: PERF203 - the others go on
+                told(f"{workload.key}: {error}")
+        _take_turns(turns, target, policy, rounds)
+        rows += [_row(case, one) for one in turns]
+    return rows
+
+
+def _take_turns(turns: Sequence[_Turns], target: Target, policy: TimingPolicy, rounds: int) -> None:
+    import time
+
+    from kvgen.measure.yardstick import read_us
+
+    for number in range(rounds):
+        for one in turns:
+            if number and one.spent > SLOW_SECONDS:
+                continue
+            started = time.monotonic()
+            one.samples.append(median(one.entrant.sample(policy)))
+            one.spent += time.monotonic() - started
+            if number < READ_ROUNDS:
+                one.reads.append(read_us(target, one.entrant.nbytes, policy))
+
+
+def _row(case: Case, one: _Turns) -> Row:
+    return Row(
+        one.provider.name,
+        one.provider.backend,
+        case.spec.name,
+        case.workload,
+        median(one.samples),
+        one.entrant.nbytes,
+        median(one.reads),
+        one.entrant.error(),
+    )
+
+
+def write_csv(path: Path, rows: Iterable[Row], facts: dict[str, Any]) -> None:
+    """Rows as CSV; `facts` (machine, date, versions) are columns that repeat."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*COLUMNS, *facts])
+        for row in rows:
+            data = row.to_json()
+            data |= data.pop("workload")
+            writer.writerow([*(data[column] for column in COLUMNS), *facts.values()])

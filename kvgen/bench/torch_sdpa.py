@@ -1,0 +1,128 @@
+"""torch's scaled_dot_product_attention over an unquantized cache, in every way that a user could call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from kvgen.bench.case import Case
+from kvgen.bench.provider import Entrant, Provider
+from kvgen.errors import UnsupportedError
+from kvgen.measure.device import cold_bytes
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.timer import timer_for
+from kvgen.reference.tolerance import relative_l2
+
+Form = Literal["gqa", "expanded", "folded"]
+FORMS: tuple[Form, ...] = ("gqa", "expanded", "folded")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+MEMORY_SHARE = 0.4
+MOST_COPIES = 64
+
+
+class TorchSdpa:
+    """One dtype, one form: `gqa` shares heads with enable_gqa, `expanded` holds every head of K and V as often as it is
+    asked for, `folded` treats the query heads of a group as query rows.
+    """
+
+    name = "torch"
+
+    def __init__(self, dtype: str, form: Form, kernel: str | None = None) -> None:
+        self.dtype, self.form, self.kernel = dtype, form, kernel
+        self.backend = "-".join(["sdpa", *([kernel] if kernel else []), dtype, form])
+
+    def prepare(self, case: Case) -> Entrant:
+        """See `Provider`."""
+        attention, dtype = case.spec.attention, DTYPES[self.dtype]
+        reason = self._refusal(case)
+        if reason:
+            raise UnsupportedError(f"{self.name} {self.backend}", reason)
+        heads = attention.q_heads if self.form == "expanded" else attention.kv_heads
+        nbytes = 2 * case.workload.batch * case.length * heads * attention.head_dim * dtype.itemsize
+        if nbytes > MEMORY_SHARE * free_bytes(case.device):
+            raise UnsupportedError(f"{self.name} {self.backend}", f"K and V of {nbytes >> 20} MiB do not fit beside the others")
+        room = max(1, int(MEMORY_SHARE * free_bytes(case.device) / nbytes))
+        copies = max(1, min(MOST_COPIES, room, -(-cold_bytes(case.device.type) // nbytes)))
+        q, k, v = case.query(dtype), case.keys(dtype), case.values(dtype)
+        calls = [self._call(case, q, k, v) for _ in range(copies)]
+        self._try(case, calls[0])
+
+        def sample(policy: TimingPolicy) -> tuple[float, ...]:
+            return timer_for(case.device).time(calls, policy)
+
+        def error() -> float:
+            first = [x[: case.checked] for x in (q, k, v)]
+            return relative_l2(self._call(case, *first)(), case.expected(*first))
+
+        return Entrant(sample, nbytes, error)
+
+    def _refusal(self, case: Case) -> str | None:
+        attention = case.spec.attention
+        if attention.softcap or attention.sinks:
+            return "it knows no soft cap and no sinks"
+        if attention.window is not None and attention.window < case.length:
+            return "it knows no sliding window"
+        if case.workload.q_len > 1 and (self.form == "folded" or self.kernel is not None):
+            return "causal masking among several query tokens aligns with the wrong end"
+        return None
+
+    def _try(self, case: Case, call: Callable[[], torch.Tensor]) -> None:
+        try:
+            call()
+            if case.device.type == "cuda":
+                torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise UnsupportedError(f"{self.name} {self.backend}", str(error).strip().splitlines()[0]) from error
+
+    def _call(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A call over copies of K and V of its own; its result is [batch, q_len, q_heads, head_dim]."""
+        group = case.spec.attention.group
+        batch, tokens, q_heads, dim = q.shape
+        queries = q.transpose(1, 2).contiguous()
+        k, v = (x.transpose(1, 2).contiguous() for x in (k, v))
+        if self.form == "expanded":
+            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        if self.form == "folded":
+            queries = queries.reshape(batch, q_heads // group, group * tokens, dim)
+        mask = None
+        if tokens > 1:
+            row = torch.arange(tokens, device=q.device).unsqueeze(1) + case.length - tokens
+            mask = torch.arange(case.length, device=q.device) <= row
+        enable = self.form == "gqa" and group > 1
+        kernels = [KERNELS[self.kernel]] if self.kernel else None
+
+        def run() -> torch.Tensor:
+            if kernels is None:
+                out = sdpa(queries, k, v, attn_mask=mask, enable_gqa=enable)
+            else:
+                with sdpa_kernel(kernels):
+                    out = sdpa(queries, k, v, attn_mask=mask, enable_gqa=enable)
+            return out.reshape(batch, q_heads, tokens, dim).transpose(1, 2)
+
+        return run
+
+
+def cpu_providers() -> list[Provider]:
+    """Three types in three forms: on a CPU the fastest differs by type, version and machine."""
+    return [TorchSdpa(dtype, form) for dtype in DTYPES for form in FORMS]
+
+
+def cuda_providers(dtype: str) -> list[Provider]:
+    """Each 16-bit kernel with grouped heads, and folded, of the spec's dtype."""
+    short = "bf16" if dtype == "bfloat16" else "fp16"
+    forms: tuple[Form, ...] = ("gqa", "folded")
+    return [TorchSdpa(short, form, kernel) for kernel in KERNELS for form in forms]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    from kvgen.measure.memory import available_bytes
+
+    return available_bytes()

@@ -1,0 +1,144 @@
+"""`kvgen bench`: a spec's kernel beside what a user would pick instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, print_json, print_table, resolve_spec
+
+if TYPE_CHECKING:
+    from kvgen.bench.provider import Provider
+    from kvgen.bench.run import Row
+    from kvgen.measure.job import TimingPolicy
+    from kvgen.spec import KernelSpec
+    from kvgen.spec.target import Target
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("bench")(bench)
+
+
+def bench(
+    spec_name: SpecName,
+    against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name holds this.")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Against nobody: the pure read only.")] = False,
+    arch: Arch = None,
+    workload: Workloads = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Time decode (append, attend, flush) instead of attend.")] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that everybody takes.")] = 15,
+    sustained: Annotated[float, typer.Option("--sustained", metavar="S", min=0, help="Keep a GPU busy before each turn.")] = 0.0,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare in one run, taking turns: our kernel, torch's attention over an unquantized cache, and a pure read."""
+    from kvgen.spec.target import resolve
+
+    spec = resolve_spec(spec_name, arch, workload)
+    target = resolve(spec.arch)
+    policy = _policy("decode" if decode else "attend", sustained)
+    rows = run(spec, target, [] if alone else providers(spec, target, against), policy, rounds)
+    if csv is not None:
+        from kvgen.bench.run import write_csv
+
+        write_csv(csv, rows, facts(target))
+    if as_json:
+        print_json([row.to_json() for row in rows])
+    else:
+        show(rows)
+
+
+def _policy(call: str, sustained: float) -> TimingPolicy:
+    import torch
+
+    from kvgen.measure.job import TimingPolicy
+
+    chosen = TimingPolicy(seconds=0.06, warmup_seconds=0.02, samples=15, sustained_seconds=sustained, threads=torch.get_num_threads())
+    return TimingPolicy(**{**{f: getattr(chosen, f) for f in chosen.__dataclass_fields__}, "call": call})
+
+
+def run(spec: KernelSpec, target: Target, others: list[Provider], policy: TimingPolicy, rounds: int) -> list[Row]:
+    """Rows of our kernel, fetched as a program would, and of the others."""
+    import warnings
+
+    from kvgen.api import get_kernel
+    from kvgen.bench.ours import Ours
+    from kvgen.bench.run import compare
+    from kvgen.measure.bytes import half_full
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel = get_kernel(spec)
+    for warning in caught:
+        typer.echo(str(warning.message), err=True)
+    return compare(
+        spec,
+        target,
+        spec.workloads,
+        [Ours(kernel), *others],
+        lambda work: half_full(kernel.layout, work.kv_len),
+        policy=policy,
+        rounds=rounds,
+        told=lambda message: typer.echo(message, err=True),
+    )
+
+
+def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list[Provider]:
+    """The others for a target, those whose `provider backend` holds one of the names. Raises BadParameter where none does."""
+    from kvgen.bench.flashinfer import FlashInfer
+    from kvgen.bench.torch_sdpa import cpu_providers, cuda_providers
+
+    every = cpu_providers() if target == "cpu" else [*cuda_providers(spec.attention.dtype), FlashInfer()]
+    if not names:
+        return every
+    chosen = [provider for provider in every if any(name in f"{provider.name} {provider.backend}" for name in names)]
+    if not chosen:
+        known = ", ".join(f"{provider.name} {provider.backend}" for provider in every)
+        raise typer.BadParameter(f"nobody is called {' or '.join(names)}; there are: {known}")
+    return chosen
+
+
+def facts(target: Target) -> dict[str, Any]:
+    """What a table of results must say of its machine."""
+    from datetime import datetime, timezone
+
+    import torch
+
+    from kvgen import __version__
+    from kvgen.registry.device import here
+
+    device = here(target)
+    return {
+        "device": device.get("name"),
+        "threads": torch.get_num_threads() if target == "cpu" else "",
+        "driver": device.get("driver", ""),
+        "torch": torch.__version__,
+        "kvgen": __version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+def show(rows: list[Row]) -> None:
+    """A table per workload, fastest first."""
+    for key in dict.fromkeys(row.workload.key for row in rows):
+        mine = [row for row in rows if row.workload.key == key]
+        ours = next((row.us for row in mine if row.provider == "kvgen"), None)
+        table = [
+            (
+                f"{row.provider} {row.backend}",
+                microseconds(row.us),
+                f"{row.us / ours:.2f}x" if ours else "–",
+                f"{row.nbytes / 1e6:.1f}",
+                f"{row.tb_s * 1e3:.1f}",
+                microseconds(row.read_us),
+                f"{row.read_fraction:.0%}",
+                f"{row.relative_l2:.1e}",
+            )
+            for row in sorted(mine, key=lambda row: row.us)
+        ]
+        columns = ["provider", "time", "to kvgen", "MB", "GB/s", "pure read", "of read speed", "relative L2"]
+        print_table(f"{mine[0].spec} at {key}", columns, table, right=columns[1:])
+        typer.echo("")

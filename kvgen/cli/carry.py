@@ -1,0 +1,51 @@
+"""`kvgen export` and `kvgen import`: entries and compiled modules for machines without a compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvgen.cli.output import Json, print_json
+
+if TYPE_CHECKING:
+    from kvgen.registry.carry import Carried
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("export")(export)
+    app.command("import")(load)
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, e.g. kernels.tar.gz.")],
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY...]", help="Beginnings of keys; all by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write entries of the user's registry and their compiled modules to a file."""
+    from kvgen.registry import carry, user_store
+    from kvgen.toolchain import ArtifactCache
+
+    found = [one for one in user_store().all() if not keys or any(one.path.name.startswith(key) for key in keys)]
+    _tell(carry.export(found, file, ArtifactCache()), f"wrote {file}", as_json=as_json)
+
+
+def load(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kvgen export` wrote.")], as_json: Json = False) -> None:
+    """Take entries and compiled modules in: into the user's registry, and the cache."""
+    from kvgen.registry import carry, user_store
+    from kvgen.toolchain import ArtifactCache
+
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no file {file}")
+    _tell(carry.load(file, user_store(), ArtifactCache()), f"took {file} in", as_json=as_json)
+
+
+def _tell(carried: Carried, done: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(carried.to_json())
+        return
+    typer.echo(f"{done}: {len(carried.entries)} entries, {len(carried.modules)} modules")
+    for reason in carried.left_out:
+        typer.echo(f"left out: {reason}")

@@ -1,0 +1,94 @@
+"""`kvgen check`: do registered entries still hold?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.output import Json, print_json, print_table
+
+if TYPE_CHECKING:
+    from kvgen.registry import Store
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("check")(check)
+
+
+def check(
+    registry: Annotated[Path | None, typer.Argument(metavar="[REGISTRY]", help="A registry's folder.")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
+    arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="Only entries for this target.")] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Time changed sources against the registered ones, too.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Write what renders and compiles now in place of what was registered.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Render, compile and verify every entry of the user's and the packaged registry, or of REGISTRY, again.
+
+    Exit code 1 where one is damaged or regressed and was not accepted.
+    """
+    from kvgen.cli.app import Exit
+
+    results: list[dict[str, Any]] = []
+    bad = 0
+    for store in _stores(registry):
+        wrong, told = _check_store(store, key or [], arch or [], speed=speed, accept=accept)
+        bad += wrong
+        results += told
+    if as_json:
+        print_json(results)
+    elif not results:
+        typer.echo("nothing is registered here")
+    else:
+        rows = [(r["key"], r["spec"], r["arch"], f["aspect"], f["status"], f["detail"]) for r in results for f in r["findings"]]
+        print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)
+        typer.echo(f"{len(results)} entries, {bad} regressed" + (" and accepted" if accept and bad else ""))
+    if bad and not accept:
+        raise typer.Exit(Exit.REGRESSION)
+
+
+def _stores(registry: Path | None) -> list[Store]:
+    from kvgen.registry import Store, packaged_store, user_store
+
+    if registry is None:
+        return [user_store(), packaged_store()]
+    if not registry.is_dir():
+        raise typer.BadParameter(f"there is no folder {registry}")
+    return [Store(registry, registry.name)]
+
+
+def _check_store(store: Store, keys: list[str], archs: list[str], *, speed: bool, accept: bool) -> tuple[int, list[dict[str, Any]]]:
+    """Entries that are damaged or regressed, and what is told of each entry."""
+    from kvgen.registry.manifest import MANIFEST, manifest_problems, write_manifest
+    from kvgen.tune.regression import check_entry
+
+    told: list[dict[str, Any]] = []
+    bad = 0
+    shipped = (store.root / MANIFEST).exists()
+    for problem in manifest_problems(store.root) if shipped else []:
+        bad += 1
+        told.append(_finding(MANIFEST, store.name, problem))
+    for found in store.all():
+        entry = found.entry
+        if entry is None:
+            bad += 1
+            told.append(_finding(found.path.name.split(".")[0], store.name, f"damaged: {found.problem}"))
+            continue
+        if (keys and not any(entry.key.startswith(key) for key in keys)) or (archs and entry.arch not in archs):
+            continue
+        checked = check_entry(entry, speed=speed)
+        bad += checked.regressed
+        told.append({**checked.to_json(), "registry": store.name})
+        if accept and checked.renewed is not None and checked.renewed != entry:
+            store.put(checked.renewed)
+    if accept and shipped:
+        write_manifest(store.root)
+    return bad, told
+
+
+def _finding(key: str, store: str, problem: str) -> dict[str, Any]:
+    finding = {"aspect": "registry", "status": "regressed", "detail": problem}
+    return {"key": key, "spec": "", "arch": "", "registry": store, "regressed": True, "findings": [finding]}

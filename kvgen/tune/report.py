@@ -1,0 +1,110 @@
+"""What `kvgen report` shows: entries beside default and pure read, what failed, what mattered, how the search went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen import _resources
+from kvgen.registry.entry import Entry
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.point import Record
+from kvgen.tune.study import RECORD, journal_storage
+
+TEMPLATE = "report/report.html.jinja"
+FEWEST_TRIALS = 8
+"""Right trials of a study below which importances mean nothing."""
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """One study: a search of one back end at one workload."""
+
+    backend: str
+    workload: str
+    regret: tuple[float, ...]
+    """Best time so far over best time at all, by right trial."""
+    importances: tuple[tuple[str, float], ...]
+    slices: tuple[tuple[str, tuple[tuple[str, int, float, float], ...]], ...]
+    """Per parameter, per value: (value, right trials, best µs, median µs)."""
+    failures: tuple[tuple[str, int, str, str], ...]
+    """(kind, how many, an example, its detail)."""
+    trials: int
+
+
+def study_views(entry: Entry, cache: ArtifactCache) -> list[StudyView]:
+    """The studies that led to an entry, if their journal is in this cache."""
+    import optuna
+
+    journal = cache.root / "studies" / f"{entry.key}.journal"
+    if not journal.exists():
+        return []
+    storage = journal_storage(journal)
+    studies = [optuna.load_study(study_name=summary, storage=storage) for summary in optuna.get_all_study_names(storage)]
+    return [view for study in studies if (view := _view(study)) is not None]
+
+
+def _view(study: Any) -> StudyView | None:
+    import pandas as pd
+
+    trials = [trial for trial in study.get_trials(deepcopy=False) if RECORD in trial.user_attrs]
+    if not trials:
+        return None
+    records = [Record.from_json(trial.user_attrs[RECORD]) for trial in trials]
+    frame = pd.DataFrame([{**trial.params, "us": record.us} for trial, record in zip(trials, records, strict=True) if record.ok])
+    point = records[0].point
+    best = frame["us"].cummin() / frame["us"].min() if len(frame) else pd.Series(dtype=float)
+    return StudyView(
+        point.schedule.backend,
+        point.workload.key,
+        tuple(float(value) for value in best),
+        _importances(study, len(frame)),
+        tuple((name, _slice(frame, name)) for name in frame.columns if name != "us" and frame[name].nunique() > 1),
+        _failures(records),
+        len(trials),
+    )
+
+
+def _slice(frame: Any, name: str) -> tuple[tuple[str, int, float, float], ...]:
+    groups = frame.groupby(name)["us"].agg(["count", "min", "median"])
+    return tuple((str(value), int(row["count"]), float(row["min"]), float(row["median"])) for value, row in groups.iterrows())
+
+
+def _importances(study: Any, right: int) -> tuple[tuple[str, float], ...]:
+    """Share of each parameter in the spread of times, the largest first (PED-ANOVA)."""
+    if right < FEWEST_TRIALS:
+        return ()
+    import optuna
+
+    found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    return tuple((name, float(share)) for name, share in found.items() if math.isfinite(share) and share > 0)
+
+
+def _failures(records: Sequence[Record]) -> tuple[tuple[str, int, str, str], ...]:
+    told = []
+    for kind in dict.fromkeys(record.kind for record in records if not record.ok):
+        same = [record for record in records if record.kind == kind]
+        told.append((kind, len(same), str(same[0].point.schedule), same[0].detail.strip()))
+    return tuple(told)
+
+
+def render(entries: Iterable[Entry], cache: ArtifactCache) -> str:
+    """One self-contained HTML page."""
+    import jinja2
+
+    from kvgen import __version__
+
+    loader = jinja2.FileSystemLoader(_resources.templates())
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["us"] = lambda value: "–" if value is None else f"{value / 1000:.3g} ms" if value >= 1000 else f"{value:.3g} µs"
+    pages = [{"entry": entry, "studies": study_views(entry, cache)} for entry in entries]
+    return environment.get_template(TEMPLATE).render(pages=pages, version=__version__, polyline=polyline)
+
+
+def polyline(values: Sequence[float], width: int, height: int) -> str:
+    """SVG points of a falling curve of ratios >= 1, on a logarithmic scale down to 1."""
+    top = math.log(max(*values, 1.01))
+    step = width / max(1, len(values) - 1)
+    return " ".join(f"{index * step:.1f},{height - height * math.log(max(value, 1.0)) / top:.1f}" for index, value in enumerate(values))
