@@ -72,7 +72,7 @@ value: {bits: 4, axis: token, group: 128}
 cache:
   page: 64
 workloads:
-  - {batch: 1, kv_len: 8, q_len: 9}
+  - {batch: 1, kv_len: 16, q_len: 9}
   - {batch: 1}
 """
     )
