@@ -101,7 +101,7 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
         )  # fmt: skip
         task["modules"].append(
             {"schedule": word, "path": str(artifact.path), "json": schedule.to_json(),
-             "registers": worst.registers if worst else 0, "spill": artifact.resources.spill_bytes}
+             "registers": worst.registers if worst else 0, "spill": worst.spill_bytes if worst else 0}
         )  # fmt: skip
     print(f"compiled {len(found)} modules in {time.monotonic() - started:.0f} s", flush=True)
     return list(tasks.values())

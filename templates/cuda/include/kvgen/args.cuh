@@ -59,7 +59,6 @@ struct PackArgs {
   Rows k, v;
   const int* new_lengths = nullptr;  // [batch]: tokens of k[b], v[b] to append
   int tokens = 0;                    // extent of k and v: upper bound of new_lengths
-  int* arrivals = nullptr;           // zero before and after
 };
 
 struct UnpackArgs {

@@ -41,9 +41,6 @@ inline int to_int(const char* function, const char* name, int64_t value) {
   return static_cast<int>(value);
 }
 
-// Counts CTAs that finished a pack; zero between launches.
-static __device__ int pack_arrivals[1];
-
 }  // namespace detail
 
 // Format and Schedule as the kernels take them; Shape: kKvHeads, kPage (0 where contiguous).
@@ -79,9 +76,6 @@ struct Module {
       a.v = detail::rows(call.v);
       a.new_lengths = call.new_lengths.as<int>();
       a.tokens = detail::to_int("pack", "the number of tokens", call.k.size[1]);
-      void* arrivals = nullptr;
-      detail::check(cudaGetSymbolAddress(&arrivals, detail::pack_arrivals), "pack");
-      a.arrivals = static_cast<int*>(arrivals);
       detail::check(launch_pack<Format, kPaged>(a, stream(call.device)), "pack");
       return false;
     });
