@@ -34,9 +34,10 @@ struct CacheView {
     chunk.position = position;
     chunk.tokens = static_cast<int>(end - position < most ? end - position : most);
     for (int i = 0; i * C::subtile < chunk.tokens; ++i) {
-      const int64_t at = position + i * C::subtile;
+      const int64_t at = position + i * C::subtile, later = at + C::prefetch * C::subtile;
       chunk.block[i] = block(batch, head, at / C::block);
-      chunk.subtile[i] = chunk.block[i] + C::header_bytes + at % C::block / C::subtile * C::subtile_bytes;
+      chunk.subtile[i] = chunk.block[i] + within(at);
+      if constexpr (C::prefetch > 0) chunk.ahead[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
     }
   }
 
@@ -56,6 +57,9 @@ struct CacheView {
   }
 
  private:
+  // The sub-tile of a position, from its block.
+  static int64_t within(int64_t position) { return C::header_bytes + position % C::block / C::subtile * C::subtile_bytes; }
+
   static Element* slot_of(const ffi::View<4>& residual, int64_t batch, int64_t head, int64_t slot) {
     return residual.as<Element>() + ((batch * C::kv_heads + head) * C::block + slot) * C::head_dim;
   }

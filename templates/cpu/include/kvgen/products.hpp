@@ -16,6 +16,7 @@ struct Chunk {
   int tokens;
   const uint8_t* block[subtiles];
   const uint8_t* subtile[subtiles];
+  int64_t ahead[subtiles];  // bytes from a sub-tile to the one that comes C::prefetch later
 
   int in_block(int token) const { return static_cast<int>((position + token) % C::block); }
 };
@@ -34,7 +35,7 @@ struct PackedKeys {
   using Code = typename Op::Code;
   static constexpr int dim = C::head_dim;
   static constexpr int M = C::rows;
-  static constexpr int ahead = C::prefetch * C::subtile_bytes;
+  static constexpr bool prefetch = C::prefetch > 0;
   static constexpr bool direct = !Code::quantized || C::Key::per_channel || C::Key::group % Code::per_word == 0;
 
   const Chunk<C>& chunk;
@@ -72,40 +73,48 @@ struct PackedKeys {
   }
 
   void tiles(const float* q, F32 bias, int begin, int end, float* score) const {
-    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) {
-      constexpr int T = decltype(width)::value;
-      const uint8_t* at[T];
-      for (int t = 0; t < T; ++t) at[t] = codes(first + t);
-      F32 acc[M][T];
-      for (int m = 0; m < M; ++m)
-        for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
-      multiply<Code, M, T, ahead>(at, q, dim, dim / Code::per_word, acc);
-      for (int m = 0; m < M; ++m)
-        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
-    });
+    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, q, bias, score); });
   }
 
+  template <int T>
+  KVGEN_HOT void tiles_of(Width<T>, int first, const float* q, F32 bias, float* score) const {
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = codes(first + t);
+    F32 acc[M][T];
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
+    multiply<Code, M, T, prefetch>(at, ahead(first), q, dim, dim / Code::per_word, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
+  }
+
+  // Scales and zeros multiply what each group of channels has gathered.
   void per_token(const float* q, const float* q_sum, float* score) const {
-    constexpr int groups = dim / C::Key::group, words = C::Key::group / Code::per_word;
+    constexpr int groups = dim / C::Key::group;
     for_tiles<C::key_tiles>(0, chunk.tokens / kLanes, [&](auto width, int first) {
-      constexpr int T = decltype(width)::value;
-      F32 whole[M][T] = {};
-      for (int g = 0; g < groups; ++g) {
-        const uint8_t* at[T];
-        for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
-        F32 acc[M][T] = {};
-        multiply<Code, M, T, ahead>(at, q + g * C::Key::group, dim, words, acc);
-        for (int t = 0; t < T; ++t) {
-          const int tile = first + t;
-          const Affine a = Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes);
-          for (int m = 0; m < M; ++m) whole[m][t] += acc[m][t] * a.scale + q_sum[m * groups + g] * a.zero;
-        }
-      }
-      for (int m = 0; m < M; ++m)
-        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, whole[m][t]);
+      for (int g = 0; g < groups; ++g) group_of(width, first, g, q, q_sum, score);
     });
   }
 
+  template <int T>
+  KVGEN_HOT void group_of(Width<T>, int first, int g, const float* q, const float* q_sum, float* score) const {
+    constexpr int groups = dim / C::Key::group, words = C::Key::group / Code::per_word;
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
+    F32 acc[M][T] = {};
+    multiply<Code, M, T, prefetch>(at, ahead(first), q + g * C::Key::group, dim, words, acc);
+    for (int t = 0; t < T; ++t) {
+      const int tile = first + t;
+      const Affine a = Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes);
+      for (int m = 0; m < M; ++m) {
+        float* to = score + m * C::chunk + tile * kLanes;
+        const F32 part = acc[m][t] * a.scale + q_sum[m * groups + g] * a.zero;
+        store(to, g == 0 ? part : load<F32>(to) + part);
+      }
+    }
+  }
+
+  int64_t ahead(int tile) const { return chunk.ahead[tile / chunk.tiles_per_subtile]; }
   const uint8_t* codes(int tile) const { return Op::codes(chunk.subtile[tile / chunk.tiles_per_subtile], tile % chunk.tiles_per_subtile); }
 };
 
@@ -116,7 +125,7 @@ struct PackedValues {
   using Code = typename Op::Code;
   static constexpr int dim = C::head_dim;
   static constexpr int M = C::rows;
-  static constexpr int ahead = C::prefetch * C::subtile_bytes;
+  static constexpr bool prefetch = C::prefetch > 0;
   static constexpr bool direct = !Code::quantized || C::Value::per_channel || C::Value::group % kLanes == 0;
 
   const Chunk<C>& chunk;
@@ -153,7 +162,7 @@ struct PackedValues {
 
   // All tokens of the chunk, for a few tiles of channels.
   template <int T>
-  void column(Width<T>, int first, const float* p, F32 bias, float* out) const {
+  KVGEN_HOT void column(Width<T>, int first, const float* p, F32 bias, float* out) const {
     F32 acc[M][T];
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
@@ -176,26 +185,26 @@ struct PackedValues {
         for (int token = begin; token < end; token += kLanes) s += load<F32>(p + m * C::chunk + token);
         weight[m] = sum(s);
       }
-      for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) {
-        constexpr int T = decltype(width)::value;
-        F32 acc[M][T] = {};
-        for (int token = begin, next; token < end; token = next) {
-          next = (token / C::subtile + 1) * C::subtile;
-          next = next < end ? next : end;
-          if (next - token == C::subtile)
-            run<T>(first, token, C::subtile, p, acc);
-          else
-            run<T>(first, token, next - token, p, acc);
-        }
-        for (int t = 0; t < T; ++t) {
-          const Affine a = Op::affine(block, nullptr, group, (first + t) * kLanes);
-          for (int m = 0; m < M; ++m) {
-            float* at = out + m * dim + (first + t) * kLanes;
-            store(at, load<F32>(at) + (acc[m][t] * a.scale + weight[m] * a.zero));
-          }
-        }
-      });
+      for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) { stretch(width, first, begin, end, block, group, p, weight, out); });
       begin = end;
+    }
+  }
+
+  // The tokens of one group, for a few tiles of channels.
+  template <int T>
+  KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const float* p, const float* weight, float* out) const {
+    F32 acc[M][T] = {};
+    for (int token = begin, next; token < end; token = next) {
+      next = (token / C::subtile + 1) * C::subtile;
+      next = next < end ? next : end;
+      run<T>(first, token, next - token, p, acc);
+    }
+    for (int t = 0; t < T; ++t) {
+      const Affine a = Op::affine(block, nullptr, group, (first + t) * kLanes);
+      for (int m = 0; m < M; ++m) {
+        float* at = out + m * dim + (first + t) * kLanes;
+        store(at, load<F32>(at) + (acc[m][t] * a.scale + weight[m] * a.zero));
+      }
     }
   }
 
@@ -205,7 +214,7 @@ struct PackedValues {
     const uint8_t* subtile = chunk.subtile[token / C::subtile];
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;
-    multiply<Code, M, T, ahead>(at, p + token, C::chunk, tokens / Code::per_word, acc);
+    multiply<Code, M, T, prefetch>(at, chunk.ahead[token / C::subtile], p + token, C::chunk, tokens / Code::per_word, acc);
   }
 };
 
@@ -226,7 +235,7 @@ struct Floats {
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(k + (first + t) * dim * kLanes);
       F32 acc[M][T] = {};
-      multiply<Expanded, M, T, 0>(at, q, dim, dim, acc);
+      multiply<Expanded, M, T, false>(at, 0, q, dim, dim, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
     });
@@ -238,7 +247,7 @@ struct Floats {
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(v + (first + t) * most * kLanes);
       F32 acc[M][T] = {};
-      multiply<Expanded, M, T, 0>(at, p, C::chunk, tokens, acc);
+      multiply<Expanded, M, T, false>(at, 0, p, C::chunk, tokens, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) {
           float* to = out + m * dim + (first + t) * kLanes;
