@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from kvgen.reference.layout import PackedLayout, Which
 from kvgen.reference.quantize import Quantized, dequantize, param_dtype, quantize
+from kvgen.spec import BoostSpec
 
 OPERANDS: tuple[Which, Which] = ("key", "value")
 
@@ -31,7 +33,9 @@ def write_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, x: t
     if not op.quantized:
         _write_bytes(packed, _element_bytes(layout, which), x.contiguous().view(torch.uint8).flatten(-2))
         return
-    q = quantize(x, op)
+    q = quantize(x, op, _boost_spec(layout) if which == "key" else None)
+    if q.boosted is not None:
+        q = _write_boost(layout, packed, q, q.boosted)
     order, code_places = _code_order(layout, which)
     per_byte = 8 // op.bits
     fields = q.codes.flatten(-2)[..., order].reshape(*q.codes.shape[:-2], len(order) // per_byte, per_byte)
@@ -71,7 +75,8 @@ def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quan
     channels = op.axis == "channel"
     shape = (layout.tokens // op.group, layout.head_dim) if channels else (layout.tokens, layout.head_dim // op.group)
     params = [_read_bytes(packed, at, kept).reshape(*packed.shape[:-1], *shape) for at in _param_bytes(layout, which)]
-    return Quantized(codes, params[0], params[1] if op.zero else None)
+    q = Quantized(codes, params[0], params[1] if op.zero else None)
+    return _read_boost(layout, packed, q) if op.boost else q
 
 
 def to_blocks(x: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -84,6 +89,34 @@ def to_blocks(x: torch.Tensor, tokens: int) -> torch.Tensor:
 def from_blocks(x: torch.Tensor) -> torch.Tensor:
     """Inverse of `to_blocks`: [batch, heads, blocks, tokens, dim] as [batch, blocks * tokens, heads, dim]."""
     return x.permute(0, 2, 3, 1, 4).flatten(1, 2)
+
+
+def _boost_spec(layout: PackedLayout) -> BoostSpec | None:
+    boost = layout.key.boost
+    return BoostSpec(fraction=boost.channels / layout.head_dim, select=boost.select) if boost else None
+
+
+def _write_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized, boosted: torch.Tensor) -> Quantized:
+    """Put index and upper bits of the boosted channels in their places; what is left to pack are the lower two bits."""
+    lead, channels = boosted.shape[:-1], layout.boost_bits().shape[1]
+    index = boosted.nonzero()[:, -1].reshape(*lead, channels)  # ascending: nonzero goes row by row
+    _write_bytes(packed, layout.boost_index_offsets().flatten(), index.to(torch.uint8).flatten(-2))
+    per_token = index.repeat_interleave(layout.key.group, dim=-2)
+    upper = (q.codes >> 2).gather(-1, per_token).flatten(-2)
+    bits = layout.boost_bits().flatten()
+    _write_bytes(packed, bits[::4] // 8, _fold(upper.reshape(*upper.shape[:-1], len(bits) // 4, 4), 2))
+    return replace(q, codes=q.codes & 3)
+
+
+def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Quantized:
+    """Codes with the upper bits of their boosted channels."""
+    bits = layout.boost_bits()
+    index = packed[..., layout.boost_index_offsets()].long()
+    upper = packed[..., bits // 8] >> (bits % 8).to(torch.uint8) & 3
+    per_token = index.repeat_interleave(layout.key.group, dim=-2)
+    codes = q.codes + torch.zeros_like(q.codes).scatter(-1, per_token, upper << 2)
+    boosted = torch.zeros_like(q.scale, dtype=torch.bool).scatter(-1, index, True)
+    return replace(q, codes=codes, boosted=boosted)
 
 
 @lru_cache(maxsize=64)

@@ -114,10 +114,15 @@ def test_recent_values_stay_while_they_are_recent() -> None:
     assert torch.equal(cache.keys_values()[1][0, :32], quantized_blocks(v[0, :32], spec.value))
 
 
-def test_boosted_channels_are_chosen_per_block_of_tokens() -> None:
-    spec, cache, k, v = make(key={"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}})
+@pytest.mark.parametrize("select", ["mean_abs", "range", "static"])
+def test_boosted_channels_are_chosen_per_group_of_tokens_and_packed(select: str) -> None:
+    spec, cache, k, v = make(key={"bits": 2, "axis": "channel", "group": 16, "boost": {"fraction": 0.25, "select": select}})
     cache.prefill(k[:, :64], v[:, :64])
-    assert torch.equal(cache.keys_values()[0][0], quantized_blocks(k[0, :64], spec.key, spec.key.boost))
+    read = cache.keys_values()[0]
+    assert torch.equal(read[0], quantized_blocks(k[0, :64], spec.key, spec.key.boost))
+    for order in ("mma", "simd"):
+        layout = packed_layout(spec, BLOCK, order)  # type: ignore[arg-type]
+        assert torch.equal(from_blocks(unpack_blocks(layout, cache.packed(layout))[0]), read)
 
 
 def test_an_unquantized_cache_reads_back_what_was_given() -> None:

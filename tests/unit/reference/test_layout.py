@@ -23,6 +23,11 @@ def occupied(layout: PackedLayout) -> torch.Tensor:
         claims.index_add_(0, bits.flatten(), torch.ones(bits.numel(), dtype=torch.int32))
         params = layout.param_offsets(which).flatten().unsqueeze(1) * 8 + torch.arange(layout.param_bytes * 8)
         claims.index_add_(0, params.flatten(), torch.ones(params.numel(), dtype=torch.int32))
+    if layout.key.boost:
+        upper = layout.boost_bits().unsqueeze(-1) + torch.arange(2)
+        index = layout.boost_index_offsets().unsqueeze(-1) * 8 + torch.arange(8)
+        for bits in (upper.flatten(), index.flatten()):
+            claims.index_add_(0, bits, torch.ones(bits.numel(), dtype=torch.int32))
     return claims
 
 
@@ -36,6 +41,8 @@ def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout])
         layout.tokens * layout.head_dim * layout.operand(w).width + layout.param_offsets(w).numel() * layout.param_bytes * 8
         for w in OPERANDS
     )
+    if layout.key.boost:
+        used += layout.boost_bits().numel() * 2 + layout.boost_index_offsets().numel() * 8
     assert int(claims.sum()) == used
     assert layout.block_bytes % BLOCK_ALIGN == 0
 
@@ -72,7 +79,15 @@ def test_the_id_tells_layouts_apart_and_nothing_else() -> None:
             "16-bit and narrower",
         ),
         ({"key": {"bits": 2, "axis": "token", "group": 64}}, 16, "mma", "blocks of 32 tokens or more"),
-        ({"key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}}}, 32, "simd", "no packed layout"),
+        (
+            {
+                "attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 512},
+                "key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}},
+            },
+            32,
+            "simd",
+            "numbers 256 channels, head_dim is 512",
+        ),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused(sections: dict[str, Any], tokens: int, order: Any, reason: str) -> None:

@@ -31,12 +31,15 @@ def test_unpacking_gives_what_quantizing_gives(case: tuple[KernelSpec, PackedLay
     read = unpack_blocks(layout, packed, torch_dtype(spec.attention.dtype))
     for which, x, got in zip(OPERANDS, given_, read, strict=True):
         op = layout.operand(which)
-        want = dequantize(quantize(x, op), op) if op.quantized else x.double()
-        assert torch.equal(got, want)
-        if op.quantized:
-            held, codes = read_codes(layout, which, packed), quantize(x, op)
-            assert torch.equal(held.codes, codes.codes)
-            assert torch.equal(held.scale, codes.scale)
+        if not op.quantized:
+            assert torch.equal(got, x.double())
+            continue
+        held, want = read_codes(layout, which, packed), quantize(x, op, spec.key.boost if which == "key" else None)
+        assert torch.equal(got, dequantize(want, op))
+        assert torch.equal(held.codes, want.codes)
+        assert torch.equal(held.scale, want.scale)
+        assert (held.boosted is None) == (want.boosted is None)
+        assert held.boosted is None or torch.equal(held.boosted, want.boosted)
 
 
 @given(layouts(), st.integers(0, 2**31), st.data())
@@ -50,8 +53,8 @@ def test_codes_lie_where_the_layout_says(case: tuple[KernelSpec, PackedLayout], 
         token, channel = data.draw(st.integers(0, layout.tokens - 1)), data.draw(st.integers(0, layout.head_dim - 1))
         field = number >> int(layout.code_bits(which)[token, channel]) & ((1 << op.width) - 1)
         if op.quantized:
-            q = quantize(x, op)
-            assert field == int(q.codes[token, channel])
+            q = quantize(x, op, spec.key.boost if which == "key" else None)
+            assert field == int(q.codes[token, channel]) & ((1 << op.width) - 1)
             at = (token // op.group, channel) if op.axis == "channel" else (token, channel // op.group)
             for kind, param in enumerate([q.scale, q.zero][: op.params]):
                 assert param is not None

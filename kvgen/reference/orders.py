@@ -1,0 +1,120 @@
+"""Where the numbers of a sub-tile lie: the order of fragments, and the order of vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+LANES = 32
+VECTOR_LANES = 16
+
+Order = Literal["mma", "simd"]
+
+
+@dataclass(frozen=True)
+class Boost:
+    """Channels of every group that have 4 bits instead of 2, and how they are chosen."""
+
+    channels: int
+    select: Literal["mean_abs", "range", "static"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How K or V sits in a block. `width` is the stored bits per element, `params` the numbers stored per group."""
+
+    bits: int
+    width: int
+    axis: Literal["channel", "token"]
+    group: int
+    zero: bool
+    rows_are_tokens: bool
+    boost: Boost | None = None
+
+    @property
+    def quantized(self) -> bool:
+        return self.bits != 16
+
+    @property
+    def params(self) -> int:
+        """2 (scale and zero), 1 (scale), or 0 (not quantized)."""
+        return (2 if self.zero else 1) if self.quantized else 0
+
+
+# --- fragment order ------------------------------------------------------------------------------------------------
+
+
+def _channel_as_k(channel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(k-step, slot in 0..15) of a channel on the k axis: lane t of a quad holds 8 neighbouring channels in two k-steps."""
+    x, t, y, i = channel // 32, channel % 32 // 8, channel % 8 // 4, channel % 4
+    return 2 * x + y, 2 * t + i % 2 + 8 * (i // 2)
+
+
+def _channel_as_row(channel: torch.Tensor) -> torch.Tensor:
+    """Row of a channel on the 16-row side: what four 8x8 transposes of 8-channel loads give."""
+    x, a, y, h, b = channel // 32, channel % 32 // 8, channel % 8 // 4, channel % 4 // 2, channel % 2
+    return 32 * x + 16 * y + 8 * h + 2 * a + b
+
+
+def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: int, head_dim: int) -> torch.Tensor:
+    """Bit offset of an element within the codes of its sub-tile, in fragment order."""
+    if op.rows_are_tokens:
+        row, rows, steps = token, tokens, head_dim // 16
+        step, slot = _channel_as_k(channel)
+    else:
+        row, rows, steps = _channel_as_row(channel), head_dim, tokens // 16
+        step, slot = token // 16, token % 16
+    lane = 4 * (row % 8) + slot % 8 // 2
+    if op.width == 16:
+        tiles, words = rows // 16, 4
+        tile, word, bit = row // 16, 2 * (slot // 8) + row % 16 // 8, 16 * (slot % 2)
+    else:
+        per_byte = 8 // op.bits
+        words = max(1, 2 // per_byte)
+        tiles = rows // (8 * per_byte * words)
+        unit = row // (8 * per_byte)
+        tile, word = unit // words, unit % words
+        bit = 8 * (2 * (slot % 2) + slot // 8) + op.bits * (row % (8 * per_byte) // 8)
+    index = (tile * steps + step if op.rows_are_tokens else step * tiles + tile) * words + word
+    vector = vector_words(tiles * steps * words)
+    return ((index // vector * LANES + lane) * vector + index % vector) * 32 + bit
+
+
+def vector_words(words: int) -> int:
+    """Words that a lane loads at once, of the `words` it owns in a sub-tile."""
+    return 4 if words % 4 == 0 else 2 if words % 2 == 0 else 1
+
+
+def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:
+    """Place of a param in its section.
+
+    K per channel lies along k, beside the four slots that a lane scales: {zero pair, scale pair} twice, so that a 16-byte load
+    is the A operand of the sum of q * z. All others lie beside rows: lane g of the eight finds rows g, g + 8, ... together.
+    """
+    del groups
+    if op.axis == "channel" and op.rows_are_tokens:
+        step, slot = _channel_as_k(index)
+        quad = step * 4 + slot % 8 // 2
+        first = (1 - kind) if op.zero else kind
+        return quad * 4 * op.params + slot // 8 * 2 * op.params + first * 2 + slot % 2
+    row = _channel_as_row(index) if op.axis == "channel" else index
+    return ((group * 8 + row % 8) * (extent // 8) + row // 8) * op.params + kind
+
+
+# --- vector order --------------------------------------------------------------------------------------------------
+
+
+def simd_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: int, head_dim: int) -> torch.Tensor:
+    """Bit offset of an element within the codes of its sub-tile: a word holds neighbours along k, 16 rows lie side by side."""
+    row, k, extent = (token, channel, head_dim) if op.rows_are_tokens else (channel, token, tokens)
+    per_word = 32 // op.width
+    word = (row // VECTOR_LANES * (extent // per_word) + k // per_word) * VECTOR_LANES + row % VECTOR_LANES
+    return word * 32 + op.width * (k % per_word)
+
+
+def simd_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:
+    """Scales of a group in natural order, then its zeros."""
+    del groups
+    return (group * op.params + kind) * extent + index
