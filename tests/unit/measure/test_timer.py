@@ -13,7 +13,9 @@ class FakeClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
+        self.waited = 0.0
         monkeypatch.setattr(timer.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timer, "waiting_seconds", lambda: self.waited)
 
     def call(self, seconds: float, log: list[float] | None = None):
         def run() -> None:
@@ -48,6 +50,35 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slow_calls_get_few_samples_but_some(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(monkeypatch)
     assert len(CpuTimer().time([clock.call(5.0)], TimingPolicy(seconds=0.1))) == timer.MIN_SAMPLES
+
+
+def test_samples_that_waited_for_a_cpu_are_retaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    calls = iter(range(1000))
+
+    def run() -> None:
+        held_up = next(calls) % 3 == 0
+        clock.now += 0.009 if held_up else 0.001
+        clock.waited += 0.008 if held_up else 0.0
+
+    assert CpuTimer().time([run], TimingPolicy(warmup_seconds=0.02, seconds=0.0081)) == pytest.approx([1000.0] * 8)
+
+
+def test_a_machine_that_is_never_free_still_gives_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+
+    def run() -> None:
+        clock.now += 0.002
+        clock.waited += 0.001
+
+    samples = CpuTimer().time([run], TimingPolicy(seconds=0.0201))
+    assert samples == pytest.approx([2000.0] * 10 * timer.RETAKES)
+
+
+def test_waiting_of_threads_is_counted() -> None:
+    before = timer.waiting_seconds()
+    sum(range(100_000))
+    assert timer.waiting_seconds() >= before >= 0
 
 
 def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
