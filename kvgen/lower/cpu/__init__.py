@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.lower.base import Backend
-from kvgen.lower.cpu.backend import CpuBackend
+from kvgen.lower.cpu.lowering import CpuBackend
 
 
 def backend() -> Backend:
