@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from kvgen.errors import UnsupportedError
@@ -77,9 +78,12 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention beyond the spec's own facts; all sizes in bytes."""
     machine = MACHINES[target]
 
+    usual = packed_layout(spec, _preferred_block(spec), "mma")
+
     @cache
     def memory(block: int, warps: int, unit: int, depth: int, copy: str) -> Shared:
-        return shared_memory(spec, packed_layout(spec, block, "mma"), Params(warps=warps, unit=unit, depth=depth, copy=copy))
+        layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
+        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy))
 
     return {
         **spec_facts(spec),

@@ -51,7 +51,7 @@ def _render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701
+        autoescape=False,
     )
     environment.filters |= {"cxx": _constant, "quant": _quant, "combine": _combine, "cluster": _cluster}
     return environment.get_template(template).render(**values)

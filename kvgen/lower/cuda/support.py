@@ -36,12 +36,8 @@ def _odd_channel_group(quant: QuantSpec) -> bool:
 
 
 REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        "float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"
-    ),
-    Refusal(
-        "boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of channels in 4 bits) is not built"
-    ),
+    Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
+    Refusal("boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of channels in 4 bits) is not built"),
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local window of V", lambda s: s.cache.local > 0, "cache.local ({c.local} recent tokens of V kept in dtype) is not built"),
     Refusal("softcap", lambda s: s.attention.softcap > 0, "attention.softcap ({a.softcap:g}) is not built"),

@@ -1,0 +1,36 @@
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+
+namespace {
+
+using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
+using Format = kvgen::Format<__nv_bfloat16, Key, Value, 128, 128>;
+static_assert(Format::kSubtileBytes == 5248 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 21504);
+
+struct Schedule {
+  static constexpr int kWarps = 8;
+  static constexpr int kUnit = 2;
+  static constexpr int kDepth = 1;
+  static constexpr int kCtasPerSm = 1;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
+  static constexpr kvgen::Split kSplit = kvgen::Split::flat;
+  static constexpr kvgen::Combine kCombine = kvgen::Combine::two_level;
+  static constexpr int kCluster = 1;
+  static constexpr int kGroup = 5;
+  static constexpr int kQueries = 4;
+  static constexpr bool kPaged = true;
+  static constexpr bool kExactQ = true;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 128;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+static_assert(Module::Attend::kSharedBytes == 132224, "traits.cuh and the search space count shared memory differently");
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)

@@ -1,0 +1,36 @@
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+
+namespace {
+
+using Key = kvgen::Quant<8, kvgen::Axis::token, 96, false>;
+using Value = kvgen::Quant<8, kvgen::Axis::token, 96, false>;
+using Format = kvgen::Format<__half, Key, Value, 96, 128>;
+static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25088);
+
+struct Schedule {
+  static constexpr int kWarps = 8;
+  static constexpr int kUnit = 2;
+  static constexpr int kDepth = 1;
+  static constexpr int kCtasPerSm = 1;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::bulk_unit;
+  static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
+  static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
+  static constexpr int kCluster = 8;
+  static constexpr int kGroup = 7;
+  static constexpr int kQueries = 1;
+  static constexpr bool kPaged = false;
+  static constexpr bool kExactQ = true;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 1;
+  static constexpr int kPage = 0;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+static_assert(Module::Attend::kSharedBytes == 128512, "traits.cuh and the search space count shared memory differently");
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)

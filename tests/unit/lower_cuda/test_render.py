@@ -1,0 +1,77 @@
+"""Rendered sources: golden, free of names, with the headers that decide them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.errors import UnsupportedError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.base import Source, Target
+from kvgen.lower.cuda.render import reached_headers
+from kvgen.lower.schedule import Params, Schedule
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES: tuple[tuple[str, str, Target], ...] = (
+    ("k4v4", "w8u4d1", "sm90"),
+    ("k2v8:bf16:q4:page128:h40/8", "w8u2d1.flat.two", "sm80"),
+    ("k8v8:token:sym:d96:h7/1", "w8u2d1.cl8.unit", "sm90"),
+)
+WORK = [workload_of("8x32768")]
+
+
+def source(words: str, schedule: str, target: Target) -> Source:
+    backend = get_backend("cuda")
+    spec = spec_of(words, target, WORK)
+    return backend.lower(spec, schedules_of(schedule, backend, spec, target)[0], target)
+
+
+@pytest.mark.parametrize(("words", "schedule", "target"), CASES)
+def test_golden_sources(words: str, schedule: str, target: Target) -> None:
+    """KVGEN_ACCEPT=1 rewrites them."""
+    file = GOLDEN / f"{words.replace(':', '-').replace('/', '-')}.cu"
+    text = source(words, schedule, target).text
+    if os.environ.get("KVGEN_ACCEPT"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_name_arch_and_workloads_leave_no_trace() -> None:
+    backend = get_backend("cuda")
+    spec = spec_of("k4v4", "sm90", WORK)
+    other = spec.model_copy(update={"name": "another", "arch": "native", "workloads": (workload_of("1x100"),)})
+    schedule = backend.default(spec, "sm90")
+    assert backend.lower(spec, schedule, "sm90").id == backend.lower(other, schedule, "sm90").id
+    assert backend.lower(spec, schedule, "sm90").id != backend.lower(spec, schedule, "sm80").id
+
+
+def test_headers_are_followed_through_includes() -> None:
+    names = {header.name for header in source("k4v4", "w8u4d1", "sm90").headers}
+    assert {"module.cuh", "attend.cuh", "pack.cuh", "unpack.cuh", "format.cuh", "ptx.cuh", "calls.hpp", "ffi.hpp"} <= names
+
+
+def test_a_changed_header_changes_the_identity(tmp_path: Path) -> None:
+    folder = tmp_path / "kvgen"
+    folder.mkdir()
+    (folder / "a.cuh").write_text('#include "kvgen/b.cuh"\n')
+    (folder / "b.cuh").write_text("#include <cstdint>\n")
+    text = '#include "kvgen/a.cuh"\n'
+    found = reached_headers(text, (tmp_path,))
+    assert [header.name for header in found] == ["a.cuh", "b.cuh"]
+    before = Source(text, "cuda", "sm90", (tmp_path,), headers=tuple(found)).id
+    (folder / "b.cuh").write_text("#include <cstddef>\n")
+    assert Source(text, "cuda", "sm90", (tmp_path,), headers=tuple(found)).id != before
+
+
+def test_schedules_outside_the_space_are_refused() -> None:
+    backend = get_backend("cuda")
+    spec = spec_of("k4v4", "sm90", WORK)
+    schedule = backend.default(spec, "sm90")
+    wide = Schedule("cuda", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas": 2}))
+    with pytest.raises(UnsupportedError, match="shared memory"):
+        backend.lower(spec, wide, "sm90")
+    with pytest.raises(UnsupportedError, match="not for cpu"):
+        backend.lower(spec, schedule, "cpu")

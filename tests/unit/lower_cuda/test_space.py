@@ -1,0 +1,88 @@
+"""The search space of the CUDA back end: what must be in it, what must not, and its defaults."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.lower.backends import get_backend
+from kvgen.lower.base import Target
+from kvgen.lower.cuda.machine import MACHINES
+from kvgen.lower.cuda.shared import shared_memory
+from kvgen.spec import KernelSpec, presets
+
+WORK = [workload_of("8x32768"), workload_of("1x4096")]
+
+
+def check(words: str, schedule: str, target: Target = "sm90") -> list[str]:
+    """Reasons against a schedule in short words."""
+    backend = get_backend("cuda")
+    spec = spec_of(words, target, WORK)
+    [found] = schedules_of(schedule, backend, spec, target)
+    return backend.space(spec, target).check(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [("k8v8", "w8u1d2"), ("k8v8", "w8u1d2.bulk"), ("k4v4", "w8u4d1"), ("k4v4", "w8u4d1.cl8"), ("k2v2", "w16u4d1"), ("k2v2", "w8u4d1c2"),
+     ("k4v4:h8/1", "w8u4d1.two"), ("k4v4", "n256.w8u4d1.flat"), ("k4v4:h8/1", "w8u4d1.noexact"), ("k4v4:page64:kg64", "n64.w8u2d2.unit")],
+)  # fmt: skip
+def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
+    assert check(words, schedule) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule", "target", "reason"),
+    [
+        ("k4v4", "n64.w8u2d1", "sm90", "a block (64) holds whole K groups (128)"),
+        ("k4v4:page64:token", "n128.w8u2d1", "sm90", "a page (64) holds whole blocks (128)"),
+        ("k4v4:token", "n64.w8u4d1", "sm90", "a unit (4 sub-tiles of 32) must divide a block (64)"),
+        ("k4v4:kg64", "w8u4d1", "sm90", "lies within one K group (64)"),
+        ("k4v4", "w8u1d1", "sm90", "one does not overlap"),
+        ("k8v8", "w8u4d1", "sm90", "exceed the shared memory of a CTA (232448 bytes)"),
+        ("k4v4", "w8u4d1c2", "sm90", "2 CTAs exceed the shared memory of a multiprocessor"),
+        ("k2v2", "w4u2d1", "sm90", "and the rings of 8 fit"),
+        ("k2v2", "w16u2d1c2", "sm90", "fewer than 128 registers"),
+        ("k4v4", "w8u4d1.bulk", "sm80", "sm80 has no bulk copies"),
+        ("k4v4", "w8u4d1.cl8", "sm80", "sm80 has no clusters"),
+        ("k4v4", "w8u1d2.unit", "sm90", "copied alike by bulk"),
+        ("k4v4", "w8u4d1.cl8.flat", "sm90", "a cluster cuts its head by itself"),
+        ("k4v4", "w8u4d1.noexact", "sm90", "the residual of q"),
+        ("k4v4", "w8u4d1", "sm89", "exceed the shared memory of a CTA (101376 bytes)"),
+    ],
+)
+def test_points_are_excluded_with_their_reason(words: str, schedule: str, target: Target, reason: str) -> None:
+    assert any(reason in given for given in check(words, schedule, target))
+
+
+def supported() -> list[tuple[KernelSpec, Target]]:
+    backend = get_backend("cuda")
+    return [(spec, target) for spec in presets().values() for target in backend.targets if backend.unsupported(spec, target) is None]
+
+
+def test_defaults_lie_in_their_spaces_and_use_nothing_new() -> None:
+    backend = get_backend("cuda")
+    for spec, target in supported():
+        schedule = backend.default(spec, target)
+        assert backend.space(spec, target).check(schedule) == []
+        assert (schedule.launch["copy"], schedule.launch["combine"]) == ("async", "last")
+
+
+def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
+    backend = get_backend("cuda")
+    spec = spec_of("k4v4", "sm90", WORK)
+    for target in backend.targets:
+        space = backend.space(spec, target)
+        assert 10 <= space.size <= 2000
+        for point in list(space.points())[::17]:
+            total = shared_memory(spec, backend.layout(spec, point.layout), point.launch).total
+            assert point.launch.integer("ctas") * (total + 1024) <= MACHINES[target].shared_per_sm
+
+
+def test_batches_beyond_a_launch_are_excluded() -> None:
+    backend = get_backend("cuda")
+    spec = spec_of("k4v4", "sm90", [workload_of("2000x128"), workload_of("1x4096")])
+    space = backend.space(spec, "sm90")
+    [layout] = [p for p in space.layout_points() if p["block"] == 128]
+    assert space.launch_points(layout, spec.workloads[0]) == []
+    assert space.launch_points(layout, spec.workloads[1])

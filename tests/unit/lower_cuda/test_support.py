@@ -1,0 +1,78 @@
+"""What the CUDA back end refuses, and how it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvgen.errors import UnsupportedError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.cuda.support import REFUSALS, refusal
+from kvgen.spec import KernelSpec, presets
+
+
+def spec(**sections: Any) -> KernelSpec:
+    """A 4-bit spec with fields replaced section by section."""
+    data: dict[str, Any] = {
+        "name": "s",
+        "arch": "sm90",
+        "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128},
+        "key": {"bits": 4, "axis": "channel", "group": 128},
+        "value": {"bits": 4, "axis": "token", "group": 128},
+    }
+    return KernelSpec.model_validate({**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
+
+
+REFUSED: dict[str, tuple[KernelSpec, str]] = {
+    "float32": (spec(attention={"dtype": "float32"}), "float32"),
+    "boosted channels": (spec(key={"bits": 2, "boost": {"fraction": 0.125}}), r"boost \(0.125"),
+    "sink": (spec(cache={"sink": 32}), "sink \\(32"),
+    "local window of V": (spec(cache={"local": 128}), "local \\(128"),
+    "softcap": (spec(attention={"softcap": 30.0}), "softcap \\(30\\)"),
+    "sliding window": (spec(attention={"window": 4096}), "window \\(4096\\)"),
+    "attention sinks": (spec(attention={"sinks": True}), "sinks"),
+    "V per channel": (spec(value={"axis": "channel"}), "value.axis"),
+    "head_dim that 32 does not divide": (spec(attention={"head_dim": 80}, value={"group": 80}), "80"),
+    "head_dim above 256": (spec(attention={"head_dim": 512}), "512"),
+    "more than 16 query heads per KV head": (spec(attention={"q_heads": 32, "kv_heads": 1}), "32 query heads"),
+    "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),
+    "K per channel in groups that are no multiple of 32 tokens, or above 256": (spec(key={"group": 48}), "48 tokens"),
+    "K per token in groups that are no multiple of 32 channels": (spec(key={"axis": "token", "group": 16}), "16 channels"),
+    "V per token in groups that are no multiple of 32 channels": (spec(value={"group": 16}), "16 channels"),
+    "pages that are no multiple of 32 tokens": (spec(key={"axis": "token"}, cache={"layout": "paged", "page": 16}), "page \\(16\\)"),
+}
+
+
+def test_every_refusal_has_an_example() -> None:
+    assert [entry.feature for entry in REFUSALS] == list(REFUSED)
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+def test_a_refused_feature_is_named_and_nothing_else_is_built(feature: str) -> None:
+    example, words = REFUSED[feature]
+    backend = get_backend("cuda")
+    assert next(entry for entry in REFUSALS if entry.applies(example)).feature == feature
+    for target in backend.targets:
+        with pytest.raises(UnsupportedError, match=words) as raised:
+            backend.default(example, target)
+        assert raised.value.reason == backend.unsupported(example, target) == refusal(example)
+        assert "{" not in raised.value.reason
+
+
+def test_presets_without_refused_features_are_supported_everywhere() -> None:
+    backend = get_backend("cuda")
+    refused = {name for name, preset in presets().items() if any(backend.unsupported(preset, target) for target in backend.targets)}
+    assert refused == {"kitty", "kitty-pro", "int8-per-channel"}
+
+
+def test_other_targets_are_refused() -> None:
+    assert "not for cpu" in str(get_backend("cuda").unsupported(spec(), "cpu"))
+
+
+def test_what_no_ring_holds_is_refused_with_its_size() -> None:
+    large = spec(attention={"head_dim": 256}, key={"bits": 16}, value={"bits": 16})
+    backend = get_backend("cuda")
+    assert "shared memory, more than sm89 has" in str(backend.unsupported(large, "sm89"))
+    assert backend.unsupported(large, "sm90") is None
+    assert backend.default(large, "sm90").launch["warps"] == 2
