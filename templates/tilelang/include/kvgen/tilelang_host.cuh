@@ -1,0 +1,110 @@
+// The host's side of a kernel that TileLang generated: how many CTAs, where results of splits lie, what the kernel is handed.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "kvgen/args.cuh"
+#include "kvgen/tilelang.cuh"
+
+namespace kvgen {
+
+enum class Splits { automatic, wave, waves2 };  // by a cost model; as many as run at once; twice as many
+
+// The kernel's arguments by the names that TileLang gave them. Strides and offsets count 16 bytes.
+struct TileArgs {
+  uint *q, *packed, *k_residual, *v_residual, *out;
+  int *lengths, *table, *arrivals;
+  float *lse, *partial, *stats;
+  int64_t q_batch, q_token, q_head, out_batch, out_token, out_head;
+  int64_t fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head;  // new tokens, as offsets from the residual
+  int64_t fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head;
+  int64_t packed_outer, packed_head, table_stride;
+  int fresh, q_len, with_lse, cells, runs, splits;
+  float scale;
+};
+
+// Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kUnitTokens, kUnitBytes, kColumns (of a CTA), kColumnTiles.
+template <class Format, class Schedule>
+struct TileHost {
+  static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kQueries, 8 * Schedule::kColumnTiles);
+  static constexpr int kStartBytes = 96 * 1024;  // what a multiprocessor could read while a CTA starts, merges and combines
+  static constexpr int kMaxSplits = 256;
+
+  static int resident_ctas() {
+    int device = 0, processors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return processors * Schedule::kCtasPerSm;
+  }
+
+  static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, 8 * Schedule::kColumnTiles); }
+
+  // Most splits that any length may get: what the workspace must hold.
+  static int most_splits(int cells) { return std::clamp(2 * resident_ctas() / cells, 1, kMaxSplits); }
+
+  static int choose_splits(int cells, int max_len) {
+    const int resident = resident_ctas(), units = std::max(1, max_len / Schedule::kUnitTokens);
+    const int most = std::min(most_splits(cells), units);
+    if (Schedule::kSplits == Splits::wave) return std::clamp(resident / cells, 1, most);
+    if (Schedule::kSplits == Splits::waves2) return most;
+    int best = 1;
+    double least = 1e300;
+    for (int splits = 1; splits <= most; ++splits) {
+      const int waves = ceil_div(cells * splits, resident);
+      const double start = static_cast<double>(kStartBytes) / Schedule::kUnitBytes;
+      const double cost = waves * (ceil_div(units, splits) + start) + 0.125 * start * splits / 4;
+      if (cost < least) least = cost, best = splits;
+    }
+    return best;
+  }
+
+  // Counters first, at places that depend on the batch alone: every call leaves them zero for the next.
+  struct Workspace {
+    int64_t arrivals, flushed, lengths_read, stats, partial, bytes;
+    Workspace(int batch, int kv_heads, int splits) {
+      const int64_t heads = static_cast<int64_t>(batch) * kv_heads, cells = heads * kMaxRuns;
+      arrivals = 0;
+      flushed = arrivals + cells * 4;
+      lengths_read = flushed + heads * 4;
+      stats = (lengths_read + 4 + 127) / 128 * 128;
+      partial = (stats + cells * splits * Schedule::kColumns * 8 + 127) / 128 * 128;
+      bytes = partial + cells * splits * Schedule::kColumns * Format::kHeadDim * 4;
+    }
+  };
+
+  static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
+    return Workspace(batch, kv_heads, most_splits(batch * kv_heads)).bytes;
+  }
+
+  static TileArgs arguments(const AttendArgs& a, bool append) {
+    constexpr int kElements = 8;  // in 16 bytes
+    TileArgs t = {};
+    t.q = static_cast<uint*>(a.q.data), t.out = static_cast<uint*>(a.out.data);
+    t.packed = reinterpret_cast<uint*>(a.cache.packed);
+    t.k_residual = static_cast<uint*>(a.cache.k_residual), t.v_residual = static_cast<uint*>(a.cache.v_residual);
+    t.lengths = a.cache.lengths, t.table = const_cast<int*>(a.cache.block_table), t.lse = a.lse, t.with_lse = a.lse != nullptr;
+    t.q_batch = a.q.batch_stride / kElements, t.q_token = a.q.token_stride / kElements, t.q_head = a.q.head_stride / kElements;
+    t.out_batch = a.out.batch_stride / kElements, t.out_token = a.out.token_stride / kElements, t.out_head = a.out.head_stride / kElements;
+    if (append) {
+      t.fresh = a.q_len;
+      t.fresh_k = distance(a.cache.k_residual, a.k_new.data), t.fresh_v = distance(a.cache.v_residual, a.v_new.data);
+      t.fresh_k_batch = a.k_new.batch_stride / kElements, t.fresh_k_token = a.k_new.token_stride / kElements;
+      t.fresh_k_head = a.k_new.head_stride / kElements, t.fresh_v_batch = a.v_new.batch_stride / kElements;
+      t.fresh_v_token = a.v_new.token_stride / kElements, t.fresh_v_head = a.v_new.head_stride / kElements;
+    }
+    t.packed_outer = a.cache.outer_stride_bytes / 16, t.packed_head = a.cache.head_stride_bytes / 16, t.table_stride = a.cache.table_stride;
+    t.q_len = a.q_len, t.scale = a.scale * 1.4426950408889634f, t.runs = runs(a.q_len);
+    t.cells = a.cache.batch * a.cache.kv_heads * t.runs;
+    t.splits = choose_splits(t.cells, a.max_len);
+    char* work = static_cast<char*>(a.workspace);
+    const Workspace at(a.cache.batch, a.cache.kv_heads, t.splits);
+    t.arrivals = reinterpret_cast<int*>(work + at.arrivals);
+    t.stats = reinterpret_cast<float*>(work + at.stats), t.partial = reinterpret_cast<float*>(work + at.partial);
+    return t;
+  }
+
+ private:
+  static int64_t distance(const void* from, const void* to) { return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16; }
+};
+
+}  // namespace kvgen
