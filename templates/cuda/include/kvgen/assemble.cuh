@@ -13,24 +13,26 @@ __host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1
 #endif
 }
 
-// The words that a lane makes of its eight channels of every octet; fields are in the low bytes of `codes`.
+// The bytes of the words that a lane makes of its eight channels of every octet, before they are joined.
 template <class Places>
-__host__ __device__ __forceinline__ void assemble(const uint32_t (&codes)[Places::kOctets][8], uint32_t (&words)[Places::kWordsPerX]) {
+struct Fields {
+  uint32_t bytes[Places::kWordsPerX][4];
+
+  // Takes the fields of one octet, in the low bytes of `codes`. Octets come in order: the first field of a byte is taken first.
+  __host__ __device__ __forceinline__ void add(int octet, const uint32_t (&codes)[8]) {
 #pragma unroll
-  for (int w = 0; w < Places::kWordsPerX; ++w) {
-    uint32_t bytes[4];
+    for (int w = 0; w < Places::kWordsPerX; ++w)
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      bytes[b] = 0;
+      for (int b = 0; b < 4; ++b)
 #pragma unroll
-      for (int f = 0; f < Places::kPerByte; ++f) {
-        const auto from = Places::element(w, b, f);
-        bytes[b] += codes[from.octet][from.channel] << (Places::kBits * f);
-      }
-    }
-    words[w] = join_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+        for (int f = 0; f < Places::kPerByte; ++f) {
+          const auto from = Places::element(w, b, f);
+          if (from.octet == octet) bytes[w][b] = (f == 0 ? 0 : bytes[w][b]) + (codes[from.channel] << (Places::kBits * f));
+        }
   }
-}
+
+  __host__ __device__ __forceinline__ uint32_t word(int w) const { return join_bytes(bytes[w][0], bytes[w][1], bytes[w][2], bytes[w][3]); }
+};
 
 // The same of 16-bit elements, two to a word.
 template <class Places>

@@ -12,24 +12,40 @@ constexpr int pack_threads() {
   return Format::kTokens >= 128 ? 256 : Format::kTokens * 2;
 }
 
-// Copies rows [begin, end) of positions to their residual slots.
-template <class Format, int kThreads, class Row>
-__device__ void fill_residual(Row&& row, void* residual, int begin, int end) {
-  using Element = typename Format::Element;
+// Rows of one head: token i at data + i * stride.
+template <class Element>
+struct Run {
+  const Element* data;
+  int64_t stride;
+  __device__ __forceinline__ const Element* operator()(int token) const { return data + token * stride; }
+};
+
+// Puts the first `count` rows into residual slots from `slot`.
+template <class Format, int kThreads, class Element>
+__device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, Element* k_residual, Element* v_residual, int slot, int count) {
   constexpr int kPieces = Format::kHeadDim / 8;
-  for (int i = threadIdx.x; i < (end - begin) * kPieces; i += kThreads) {
-    const int position = begin + i / kPieces, channel = i % kPieces * 8;
-    Element* slot = static_cast<Element*>(residual) + position % Format::kTokens * Format::kHeadDim + channel;
-    *reinterpret_cast<uint4*>(slot) = load16<Element>(row(position) + channel);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count * kPieces; i += kThreads) {
+    const int channel = i % kPieces * 8, place = (slot + i / kPieces) * Format::kHeadDim + channel;
+    const uint4 k_piece = load16(k(i / kPieces) + channel), v_piece = load16(v(i / kPieces) + channel);
+    *reinterpret_cast<uint4*>(k_residual + place) = k_piece;
+    *reinterpret_cast<uint4*>(v_residual + place) = v_piece;
   }
 }
 
-// A CTA per (head, block that may become full, sequence). The first of a sequence also writes the residual: it alone reads the
-// old one.
+// CTAs of an SM that registers are left for.
+template <class Format>
+constexpr int pack_ctas() {
+  return (Format::Key::kBits == 2 ? 512 : 768) / pack_threads<Format>();
+}
+
+// A CTA per (head, block that may become full, sequence). The first of a sequence alone touches the residual: it completes the
+// block that the residual has begun, packs it from there, and leaves the rest of the new tokens in it.
 template <class Format, bool kPaged, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) pack_kernel(const PackArgs args) {
+__global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(const PackArgs args) {
   using Element = typename Format::Element;
   constexpr int kTokens = Format::kTokens;
+  static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
   __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
   const CacheArgs& cache = args.cache;
   const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
@@ -40,21 +56,24 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pack_kernel(const P
   const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * kTokens * Format::kHeadDim;
   Element* k_residual = static_cast<Element*>(cache.k_residual) + slots;
   Element* v_residual = static_cast<Element*>(cache.v_residual) + slots;
-  const auto row = [&](const Rows& fresh, const Element* residual, int position) -> const Element* {
-    return position < length ? residual + position % kTokens * Format::kHeadDim : fresh.row<Element>(sequence, position - length, head);
+  const auto fresh = [&](const Rows& rows, int position) -> Run<Element> {
+    return {rows.row<Element>(sequence, position - length, head), rows.token_stride};
   };
-  const auto k_row = [&](int position) { return row(args.k, k_residual, position); };
-  const auto v_row = [&](int position) { return row(args.v, v_residual, position); };
+  const auto keep = [&](int position, int count) {
+    fill_residual<Format, kThreads>(fresh(args.k, position), fresh(args.v, position), k_residual, v_residual, position % kTokens, count);
+  };
+  const bool begun = nth == 0 && length % kTokens != 0;
+  if (begun) {
+    keep(length, min(end, (block + 1) * kTokens) - length);
+    if (block >= full) return;
+    __syncthreads();
+  }
   if (block < full) {
-    const int start = block * kTokens;
-    uint8_t* packed = cache.block<kPaged>(sequence, head, block, Format::kBlockBytes);
-    pack_block<Format, kThreads>([&](int token) { return k_row(start + token); }, [&](int token) { return v_row(start + token); }, packed, smem);
+    const Run<Element> k = begun ? Run<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
+    const Run<Element> v = begun ? Run<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
+    pack_block<Format, kThreads>(k, v, cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);
   }
-  if (nth == 0) {
-    const int begin = max(length, full * kTokens);
-    fill_residual<Format, kThreads>(k_row, k_residual, begin, end);
-    fill_residual<Format, kThreads>(v_row, v_residual, begin, end);
-  }
+  if (nth == 0) keep(full * kTokens, end - full * kTokens);
 }
 
 // A kernel of its own: every CTA of the one before has read the old lengths.

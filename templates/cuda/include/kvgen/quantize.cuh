@@ -222,20 +222,23 @@ __device__ __forceinline__ void pack_chunk(const Element* const (&rows)[Places::
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     uint32_t made[Places::kWordsPerX];
-    uint4 v[Places::kOctets];
-#pragma unroll
-    for (int octet = 0; octet < Places::kOctets; ++octet) v[octet] = load16<Element>(rows[octet] + (x + i) * 32 + lane % 4 * 8);
+    const auto load = [&](int octet) { return load16<Element>(rows[octet] + (x + i) * 32 + lane % 4 * 8); };
     if constexpr (Quant::kQuantized) {
-      uint32_t codes[Places::kOctets][8];
+      Fields<Places> fields;
 #pragma unroll
-      for (int octet = 0; octet < Places::kOctets; ++octet) encode_row<Quant, Element>(v[octet], scalers(octet, i), codes[octet]);
-      assemble<Places>(codes, made);
+      for (int octet = 0; octet < Places::kOctets; ++octet) {
+        uint32_t codes[8];
+        encode_row<Quant, Element>(load(octet), scalers(octet, i), codes);
+        fields.add(octet, codes);
+      }
+#pragma unroll
+      for (int w = 0; w < Places::kWordsPerX; ++w) made[w] = fields.word(w);
     } else {
       uint32_t pairs[Places::kOctets][4];
 #pragma unroll
       for (int octet = 0; octet < Places::kOctets; ++octet)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) pairs[octet][j] = component(v[octet], j);
+        for (int j = 0; j < 4; ++j) pairs[octet][j] = component(load(octet), j);
       assemble_pairs<Places>(pairs, made);
     }
     if constexpr (!Places::kKey) __syncwarp();  // the division may have split the warp
