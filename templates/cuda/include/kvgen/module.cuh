@@ -1,159 +1,16 @@
-// A variant's exported functions: arguments checked, then handed to the kernels on torch's current stream.
+// A module of the CUDA back end.
 #pragma once
-#include <tvm/ffi/extra/c_env_api.h>
-
 #include "kvgen/attend.cuh"
-#include "kvgen/calls.hpp"
-#include "kvgen/pack.cuh"
-#include "kvgen/unpack.cuh"
+#include "kvgen/exports.cuh"
 
 namespace kvgen {
 
-namespace detail {
-
-inline void check(cudaError_t error, const char* function) {
-  if (error != cudaSuccess) ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
-}
-
-// Makes the tensors' device current for one call.
-class DeviceScope {
- public:
-  DeviceScope(int device, const char* function) {
-    check(cudaGetDevice(&before_), function);
-    if (device != before_) check(cudaSetDevice(device), function);
-    changed_ = device != before_;
-  }
-  ~DeviceScope() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
+template <class Format, class Schedule>
+struct ModuleAttend : Attend<Format, Schedule> {
+  static constexpr int kMostBatch = kMaxBatch;
 };
 
-inline Rows rows(const ffi::View<4>& view) { return {view.data, view.stride[0], view.stride[1], view.stride[2]}; }
-
-inline int to_int(const char* function, const char* name, int64_t value) {
-  if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, static_cast<long long>(value));
-  return static_cast<int>(value);
-}
-
-}  // namespace detail
-
-// Format and Schedule as the kernels take them; Shape: kKvHeads, kPage (0 where contiguous).
 template <class Format, class Schedule, class Shape>
-struct Module {
-  using Attend = kvgen::Attend<Format, Schedule>;
-  static constexpr bool kPaged = Schedule::kPaged;
-  static constexpr int kQHeads = Schedule::kGroup * Shape::kKvHeads;
-  static_assert(kPaged == (Shape::kPage > 0) && Shape::kPage % Format::kTokens == 0, "a page holds whole blocks");
-
-  static ffi::Variant variant() {
-    constexpr bool kHalf = std::is_same_v<typename Format::Element, __half>;
-    return {kQHeads, Shape::kKvHeads, Format::kHeadDim, Format::kTokens, Format::kBlockBytes, Shape::kPage / Format::kTokens,
-            kHalf ? ffi::kFloat16 : ffi::kBfloat16, kDLCUDA, 16};
-  }
-
-  static int workspace_bytes(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-    return ffi::guard(result, [&](TVMFFIAny& answer) {
-      const ffi::Bound bound = ffi::parse_bound(variant(), args, count);
-      answer.v_int64 = workspace("workspace_bytes", bound.batch, bound.max_len, bound.q_len);
-      return true;
-    });
-  }
-
-  static int pack(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-    return ffi::guard(result, [&](TVMFFIAny&) {
-      const ffi::Pack call = ffi::parse_pack(variant(), args, count);
-      if (call.k.size[0] == 0 || call.k.size[1] == 0) return false;
-      const detail::DeviceScope scope(call.device.device_id, "pack");
-      PackArgs a;
-      a.cache = cache_args(call.cache);
-      a.k = detail::rows(call.k);
-      a.v = detail::rows(call.v);
-      a.new_lengths = call.new_lengths.as<int>();
-      a.tokens = detail::to_int("pack", "the number of tokens", call.k.size[1]);
-      detail::check(launch_pack<Format, kPaged>(a, stream(call.device)), "pack");
-      return false;
-    });
-  }
-
-  static int attend(const TVMFFIAny* args, int32_t count, TVMFFIAny* result, bool append) {
-    const char* name = append ? "decode" : "attend";
-    return ffi::guard(result, [&](TVMFFIAny&) {
-      const ffi::Attend call = ffi::parse_attend(variant(), args, count, append);
-      if (call.cache.batch == 0 || call.q_len == 0) return false;
-      const int64_t needed = workspace(name, call.cache.batch, call.max_len, call.q_len);
-      if (call.workspace.size[0] < needed)
-        ffi::fail("ValueError", "%s: workspace has %lld bytes, this call needs %lld", name, static_cast<long long>(call.workspace.size[0]),
-                  static_cast<long long>(needed));
-      const detail::DeviceScope scope(call.device.device_id, name);
-      AttendArgs a;
-      a.cache = cache_args(call.cache);
-      a.q = detail::rows(call.q);
-      a.out = detail::rows(call.out);
-      a.k_new = detail::rows(call.k_new);
-      a.v_new = detail::rows(call.v_new);
-      a.lse = call.lse.as<float>();
-      a.workspace = call.workspace.data;
-      a.q_len = static_cast<int>(call.q_len);
-      a.max_len = static_cast<int>(call.max_len);
-      a.scale = call.scale;
-      detail::check(Attend::launch(a, append, stream(call.device)), name);
-      return false;
-    });
-  }
-
-  static int unpack(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-    return ffi::guard(result, [&](TVMFFIAny&) {
-      const ffi::Unpack call = ffi::parse_unpack(variant(), args, count);
-      if (call.k.size[0] == 0 || call.k.size[1] == 0) return false;
-      const detail::DeviceScope scope(call.device.device_id, "unpack");
-      UnpackArgs a;
-      a.cache = cache_args(call.cache);
-      a.k = detail::rows(call.k);
-      a.v = detail::rows(call.v);
-      a.tokens = detail::to_int("unpack", "the number of tokens", call.k.size[1]);
-      detail::check(launch_unpack<Format, kPaged>(a, stream(call.device)), "unpack");
-      return false;
-    });
-  }
-
- private:
-  static cudaStream_t stream(const DLDevice& device) { return static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device.device_id)); }
-
-  static int64_t workspace(const char* function, int64_t batch, int64_t max_len, int64_t q_len) {
-    if (batch > kMaxBatch) ffi::fail("ValueError", "%s: a batch of %lld is more than %d", function, static_cast<long long>(batch), kMaxBatch);
-    if (q_len > Schedule::kQueries)
-      ffi::fail("ValueError", "%s: %lld query tokens are more than the %d of this kernel", function, static_cast<long long>(q_len), Schedule::kQueries);
-    return Attend::workspace_bytes(static_cast<int>(batch), Shape::kKvHeads, detail::to_int(function, "max_len", max_len), static_cast<int>(q_len));
-  }
-
-  static CacheArgs cache_args(const ffi::Cache& cache) {
-    CacheArgs a;
-    a.packed = reinterpret_cast<uint8_t*>(cache.packed.data);
-    a.outer_stride_bytes = cache.packed.stride[0];
-    a.head_stride_bytes = cache.packed.stride[1];
-    a.k_residual = cache.k_residual.data;
-    a.v_residual = cache.v_residual.data;
-    a.lengths = cache.lengths.as<int>();
-    a.block_table = cache.block_table.as<int>();
-    a.table_stride = static_cast<int>(cache.block_table.stride[0]);
-    a.page_blocks = Shape::kPage / Format::kTokens;
-    a.batch = static_cast<int>(cache.batch);
-    a.kv_heads = Shape::kKvHeads;
-    return a;
-  }
-};
+using Module = Exports<Format, Schedule, Shape, ModuleAttend<Format, Schedule>>;
 
 }  // namespace kvgen
-
-#define KVGEN_EXPORT_MODULE(Module)                                              \
-  KVGEN_EXPORT(workspace_bytes) { return Module::workspace_bytes(args, count, result); } \
-  KVGEN_EXPORT(pack) { return Module::pack(args, count, result); }               \
-  KVGEN_EXPORT(attend) { return Module::attend(args, count, result, false); }    \
-  KVGEN_EXPORT(decode) { return Module::attend(args, count, result, true); }     \
-  KVGEN_EXPORT(unpack) { return Module::unpack(args, count, result); }
