@@ -128,36 +128,71 @@ __device__ __forceinline__ void attend_subtile(const Shared<Traits>& shared, uin
   multiply_values<Traits>(subtile + Format::kValueCodes, lane, weights, state);
 }
 
-// The packed units of one head that fall to this warp, and the refilling of its ring.
+// A warp's way through the units of its CTA: what it works on, what its ring fetches next.
 template <class Traits>
-__device__ __forceinline__ void attend_units(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Head& head, int stop, int length,
-                                             int lane, int& flat, int& depth, Ring<Traits>& ring, Cursor<Traits>& cursor, Unit& upcoming,
-                                             State<Traits> (&state)[Traits::kColumnTiles]) {
+struct Walk {
+  Ring<Traits> ring;
+  Cursor<Traits> cursor;
+  Unit upcoming;
+  int flat;
+  int depth = 0;
+
+  __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths& lengths, int warp, int lane)
+      : ring(shared.ring(), warp, lane), cursor(plan, lengths, warp), upcoming(cursor.unit(args, plan, lengths)), flat(plan.begin + warp) {
+#pragma unroll
+    for (int slot = 0; slot < Traits::kDepth; ++slot) {
+#pragma unroll
+      for (int sub = 0; sub < Traits::kUnit; ++sub) ring.fill(args, slot, sub, upcoming);
+      upcoming = cursor.next(args, plan, lengths);
+    }
+  }
+  // The unit at `flat` is done and its slot refilled.
+  __device__ __forceinline__ void step(const AttendArgs& args, const Plan<Traits>& plan, const Lengths& lengths) {
+    flat += Traits::kWarps;
+    upcoming = cursor.next(args, plan, lengths);
+    if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
+  }
+};
+
+// This warp's units of one head, up to unit `end` of the CTA's range: packed ones, then those of the tail.
+template <class Traits>
+__device__ __forceinline__ void attend_head(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths& lengths, const Head& head,
+                                            int end, int lane, Walk<Traits>& walk, State<Traits> (&state)[Traits::kColumnTiles]) {
+  const int length = lengths.before[head.batch] + lengths.fresh;
   float factors[Traits::kColumnTiles][Traits::kParts][4];
 #pragma unroll
-  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]);
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]), state[tile].clear();
   UnitQuery<Traits> query;
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
-  for (; flat < stop; flat += Traits::kWarps) {
-    const uint32_t slot = ring.slot(depth);
+  for (const int stop = min(end, head.start + head.packed); walk.flat < stop; walk.step(args, plan, lengths)) {
+    const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
     for (int sub = 0; sub < Traits::kUnit; ++sub) {
-      ring.wait(depth, sub);
+      walk.ring.wait(walk.depth, sub);
       if constexpr (Traits::kKeyPerChannel)
         if (sub == 0) prepare_query<Traits>(shared, slot, lane, query);
-      const int position = (flat - head.start) * Traits::kUnitTokens + sub * 32;
+      const int position = (walk.flat - head.start) * Traits::kUnitTokens + sub * 32;
       attend_subtile<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
-      ring.fill(depth, sub, upcoming);
+      walk.ring.fill(args, walk.depth, sub, walk.upcoming);
     }
-    upcoming = cursor.next(args, plan, shared.lengths);
-    if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
+  }
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) unmix_values<Traits>(state[tile]);
+#pragma unroll 1
+  for (; walk.flat < end; walk.step(args, plan, lengths)) {
+    walk.ring.wait_unit(walk.depth);
+    const int first = (walk.flat - head.start - head.packed) * Traits::kTailTokens, count = lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh;
+    attend_tail<Traits>(walk.ring.slot(walk.depth), first, count, args.q_len, shared.query(), shared.factors, lane, state);
+    __syncwarp();
+#pragma unroll 1
+    for (int sub = 0; sub < Traits::kUnit; ++sub) walk.ring.fill(args, walk.depth, sub, walk.upcoming);
   }
 }
 
-// One head's part of this CTA is in the warps' states: merge it and hand it on.
+// One head's part of this CTA is in the warps' states: merge it and hand it on. True if with it the head is complete.
 template <class Traits>
-__device__ __forceinline__ void finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head,
+__device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head,
                                             bool whole, bool first_segment, int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
@@ -184,19 +219,22 @@ __device__ __forceinline__ void finish_head(const AttendArgs& args, const Shared
     });
     __syncthreads();
   }
-  if (!whole && Traits::kCombine != Combine::cluster) combine<Traits>(args, work, plan, head, shared.flag);
+  if constexpr (Traits::kCombine == Combine::cluster) return blockIdx.x % Traits::kCluster == 0;
+  return whole || combine<Traits>(args, work, plan, head, shared.flag);
 }
 
 // After the step: new tokens go to the residual; where that makes a whole block, it is packed, and what is left over moves
-// to the front. Nothing in this launch reads the residual of these heads any more.
+// to the front. Done by the CTA that completed the head, when nobody reads its residual any more. A CTA's range has at most
+// two incomplete heads, its first and its last: bits 0 and 1 of `completed` say which of these it completed.
 template <class Traits>
-__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan) {
+__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths& lengths, int completed) {
   using Format = typename Traits::Format;
   Head head = plan.first;
-  for (int at = plan.begin; at < plan.end;) {
-    const int end = head.start + head.total, length = shared.lengths[head.batch];
-    if (end <= plan.end) {
-      const Tail<Traits> tail(args, head.batch, head.head, length, args.q_len);
+  for (int begin = plan.begin;;) {
+    const int end = head.start + head.total, length = lengths.before[head.batch];
+    const bool whole = begin == head.start && end <= plan.end;
+    if (whole || completed & (begin == plan.begin ? 1 : 2)) {
+      const Tail<Traits> tail(args, head.batch, head.head, length);
       if (tail.count() >= Format::kTokens) {
         uint8_t* block = args.cache.block<Traits::kPaged>(head.batch, head.head, length / Format::kTokens, Format::kBlockBytes);
         __syncthreads();
@@ -206,8 +244,9 @@ __device__ void append(const AttendArgs& args, const Shared<Traits>& shared, con
         tail.store(args, tail.old, tail.count(), tail.old);
       }
     }
-    at = end;
-    if (at < plan.end) advance<Traits>(head, shared.lengths, args.cache.kv_heads);
+    if (end >= plan.end) return;
+    begin = end;
+    advance<Traits>(head, lengths);
   }
 }
 
@@ -215,62 +254,44 @@ template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_kernel(const AttendArgs args, const Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
   const Shared<Traits> shared(memory);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = args.cache.kv_heads, fresh = kAppend ? args.q_len : 0;
-  const Workspace<Traits> work(args.workspace, args.cache.batch * heads, gridDim.x);
-  for (int i = threadIdx.x; i < args.cache.batch; i += Traits::kThreads) shared.lengths[i] = args.cache.lengths[i];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Lengths lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
+  const Workspace<Traits> work(args.workspace, lengths.batch * lengths.heads, gridDim.x);
+  for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) shared.lengths[i] = args.cache.lengths[i];
   __syncthreads();
   int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
   if (kAppend && threadIdx.x == 0) readers = atomicAdd(work.lengths_read, 1);
-  const Plan<Traits> plan(shared.lengths, args.cache.batch, heads, grid, lane);
+  const Plan<Traits> plan(lengths, grid, lane);
+  constexpr bool kTogether = Traits::kCombine == Combine::cluster;  // a cluster's CTAs all go through their one head, even with nothing to do
 
   QueryLoader<Traits> loader;
-  if (plan.begin < plan.end) loader.fetch(args, plan.first.batch, plan.first.head, warp, lane);
-  Ring<Traits> ring(shared.ring(), warp, lane);
-  Cursor<Traits> cursor(plan, warp);
-  cursor.settle(plan, shared.lengths, heads);
-  Unit upcoming = cursor.unit(args, plan);
-#pragma unroll
-  for (int depth = 0; depth < Traits::kDepth; ++depth) {
-#pragma unroll
-    for (int sub = 0; sub < Traits::kUnit; ++sub) ring.fill(depth, sub, upcoming);
-    upcoming = cursor.next(args, plan, shared.lengths);
-  }
-
+  if (plan.begin < plan.end || kTogether) loader.fetch(args, plan.first.batch, plan.first.head, warp, lane);
+  Walk<Traits> walk(args, shared, plan, lengths, warp, lane);
   Head head = plan.first;
-  int flat = plan.begin + warp, depth = 0;
-  for (int begin = plan.begin; begin < plan.end;) {
-    const int end = min(plan.end, head.start + head.total), length = shared.lengths[head.batch];
+  int completed = 0;
+  for (int begin = plan.begin; begin < plan.end || kTogether;) {
+    const int end = min(plan.end, head.start + head.total);
     loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
     __syncthreads();
     State<Traits> state[Traits::kColumnTiles];
-#pragma unroll
-    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) state[tile].clear();
-    if (end == head.start + head.total) {
-      const Tail<Traits> tail(args, head.batch, head.head, length, fresh);
-      attend_tail<Traits>(args, tail, shared.query(), shared.factors, warp, lane, state);
-    }
-#pragma unroll
-    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) mix_values<Traits>(state[tile]);
-    attend_units<Traits>(args, shared, plan, head, min(end, head.start + head.packed), length + fresh, lane, flat, depth, ring, cursor, upcoming, state);
-    while (flat < end) flat += Traits::kWarps;
-#pragma unroll
-    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) unmix_values<Traits>(state[tile]);
+    attend_head<Traits>(args, shared, plan, lengths, head, end, lane, walk, state);
     const Head done = head;
     const bool whole = begin == head.start && end == head.start + head.total, first_segment = begin == plan.begin;
     if (end < plan.end) {
-      advance<Traits>(head, shared.lengths, heads);
+      advance<Traits>(head, lengths);
       loader.fetch(args, head.batch, head.head, warp, lane);  // arrives while this head is merged
     }
-    finish_head<Traits>(args, shared, work, plan, done, whole, first_segment, warp, lane, state);
+    if (finish_head<Traits>(args, shared, work, plan, done, whole, first_segment, warp, lane, state)) completed |= first_segment ? 1 : 2;
     begin = end;
+    if (kTogether) break;
   }
 
   if constexpr (kAppend) {
-    append<Traits>(args, shared, plan);
+    if (plan.begin < plan.end || kTogether) append<Traits>(args, shared, plan, lengths, completed);
     // The last CTA to have read the lengths writes the new ones: nobody reads them any more.
     if (threadIdx.x == 0 && readers == static_cast<int>(gridDim.x) - 1) {
       *work.lengths_read = 0;
-      for (int i = 0; i < args.cache.batch; ++i) args.cache.lengths[i] = shared.lengths[i] + args.q_len;
+      for (int i = 0; i < lengths.batch; ++i) args.cache.lengths[i] = shared.lengths[i] + args.q_len;
     }
   }
 }
@@ -293,7 +314,7 @@ struct Attend {
   static Grid grid(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, most = resident_ctas();
     if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster};
-    const int64_t units = max_len / Format::kTokens * Variant::kUnitsPerBlock + Variant::kTailUnits;
+    const int64_t units = max_len / Format::kTokens * Variant::kUnitsPerBlock + ceil_div(Format::kTokens, Variant::kTailTokens);
     int aligned = heads;
     if (heads <= most) {
       aligned = heads * static_cast<int>(std::min<int64_t>(most / heads, units));

@@ -69,15 +69,4 @@ __device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {
   }
 }
 
-// Inverse of `unmix` and of the row factors: from true sums to what the products accumulate.
-template <int kBits>
-__device__ __forceinline__ void mix(float (&low)[4], float (&high)[4]) {
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    low[2 + c] *= 1.f / row_factor<kBits>(0, 1), high[2 + c] *= 1.f / row_factor<kBits>(1, 1), high[c] *= 1.f / row_factor<kBits>(1, 0);
-    if constexpr (kBits == 4) low[2 + c] += low[c], high[2 + c] += high[c];
-    if constexpr (kBits == 2) high[2 + c] += low[c] + low[2 + c] + high[c];
-  }
-}
-
 }  // namespace kvgen

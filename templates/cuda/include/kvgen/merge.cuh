@@ -159,9 +159,9 @@ __device__ __forceinline__ bool arrive_last(int* counter, int expected, int* fla
   return *flag;
 }
 
-// Called by every CTA of a head once its partial result is in its slot.
+// Called by every CTA of a head once its partial result is in its slot. True for the one that wrote the output.
 template <class Traits>
-__device__ void combine(const AttendArgs& args, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head, int* flag) {
+__device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head, int* flag) {
   const int first = plan.first_cta(head), parts = plan.last_cta(head) - first + 1;
   const int number = head.batch * args.cache.kv_heads + head.head;
   const int first_slot = 2 * first + (plan.begins_at(first, head) ? 0 : 1);
@@ -172,7 +172,7 @@ __device__ void combine(const AttendArgs& args, const Workspace<Traits>& work, c
     groups = (parts + width - 1) / width;
     const int group = (static_cast<int>(blockIdx.x) - first) / width, members = min(width, parts - group * width);
     int* counter = work.counters + args.cache.batch * args.cache.kv_heads + number * Workspace<Traits>::kGroupCounters + group;
-    if (!arrive_last(counter, members, flag)) return;
+    if (!arrive_last(counter, members, flag)) return false;
     auto member = [&](int i) { return slot(group * width + i); };
     for (int at = threadIdx.x; at < Traits::kColumns * Traits::kHeadDim; at += Traits::kThreads) {
       const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
@@ -181,13 +181,14 @@ __device__ void combine(const AttendArgs& args, const Workspace<Traits>& work, c
       if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
     }
   }
-  if (!arrive_last(work.counters + number, groups, flag)) return;
+  if (!arrive_last(work.counters + number, groups, flag)) return false;
   for (int at = threadIdx.x; at < Traits::kColumns * Traits::kHeadDim; at += Traits::kThreads) {
     const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
     Total total;
     const float value = gather<Traits>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return slot(i * width); }, total);
     write_output<Traits>(args, head, column, channel, value, total);
   }
+  return true;
 }
 
 #if KVGEN_SM90

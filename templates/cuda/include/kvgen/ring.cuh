@@ -1,15 +1,22 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles; each sub-tile is one stage.
+// A slot holds the unit's K channel params, then its sub-tiles; each sub-tile is one stage. A unit of the tail puts rows where
+// the sub-tiles would lie: each stage holds kTailTokens / kUnit rows of K, then of V.
 #pragma once
 #include "kvgen/ptx.cuh"
+#include "kvgen/tail.cuh"
 #include "kvgen/traits.cuh"
 
 namespace kvgen {
 
-// Where a unit lies in global memory; null params or sub-tiles mean there is nothing left to copy.
+// Where a unit lies in global memory: in a block, in the tail of a head, or nowhere.
 struct Unit {
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
+  int batch = 0, head = 0, length = 0;
+  int first = -1;  // of the tail's tokens
+
+  __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles}; }
+  __device__ static Unit of_tail(int batch, int head, int length, int first) { return {nullptr, nullptr, batch, head, length, first}; }
 };
 
 template <int kBytes>
@@ -35,12 +42,14 @@ struct Ring<Traits, Copy::async> {
   __device__ Ring(uint32_t shared, int warp, int lane_) : base(shared + warp * Traits::kDepth * Traits::kSlotBytes), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit) {
+  __device__ __forceinline__ void fill(const AttendArgs& args, int depth, int sub, const Unit& unit) {
+    constexpr int kBytes = Traits::Format::kSubtileBytes;
+    const uint32_t to = slot(depth) + Traits::kUnitParams + sub * kBytes;
     if (unit.subtiles) {
-      const uint32_t to = slot(depth);
-      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(to, unit.params, lane);
-      const int at = sub * Traits::Format::kSubtileBytes;
-      warp_copy_async<Traits::Format::kSubtileBytes>(to + Traits::kUnitParams + at, unit.subtiles + at, lane);
+      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(slot(depth), unit.params, lane);
+      warp_copy_async<kBytes>(to, unit.subtiles + sub * kBytes, lane);
+    } else if (unit.first >= 0) {
+      fill_tail(args, to, sub, unit);
     }
     ptx::copy_commit();
   }
@@ -49,7 +58,23 @@ struct Ring<Traits, Copy::async> {
     ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
+  // Waits for the oldest unit.
+  __device__ __forceinline__ void wait_unit(int) {
+    ptx::copy_wait<Traits::kStages - Traits::kUnit>();
+    __syncwarp();
+  }
   __device__ __forceinline__ void next_round() {}
+
+ private:
+  __device__ __forceinline__ void fill_tail(const AttendArgs& args, uint32_t to, int sub, const Unit& unit) {
+    constexpr int kRows = Traits::kTailTokens / Traits::kUnit, kVectors = Traits::kTailRowBytes / 16;
+    const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
+#pragma unroll 1
+    for (int at = lane; at < 2 * kRows * kVectors; at += 32) {
+      const int row = at / kVectors, token = unit.first + sub * kRows + row % kRows;
+      if (token < tail.count()) ptx::copy_async16(to + at * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(args, token) : tail.v_row(args, token)) + at % kVectors);
+    }
+  }
 };
 
 #if KVGEN_SM90
@@ -74,30 +99,45 @@ struct BulkRing {
   }
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit) {
-    const bool params = sub == 0 && Traits::kUnitParams > 0;
+  __device__ __forceinline__ void fill(const AttendArgs& args, int depth, int sub, const Unit& unit) {
     if (kWholeUnit && sub != Traits::kUnit - 1) return;  // refilled when its last sub-tile is done
-    if (lane != 0 || !unit.subtiles) return;
-    const uint32_t to = slot(depth);
+    if (lane != 0) return;
+    const int first = kWholeUnit ? 0 : sub, count = kWholeUnit ? Traits::kUnit : 1;
     constexpr int kBytes = Traits::Format::kSubtileBytes;
-    if constexpr (kWholeUnit) {
-      const uint32_t barrier = barriers + depth * 8;
-      ptx::barrier_expect(barrier, Traits::kSlotBytes);
-      if constexpr (Traits::kUnitParams > 0) ptx::copy_bulk(to, unit.params, Traits::kUnitParams, barrier);
-      ptx::copy_bulk(to + Traits::kUnitParams, unit.subtiles, Traits::kUnitBytes, barrier);
-    } else {
-      const uint32_t barrier = barriers + (depth * Traits::kUnit + sub) * 8;
-      ptx::barrier_expect(barrier, kBytes + (params ? Traits::kUnitParams : 0));
-      if (params) ptx::copy_bulk(to, unit.params, Traits::kUnitParams, barrier);
-      ptx::copy_bulk(to + Traits::kUnitParams + sub * kBytes, unit.subtiles + sub * kBytes, kBytes, barrier);
+    const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, sub);
+    if (unit.subtiles) {
+      const bool params = first == 0 && Traits::kUnitParams > 0;
+      ptx::barrier_expect(barrier, count * kBytes + (params ? Traits::kUnitParams : 0));
+      if (params) ptx::copy_bulk(slot(depth), unit.params, Traits::kUnitParams, barrier);
+      ptx::copy_bulk(to, unit.subtiles + first * kBytes, count * kBytes, barrier);
+    } else if (unit.first >= 0) {
+      fill_tail(args, to, first, count, unit, barrier);
     }
   }
   __device__ __forceinline__ void wait(int depth, int sub) {
-    if (!kWholeUnit) ptx::barrier_wait(barriers + (depth * Traits::kUnit + sub) * 8, parity);
-    if (kWholeUnit && sub == 0) ptx::barrier_wait(barriers + depth * 8, parity);
+    if (!kWholeUnit || sub == 0) ptx::barrier_wait(barrier_of(depth, sub), parity);
+  }
+  __device__ __forceinline__ void wait_unit(int depth) {
+    for (int sub = 0; sub < (kWholeUnit ? 1 : Traits::kUnit); ++sub) wait(depth, sub);
   }
   // After every slot was used once, completions have the other parity.
   __device__ __forceinline__ void next_round() { parity ^= 1; }
+
+ private:
+  __device__ __forceinline__ uint32_t barrier_of(int depth, int sub) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnit + sub) * 8; }
+
+  __device__ __forceinline__ void fill_tail(const AttendArgs& args, uint32_t to, int sub, int count, const Unit& unit, uint32_t barrier) {
+    constexpr int kRows = Traits::kTailTokens / Traits::kUnit, kRowBytes = Traits::kTailRowBytes;
+    const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
+    const int first = unit.first + sub * kRows, valid = max(0, min(count * kRows, tail.count() - first));
+    ptx::barrier_expect(barrier, valid * 2 * kRowBytes);
+#pragma unroll 1
+    for (int row = 0; row < valid; ++row) {
+      const uint32_t at = to + row / kRows * Traits::Format::kSubtileBytes + row % kRows * kRowBytes;
+      ptx::copy_bulk(at, tail.k_row(args, first + row), kRowBytes, barrier);
+      ptx::copy_bulk(at + kRows * kRowBytes, tail.v_row(args, first + row), kRowBytes, barrier);
+    }
+  }
 };
 
 template <class Traits>

@@ -131,7 +131,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
   });
 }
 
-// From what the products accumulate to true sums of p * code, and back.
+// From what the products accumulate to true sums of p * code.
 template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   constexpr int kBits = Traits::Value::kBits;
@@ -140,16 +140,6 @@ __device__ __forceinline__ void unmix_values(State<Traits>& state) {
     unmix<kBits>(state.out[u], state.out[u + 1]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
-  }
-}
-template <class Traits>
-__device__ __forceinline__ void mix_values(State<Traits>& state) {
-  constexpr int kBits = Traits::Value::kBits;
-#pragma unroll
-  for (int u = 0; u < Traits::kRowTiles; u += 2) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value>;
-    mix<kBits>(state.out[u], state.out[u + 1]);
   }
 }
 

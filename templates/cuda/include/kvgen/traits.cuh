@@ -10,6 +10,8 @@ enum class Combine { last, two_level, cluster };
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
 
+constexpr int power_of_two_below(int n) { return n < 2 ? n : 2 * power_of_two_below(n / 2); }
+
 template <class Format_, class Schedule>
 struct Traits : Schedule {
   using Format = Format_;
@@ -45,8 +47,10 @@ struct Traits : Schedule {
   static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
   static constexpr int kStages = Schedule::kUnit * Schedule::kDepth;
-  // Reading the residual costs about as much as this many units; keeps the planner fair.
-  static constexpr int kTailUnits = ceil_div(Format::kTokens * kHeadDim * 2, kUnitBytes);
+  // Tokens of the tail (K and V rows in Element) that fit where a sub-tile, and a unit, would lie.
+  static constexpr int kTailRows = power_of_two_below(Format::kSubtileBytes / (kHeadDim * 4));
+  static constexpr int kTailTokens = (kTailRows < 32 / Schedule::kUnit ? kTailRows : 32 / Schedule::kUnit) * Schedule::kUnit;
+  static constexpr int kTailRowBytes = kHeadDim * 2;
 
   static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");
   static_assert(Format::kTokens % kUnitTokens == 0, "a unit lies within a block");
