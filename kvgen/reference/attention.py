@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -29,27 +30,70 @@ def attend(
     1 / sqrt(head_dim) where None. `sinks` [q_heads] are logits that join the denominator only (after scale and softcap).
     A query that sees nothing gives 0, and LSE = its sink, or -inf.
     """
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float64)
+    for part in _parts(q, k, lengths, scale, softcap, window, sinks):
+        values = v[part.batch, : part.weights.shape[-1], part.kv_head].double()
+        out[part.batch, part.rows, part.heads] = (part.weights @ values).transpose(0, 1)
+        lse[part.batch, part.heads, part.rows] = part.lse
+    return out, lse
+
+
+def weights(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The weights that `attend` gives to positions: fp64 [batch, q_heads, q_len, tokens], 0 where nothing is seen."""
+    held = torch.zeros(q.shape[0], q.shape[2], q.shape[1], k.shape[1], dtype=torch.float64)
+    for part in _parts(q, k, lengths, scale, softcap, window, sinks):
+        held[part.batch, part.heads, part.rows, : part.weights.shape[-1]] = part.weights
+    return held
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Weights [heads, rows, length] and LSE [heads, rows] of some queries of one KV head."""
+
+    batch: int
+    kv_head: int
+    heads: slice
+    rows: slice
+    weights: torch.Tensor
+    lse: torch.Tensor
+
+
+def _parts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: torch.Tensor | None,
+    scale: float | None,
+    softcap: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> Iterator[_Part]:
+    """Every query once, in pieces of at most MAX_SCORES scores."""
     batch, q_len, q_heads, head_dim = q.shape
     kv_heads = k.shape[2]
     if q_heads % kv_heads:
         raise ValueError(f"q_heads ({q_heads}) must be a multiple of kv_heads ({kv_heads})")
     share = q_heads // kv_heads
     scale = head_dim**-0.5 if scale is None else scale
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    lse = torch.full((batch, q_heads, q_len), -torch.inf, dtype=torch.float64)
     for b in range(batch):
         length = k.shape[1] if lengths is None else int(lengths[b])
         for h in range(kv_heads):
             heads = slice(h * share, (h + 1) * share)
-            keys, values = k[b, :length, h].double(), v[b, :length, h].double()
+            keys = k[b, :length, h].double()
             sink = None if sinks is None else sinks[heads].double()
             for rows in _row_chunks(q_len, share * max(length, 1)):
                 queries = q[b, rows, heads].double().transpose(0, 1)  # [share, rows, head_dim]
                 visible = _visible(length, q_len, rows, window)
-                part, part_lse = _softmax_values(queries @ keys.T * scale, values, visible, softcap, sink)
-                out[b, rows, heads] = part.transpose(0, 1)
-                lse[b, heads, rows] = part_lse
-    return out, lse
+                yield _Part(b, h, heads, rows, *_softmax(queries @ keys.T * scale, visible, softcap, sink))
 
 
 def _row_chunks(q_len: int, scores_per_row: int) -> Iterator[slice]:
@@ -65,10 +109,8 @@ def _visible(length: int, q_len: int, rows: slice, window: int | None) -> torch.
     return visible if window is None else visible & (key > query - window)
 
 
-def _softmax_values(
-    scores: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, softcap: float, sink: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [share, rows, head_dim] and LSE [share, rows] of scores [share, rows, length]."""
+def _softmax(scores: torch.Tensor, visible: torch.Tensor, softcap: float, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights [heads, rows, length] and LSE [heads, rows] of scores [heads, rows, length]."""
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~visible, -torch.inf)
@@ -76,4 +118,4 @@ def _softmax_values(
     if sink is not None:
         lse = torch.logaddexp(lse, sink.unsqueeze(1))
     shift = torch.where(lse == -torch.inf, 0.0, lse)
-    return torch.exp(scores - shift.unsqueeze(-1)) @ values, lse
+    return torch.exp(scores - shift.unsqueeze(-1)), lse

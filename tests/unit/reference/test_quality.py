@@ -1,0 +1,53 @@
+"""What formats cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvgen.reference.data import structured
+from kvgen.reference.quality import Quality, quality
+from kvgen.spec import load_spec
+from tests.support.specs import base
+
+
+def of(**sections: Any) -> Quality:
+    spec = load_spec(base(**sections))
+    return quality(spec, structured(spec, 1, 200, logit=10.0), block=32)
+
+
+def token(bits: int) -> dict[str, Any]:
+    return {"bits": bits, "axis": "token", "group": 64}
+
+
+def test_an_unquantized_cache_costs_nothing() -> None:
+    found = of(key={"bits": 16}, value={"bits": 16})
+    assert found.relative_l2 == 0
+    assert found.weights_l1 == 0
+
+
+def test_more_bits_cost_less() -> None:
+    errors = [of(key=token(bits), value=token(bits)) for bits in (8, 4, 2)]
+    assert errors[0].relative_l2 < errors[1].relative_l2 < errors[2].relative_l2
+    assert errors[0].weights_l1 < errors[1].weights_l1 < errors[2].weights_l1 < 2
+
+
+def test_v_alone_does_not_move_the_weights() -> None:
+    assert of(key={"bits": 16}, value=token(2)).weights_l1 == 0
+
+
+def test_scales_per_channel_stand_outlier_channels_better() -> None:
+    per_channel = {"bits": 4, "axis": "channel", "group": 32}
+    assert of(key=per_channel).weights_l1 < of(key=token(4)).weights_l1
+
+
+@pytest.mark.parametrize("attention", [{"softcap": 5.0}, {"window": 50}, {"sinks": True}])
+def test_every_kind_of_attention_is_measured(attention: dict[str, Any]) -> None:
+    found = of(attention={"q_heads": 4, "kv_heads": 2, "head_dim": 64, **attention})
+    assert 0 < found.relative_l2 < 1
+
+
+def test_boosted_channels_help() -> None:
+    quant = {"bits": 2, "axis": "channel", "group": 32}
+    assert of(key={**quant, "boost": {"fraction": 0.25}}).weights_l1 < of(key=quant).weights_l1
