@@ -65,11 +65,11 @@ class Scenario:
 def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy) -> tuple[Scenario, ...]:
     """The scenarios of a spec and a layout. Reference attention makes this slow; it is kept for the process.
 
-    Raises UnsupportedError for what the module ABI cannot say: sinks, a boost, first or recent tokens kept in `dtype`.
+    Raises UnsupportedError for what the module ABI cannot say: learned sinks, first or recent tokens kept in `dtype`.
     """
     cache = spec.cache
-    if spec.attention.sinks or spec.key.boost.fraction > 0 or cache.sink or cache.local:
-        raise UnsupportedError("measure", "sinks, boosted channels, sink and local windows have no verification yet")
+    if spec.attention.sinks or cache.sink or cache.local:
+        raise UnsupportedError("measure", "learned sinks, sink tokens and local windows have no verification yet")
     block = layout.tokens
     edges = (0, 1, block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)
     longest = max(policy.long_tokens, 5 * block) + block // 2 + 3

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -31,15 +32,22 @@ def worker() -> Iterator[Worker]:
 
 
 def running_children() -> set[int]:
-    """Worker processes on this machine."""
-    return {int(folder.name) for folder in Path("/proc").glob("[0-9]*") if b"kvgen.measure.child" in command_line(folder)}
+    """Worker processes that this one started."""
+    return {int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_worker(folder) and parent_of(folder) == os.getpid()}
 
 
-def command_line(folder: Path) -> bytes:
+def is_worker(folder: Path) -> bool:
     try:
-        return (folder / "cmdline").read_bytes()
+        return b"kvgen.measure.child" in (folder / "cmdline").read_bytes()
     except OSError:
-        return b""
+        return False
+
+
+def parent_of(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def test_a_good_candidate_is_verified_and_timed(worker: Worker) -> None:
@@ -128,7 +136,7 @@ def test_workers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     deadline = time.monotonic() + 20
-    while child in running_children():
+    while is_worker(Path(f"/proc/{child}")):
         assert time.monotonic() < deadline, "the worker outlived its parent"
         time.sleep(0.02)
 
