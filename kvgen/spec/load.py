@@ -14,6 +14,9 @@ from kvgen.spec.issues import LineOf, in_order, no_line, path_text, spec_issues
 from kvgen.spec.model import FIELDS_ONLY, AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
 from kvgen.spec.presets import start_from
 
+MAX_BYTES = 1 << 22
+"""More than any text that `document.parse` accepts; a device file has no end."""
+
 _SECTIONS: dict[str, type[BaseModel]] = {"attention": AttentionSpec, "key": KeySpec, "value": ValueSpec, "cache": CacheSpec}
 
 
@@ -43,7 +46,8 @@ def dump_spec(spec: KernelSpec) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError([SpecIssue("", f"the file is not UTF-8 text (byte {error.start})")], str(path)) from None
     except (OSError, ValueError) as error:

@@ -183,6 +183,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "Is a directory" in issues(tmp_path)[0].message
     assert "cannot read" in issues("nul\0byte")[0].message
     assert "not int" in issues(4)[0].message
+    assert issues("/dev/zero")
 
 
 def test_the_message_names_the_file(tmp_path: Path) -> None:
