@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,6 +20,8 @@ class Case:
     workload: Workload
     target: Target
     length: int
+    _made: dict[tuple[torch.dtype, int], torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _expected: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -31,33 +33,40 @@ class Case:
         """Sequences whose output is compared with the reference."""
         return min(SEQUENCES_CHECKED, self.workload.batch)
 
-    def tensor(self, tokens: int, heads: int, dtype: torch.dtype, seed: int, batch: int | None = None) -> torch.Tensor:
-        """Standard normal [batch, tokens, heads, head_dim]; the first sequences are the same for every batch."""
-        random = torch.Generator(self.device).manual_seed(seed)
-        shape = (tokens, heads, self.spec.attention.head_dim)
-        count = self.workload.batch if batch is None else batch
-        out = torch.empty((count, *shape), dtype=dtype, device=self.device)
-        for sequence in out:
-            sequence.copy_(torch.randn(shape, generator=random, device=self.device))
-        return out
-
-    def query(self, dtype: torch.dtype, batch: int | None = None) -> torch.Tensor:
+    def query(self, dtype: torch.dtype) -> torch.Tensor:
         """[batch, q_len, q_heads, head_dim]."""
-        return self.tensor(self.workload.q_len, self.spec.attention.q_heads, dtype, 1, batch)
+        return self._normal(dtype, 1, self.workload.q_len, self.spec.attention.q_heads)
 
-    def keys(self, dtype: torch.dtype, batch: int | None = None) -> torch.Tensor:
+    def keys(self, dtype: torch.dtype) -> torch.Tensor:
         """[batch, length, kv_heads, head_dim]."""
-        return self.tensor(self.length, self.spec.attention.kv_heads, dtype, 2, batch)
+        return self._normal(dtype, 2, self.length, self.spec.attention.kv_heads)
 
-    def values(self, dtype: torch.dtype, batch: int | None = None) -> torch.Tensor:
+    def values(self, dtype: torch.dtype) -> torch.Tensor:
         """[batch, length, kv_heads, head_dim]."""
-        return self.tensor(self.length, self.spec.attention.kv_heads, dtype, 3, batch)
+        return self._normal(dtype, 3, self.length, self.spec.attention.kv_heads)
 
-    def expected(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """fp64 attention [checked, q_len, q_heads, head_dim] over the first sequences of the given tensors."""
+    def expected(self, dtype: torch.dtype) -> torch.Tensor:
+        """fp64 attention over the unquantized tensors of a type, first sequences only: [checked, q_len, q_heads, head_dim]."""
+        if dtype not in self._expected:
+            self._expected[dtype] = self.attend(self.query(dtype), self.keys(dtype), self.values(dtype))
+        return self._expected[dtype]
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """fp64 attention of the first sequences: [checked, q_len, q_heads, head_dim]."""
         from kvgen.reference.attention import attend
 
-        first = [x[: self.checked].cpu() for x in (q, k, v)]
-        lengths = torch.full((self.checked,), first[1].shape[1], dtype=torch.int32)
+        q, k, v = (x[: self.checked].cpu() for x in (q, k, v))
+        lengths = torch.full((self.checked,), k.shape[1], dtype=torch.int32)
         attention = self.spec.attention
-        return attend(first[0], first[1], first[2], lengths, softcap=attention.softcap, window=attention.window)[0]
+        return attend(q, k, v, lengths, softcap=attention.softcap, window=attention.window)[0]
+
+    def _normal(self, dtype: torch.dtype, seed: int, tokens: int, heads: int) -> torch.Tensor:
+        """Standard normal [batch, tokens, heads, head_dim], made once."""
+        if (dtype, seed) not in self._made:
+            random = torch.Generator(self.device).manual_seed(seed)
+            shape = (tokens, heads, self.spec.attention.head_dim)
+            out = torch.empty((self.workload.batch, *shape), dtype=dtype, device=self.device)
+            for sequence in out:
+                sequence.copy_(torch.randn(shape, generator=random, device=self.device))
+            self._made[dtype, seed] = out
+        return self._made[dtype, seed]

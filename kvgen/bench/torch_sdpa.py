@@ -57,7 +57,7 @@ class TorchSdpa:
 
         def error() -> float:
             first = [x[: case.checked] for x in (q, k, v)]
-            return relative_l2(self._call(case, *first)(), case.expected(*first))
+            return relative_l2(self._call(case, *first)(), case.expected(dtype))
 
         return Entrant(sample, nbytes, error)
 

@@ -34,21 +34,34 @@ TIMEOUT_S = 60.0
 class Cage:
     """Measures in killable workers. Only one process of the machine measures on a device at a time."""
 
-    def __init__(self, spec: KernelSpec, target: Target, locks: Path, devices: Sequence[int] | None = None) -> None:
-        """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`."""
+    def __init__(
+        self,
+        spec: KernelSpec,
+        target: Target,
+        locks: Path,
+        devices: Sequence[int] | None = None,
+        *,
+        memory_bytes: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`.
+
+        A candidate may take `memory_bytes` of host memory (half of what is free by default) and `timeout_s` per stage.
+        """
+        self._timeout_s = timeout_s
         self._spec, self._target = spec, target
         names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
         self.devices = len(names)
         self.exclusive = target == "cpu"
         self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(SEARCH), "check": asdict(CheckPolicy())}
-        self._workers = [Worker(environment={} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
+        self._workers = [Worker(memory_bytes, {} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
 
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """See `Bench`."""
         with self._alone(device):
-            outcome = self._workers[device].run(self._job(point, artifact, SEARCH), TIMEOUT_S)
+            outcome = self._workers[device].run(self._job(point, artifact, SEARCH), self._timeout_s)
         return _record(point, artifact, outcome)
 
     def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
@@ -58,7 +71,7 @@ class Cage:
             rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(seconds / (TURN_SECONDS * len(entrants)))))
         jobs = [replace(self._job(point, artifact, FINAL), check=None) for point, artifact in entrants]
         with self._alone(0):
-            outcomes = interleave(jobs, rounds, TIMEOUT_S, self._workers[0])
+            outcomes = interleave(jobs, rounds, self._timeout_s, self._workers[0])
         return [_record(point, artifact, outcome) for (point, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
     def compare(self, new: Record, old: Record) -> Kind:

@@ -1,0 +1,40 @@
+"""Candidates that crash, hang, eat all memory, return wrong numbers or do not compile: recorded, named, survived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.registry import Store
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.budget import Budget
+from kvgen.tune.cage import Cage
+from kvgen.tune.result import TuningResult
+from kvgen.tune.tuner import tune
+from tests.support.faulty import FaultyBackend
+from tests.support.naive import naive_spec
+
+KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "wrong": "wrong", "broken": "compile_error"}
+
+
+def run(root: Path) -> TuningResult:
+    cache = ArtifactCache(root / "cache")
+    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=1 << 30, timeout_s=10.0)
+    return tune(naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, bench=cage)
+
+
+@pytest.mark.slow
+def test_no_fault_ends_the_run_and_each_is_named(tmp_path: Path):
+    result = run(tmp_path)
+    failures = {record.point.schedule.launch["fault"]: record for record in result.failures}
+    assert {fault: record.kind for fault, record in failures.items()} == KINDS
+    assert all(record.detail for record in failures.values())
+    assert "SIGSEGV" in failures["crash"].detail
+    assert "this schedule does not compile" in failures["broken"].detail
+    assert result.entry.launches[0].params["fault"] == "none"
+    named = result.to_json()["failures"]
+    assert {(item["kind"], item["schedule"]["launch"]["fault"]) for item in named} == {(kind, fault) for fault, kind in KINDS.items()}
+    again = run(tmp_path)
+    assert again.measured == 0
+    assert {record.kind for record in again.failures} == set(KINDS.values())

@@ -1,0 +1,43 @@
+"""A back end over the naive module: one launch is right, the others fail in one way each."""
+
+from __future__ import annotations
+
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Parameter, SearchSpace
+from kvgen.reference.layout import PackedLayout
+from kvgen.spec import KernelSpec
+from tests.support.naive import BLOCK, FAULTS, naive_layout, naive_source
+
+
+class FaultyBackend:
+    """The default is right; every other point of the space crashes, hangs, allocates without end, is wrong or does not compile."""
+
+    name = "cpu"
+    targets: tuple[Target, ...] = ("cpu",)
+
+    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+        return None
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        return SearchSpace(
+            self.name,
+            [
+                Parameter("block", "layout", (BLOCK,), "tokens"),
+                Parameter("order", "layout", ("simd",), "order"),
+                Parameter("fault", "launch", ("none", *FAULTS, "broken"), "what it does"),
+            ],
+            workloads=spec.workloads,
+        )
+
+    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+        return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
+
+    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+        return naive_layout(spec)
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        fault = schedule.launch.text("fault")
+        if fault == "broken":
+            return Source("#error this schedule does not compile\n", "c++", "cpu")
+        return naive_source(None if fault == "none" else fault)
