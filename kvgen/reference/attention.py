@@ -1,4 +1,4 @@
-"""Attention in fp64, with everything the spec language can say."""
+"""Attention in fp64, with everything the spec language can say; on the device of what is given."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def attend(
     1 / sqrt(head_dim) where None. `sinks` [q_heads] are logits that join the denominator only (after scale and softcap).
     A query that sees nothing gives 0, and LSE = its sink, or -inf.
     """
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float64)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float64, device=q.device)
     for part in _parts(q, k, lengths, scale, softcap, window, sinks):
         values = v[part.batch, : part.weights.shape[-1], part.kv_head].double()
         out[part.batch, part.rows, part.heads] = (part.weights @ values).transpose(0, 1)
@@ -50,7 +50,7 @@ def weights(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The weights that `attend` gives to positions: fp64 [batch, q_heads, q_len, tokens], 0 where nothing is seen."""
-    held = torch.zeros(q.shape[0], q.shape[2], q.shape[1], k.shape[1], dtype=torch.float64)
+    held = torch.zeros(q.shape[0], q.shape[2], q.shape[1], k.shape[1], dtype=torch.float64, device=q.device)
     for part in _parts(q, k, lengths, scale, softcap, window, sinks):
         held[part.batch, part.heads, part.rows, : part.weights.shape[-1]] = part.weights
     return held
@@ -92,7 +92,7 @@ def _parts(
             sink = None if sinks is None else sinks[heads].double()
             for rows in _row_chunks(q_len, share * max(length, 1)):
                 queries = q[b, rows, heads].double().transpose(0, 1)  # [share, rows, head_dim]
-                visible = _visible(length, q_len, rows, window)
+                visible = _visible(length, q_len, rows, window).to(q.device)
                 yield _Part(b, h, heads, rows, *_softmax(queries @ keys.T * scale, visible, softcap, sink))
 
 

@@ -1,4 +1,4 @@
-"""Blocks of bytes from K and V and back, for any packed layout, by its index maps alone."""
+"""Blocks of bytes from K and V and back, for any packed layout, by its index maps alone; on the device of what is given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pack_blocks(layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> torch
     """
     _check(layout, k)
     _check(layout, v)
-    packed = torch.zeros((*k.shape[:-2], layout.block_bytes), dtype=torch.uint8)
+    packed = torch.zeros((*k.shape[:-2], layout.block_bytes), dtype=torch.uint8, device=k.device)
     for which, x in zip(OPERANDS, (k, v), strict=True):
         write_operand(layout, which, packed, x)
     return packed
@@ -69,7 +69,7 @@ def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quan
     if not op.quantized:
         raise ValueError(f"{which} is not quantized")
     places, shifts = _code_places(layout, which)
-    fields = packed[..., places] >> shifts
+    fields = packed[..., places] >> shifts.to(packed.device)
     codes = (fields & (2**op.bits - 1)).reshape(*packed.shape[:-1], layout.tokens, layout.head_dim)
     kept = param_dtype(torch.float32 if layout.param_bytes == 4 else torch.float16)
     channels = op.axis == "channel"
@@ -112,7 +112,7 @@ def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Qua
     """Codes with the upper bits of their boosted channels."""
     bits = layout.boost_bits()
     index = packed[..., layout.boost_index_offsets()].long()
-    upper = packed[..., bits // 8] >> (bits % 8).to(torch.uint8) & 3
+    upper = packed[..., bits // 8] >> (bits % 8).to(packed.device, torch.uint8) & 3
     per_token = index.repeat_interleave(layout.key.group, dim=-2)
     codes = q.codes + torch.zeros_like(q.codes).scatter(-1, per_token, upper << 2)
     boosted = torch.zeros_like(q.scale, dtype=torch.bool).scatter(-1, index, True)

@@ -71,7 +71,7 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
     boosted = None
     if boost is not None and boost.fraction > 0:
         boosted = select_channels(grouped, boost)
-    levels = _levels(quant.bits, quant.zero, boosted)
+    levels = _levels(quant.bits, quant.zero, boosted).to(x.device)
     if quant.zero:
         low, high = grouped.amin(-2, keepdim=True), grouped.amax(-2, keepdim=True)
         zero = store(low, param_dtype(x.dtype))
@@ -112,7 +112,7 @@ def select_channels(grouped: torch.Tensor, boost: BoostSpec) -> torch.Tensor:
     elif boost.select == "range":
         rank = (grouped.amax(-2) - grouped.amin(-2)).double()
     else:
-        rank = -torch.arange(channels, dtype=torch.float64).expand((*grouped.shape[:-2], channels))
+        rank = -torch.arange(channels, dtype=torch.float64, device=grouped.device).expand((*grouped.shape[:-2], channels))
     count = round(boost.fraction * channels)
     chosen = rank.argsort(dim=-1, descending=True, stable=True)[..., :count]
     return torch.zeros_like(rank, dtype=torch.bool).scatter(-1, chosen, True).unsqueeze(-2)
@@ -121,7 +121,7 @@ def select_channels(grouped: torch.Tensor, boost: BoostSpec) -> torch.Tensor:
 def _levels(bits: int, zero: bool, boosted: torch.Tensor | None) -> torch.Tensor:
     """The largest code, fp32."""
     plain = torch.tensor(float(2**bits - 1 if zero else 2 ** (bits - 1) - 1))
-    return plain if boosted is None else torch.where(boosted, float(2**BOOST_BITS - 1), plain)
+    return plain if boosted is None else torch.where(boosted, float(2**BOOST_BITS - 1), plain.to(boosted.device))
 
 
 def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
