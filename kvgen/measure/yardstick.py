@@ -28,13 +28,12 @@ SINK_BYTES = 4096
 
 def source(target: Target) -> Source:
     """The read kernel's source, from `templates/{cpu,cuda}/read.*.jinja`."""
-    import jinja2
+    from kvgen.lower.template import reached_headers, render
 
-    language, name = ("c++", "cpu/read.cpp.jinja") if target == "cpu" else ("cuda", "cuda/read.cu.jinja")
-    loader = jinja2.FileSystemLoader(_resources.templates())
-    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    text = environment.get_template(name).render(target=target)
-    return Source(text, "cuda" if language == "cuda" else "c++", target, flags=("-fopenmp",) if target == "cpu" else ())
+    cpu = target == "cpu"
+    text = render("cpu/read.cpp.jinja" if cpu else "cuda/read.cu.jinja", target=target)
+    include = tuple(_resources.templates() / room / "include" for room in ("cpu" if cpu else "cuda", "common"))
+    return Source(text, "c++" if cpu else "cuda", target, include, ("-fopenmp",) if cpu else (), reached_headers(text, include))
 
 
 def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:

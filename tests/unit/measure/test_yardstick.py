@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from kvgen.errors import ToolchainMissing
 from kvgen.measure import yardstick as module
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.yardstick import PIECE, read_us, source, yardstick
+from kvgen.toolchain import ArtifactCache, build
+from kvgen.toolchain.compilers import find_nvcc
+from kvgen.toolchain.module import load_library
 
 POLICY = TimingPolicy(seconds=0.02, warmup_seconds=0.0, cold_bytes=0, samples=5, threads=1)
 
@@ -36,3 +44,17 @@ def test_the_buffer_is_left_alone() -> None:
 def test_its_source_needs_no_variable_that_is_not_given() -> None:
     assert "{{" not in source("cpu").text
     assert source("cpu").language == "c++"
+
+
+@pytest.mark.nvcc
+def test_gpu_read_kernels_compile_without_spills(tmp_path: Path) -> None:
+    try:
+        find_nvcc()
+    except ToolchainMissing as error:
+        pytest.skip(str(error))
+    for target, kernel in (("sm80", "PlainRead"), ("sm90", "BulkRead")):
+        artifact = build(source(target), ArtifactCache(tmp_path))
+        (name,) = artifact.resources.kernels
+        assert kernel in name
+        assert artifact.resources.spill_bytes == 0
+        assert load_library(artifact.path).implements_function("read")
