@@ -1,0 +1,135 @@
+"""The CUDA packer and unpacker, run on the CPU: their headers' own text over an emulation of what they use of CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvgen._resources import templates
+from kvgen.reference.layout import PackedLayout
+from kvgen.toolchain.compilers import find_gxx
+
+LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
+HEADERS = ("args", "assemble", "format", "pack", "places", "quantize", "scaler", "unpack")
+
+EXPORTS = """
+#include "kvgen/pack.cuh"
+#include "kvgen/unpack.cuh"
+using namespace kvgen;
+using Format_ = kvgen::Format<{element}, {key}, {value}, {layout.head_dim}, {layout.tokens}>;
+static_assert(Format_::kBlockBytes == {layout.block_bytes});
+extern "C" void call(bool packing, bool backwards, void* const* tensors, const int64_t* numbers) {{
+  emulator::backwards = backwards;
+  CacheArgs cache;
+  cache.packed = static_cast<uint8_t*>(tensors[0]);
+  cache.k_residual = tensors[1], cache.v_residual = tensors[2];
+  cache.lengths = static_cast<int*>(tensors[3]);
+  cache.block_table = static_cast<const int*>(tensors[4]);
+  cache.outer_stride_bytes = numbers[0], cache.head_stride_bytes = numbers[1];
+  cache.table_stride = numbers[2], cache.page_blocks = numbers[3], cache.batch = numbers[4], cache.kv_heads = numbers[5];
+  const Rows k{{tensors[5], numbers[7], numbers[8], numbers[9]}}, v{{tensors[6], numbers[7], numbers[8], numbers[9]}};
+  const int tokens = numbers[6];
+  if (packing) {{
+    PackArgs args;
+    args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
+    cache.block_table ? launch_pack<Format_, true>(args, nullptr) : launch_pack<Format_, false>(args, nullptr);
+  }} else {{
+    UnpackArgs args;
+    args.cache = cache, args.k = k, args.v = v, args.tokens = tokens;
+    cache.block_table ? launch_unpack<Format_, true>(args, nullptr) : launch_unpack<Format_, false>(args, nullptr);
+  }}
+}}
+extern "C" void places(int64_t* bits, int64_t* params) {{
+  for (int token = 0; token < {layout.tokens}; ++token)
+    for (int channel = 0; channel < {layout.head_dim}; ++channel) {{
+      *bits++ = Places<Format_, Which::key>::code_bit(token, channel), *bits++ = Places<Format_, Which::value>::code_bit(token, channel);
+      for (int kind = 0; kind < 2; ++kind) {{
+        *params++ = Places<Format_, Which::key>::param_offset(kind, token, channel);
+        *params++ = Places<Format_, Which::value>::param_offset(kind, token, channel);
+      }}
+    }}
+}}
+"""
+
+
+@dataclass
+class Cache:
+    """Tensors of a cache, shaped as in docs/abi.md, on the CPU."""
+
+    packed: torch.Tensor
+    k_residual: torch.Tensor
+    v_residual: torch.Tensor
+    lengths: torch.Tensor
+    block_table: torch.Tensor | None = None
+
+    def tensors(self) -> list[torch.Tensor | None]:
+        """In the order of the calls."""
+        return [self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table]
+
+
+class Emulated:
+    """pack and unpack of one format."""
+
+    def __init__(self, layout: PackedLayout, dtype: torch.dtype, folder: Path) -> None:
+        self.library = ctypes.CDLL(str(_compile(layout, dtype, folder)))
+
+    def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> None:
+        """Append; CTAs run in the order of their numbers or `backwards`."""
+        self._call(True, backwards, cache, k, v, new_lengths)
+
+    def unpack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Dequantize into k and v [batch, tokens, kv_heads, head_dim]."""
+        self._call(False, False, cache, k, v, None)
+
+    def places(self, layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bits of codes [tokens, head_dim, key | value] and bytes of params [tokens, head_dim, scale | zero, key | value]."""
+        bits = torch.empty(layout.tokens, layout.head_dim, 2, dtype=torch.int64)
+        params = torch.empty(layout.tokens, layout.head_dim, 2, 2, dtype=torch.int64)
+        self.library.places(ctypes.c_void_p(bits.data_ptr()), ctypes.c_void_p(params.data_ptr()))
+        return bits, params
+
+    def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> None:
+        assert k.stride() == v.stride()
+        table = cache.block_table
+        page_blocks = 0 if table is None else cache.packed.shape[2]
+        numbers = [*cache.packed.stride()[:2], 0 if table is None else table.stride(0), page_blocks, *cache.k_residual.shape[:2]]
+        numbers += [k.shape[1], *k.stride()[:3]]
+        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new]]
+        self.library.call(
+            ctypes.c_bool(packing),
+            ctypes.c_bool(backwards),
+            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_int64 * len(numbers))(*numbers),
+        )
+
+
+def _compile(layout: PackedLayout, dtype: torch.dtype, folder: Path) -> Path:
+    from kvgen.lower.cuda.render import _quant
+
+    here = Path(__file__).parent / "emulator"
+    (folder / "kvgen").mkdir(parents=True, exist_ok=True)
+    for name in HEADERS:
+        text = (templates() / "cuda" / "include" / "kvgen" / f"{name}.cuh").read_text()
+        (folder / "kvgen" / f"{name}.cuh").write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", text))
+    element = "__half" if dtype == torch.float16 else "__nv_bfloat16"
+    source, output = folder / "emulated.cpp", folder / "emulated.so"
+    source.write_text(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout))
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-fno-strict-aliasing",
+        "-ffp-contract=off",
+        "-march=native",
+        "-include",
+        str(here / "cuda_fp16.h"),
+    ]
+    subprocess.run([str(find_gxx().path), *flags, f"-I{here}", f"-I{folder}", str(source), "-o", str(output)], check=True)
+    return output

@@ -1,0 +1,163 @@
+"""What the CUDA packer and unpacker do, by emulation on the CPU: places, codes, params, residuals, lengths."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from kvgen.reference.layout import PackedLayout, Which, packed_layout
+from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.reference.quantize import torch_dtype
+from kvgen.spec import KernelSpec, load_spec
+from tests.unit.lower_cuda.emulate import Cache, Emulated
+
+HEADS = 2
+FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] = {
+    "k4v4": ("float16", 128, 128, {"bits": 4, "group": 128}, {"bits": 4, "group": 128}),
+    "k2v2-g32-bf16": ("bfloat16", 64, 64, {"bits": 2, "group": 32}, {"bits": 2, "group": 32}),
+    "k8v2-sym-d96": ("float16", 96, 32, {"bits": 8, "group": 32, "zero": False}, {"bits": 2, "group": 96}),
+    "k4t-v8": ("float16", 64, 16, {"bits": 4, "axis": "token", "group": 32}, {"bits": 8, "group": 64, "zero": False}),
+    "k2t-v4-bf16": ("bfloat16", 256, 32, {"bits": 2, "axis": "token", "group": 256, "zero": False}, {"bits": 4, "group": 64}),
+    "k16-v2": ("bfloat16", 128, 32, {"bits": 16}, {"bits": 2, "group": 128}),
+    "k8-v16": ("float16", 32, 64, {"bits": 8, "group": 64}, {"bits": 16}),
+}
+
+
+def spec_of(name: str) -> KernelSpec:
+    dtype, dim, _, key, value = FORMATS[name]
+    return load_spec(
+        {
+            "name": "t",
+            "attention": {"q_heads": HEADS, "kv_heads": HEADS, "head_dim": dim, "dtype": dtype},
+            "key": {"axis": "channel", **key} if key["bits"] != 16 else key,
+            "value": {"axis": "token", **value} if value["bits"] != 16 else value,
+        }
+    )
+
+
+def layout_of(name: str) -> PackedLayout:
+    return packed_layout(spec_of(name), FORMATS[name][2], "mma")
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder: Path = tmp_path_factory.mktemp("emulated")
+    return cache(lambda name: Emulated(layout_of(name), torch_dtype(FORMATS[name][0]), folder / name))
+
+
+def hard_values(name: str, batch: int, tokens: int, seed: int) -> torch.Tensor:
+    """Normal values among constant, huge, tiny and tied ones: [batch, tokens, HEADS, head_dim]."""
+    dtype, dim, *_ = FORMATS[name]
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, tokens, HEADS, dim, generator=random)
+    x[..., 3] = 1.5
+    x[:, 5::7] = -0.75
+    x[..., 8] *= 1e-6
+    x[..., 9] = torch.randint(-300, 300, x.shape[:-1], generator=random) * 1e-7
+    x[..., 10] = torch.randint(0, 16, x.shape[:-1], generator=random) * 0.5
+    x[:, 3::11] *= 2e-5
+    x[..., 12] *= 3e4
+    x[:, 1::13, :, 17] = 60000.0
+    if dtype == "bfloat16":
+        x[:, 2::17, :, 19] = -3e38
+        x[..., 20] = 1e30
+    else:
+        x = x.clamp(-65504, 65504)
+    x[x == 0] = 0.0  # no negative zeros: which of two zeros is the smaller is anybody's guess
+    return x.to(torch_dtype(dtype))
+
+
+def empty_cache(name: str, batch: int, max_len: int, page: int | None = None) -> Cache:
+    layout, dtype = layout_of(name), torch_dtype(FORMATS[name][0])
+    blocks, table = -(-max_len // layout.tokens), None
+    packed = torch.full((batch, HEADS, blocks, layout.block_bytes), 0xA5, dtype=torch.uint8)
+    if page is not None:
+        pages = -(-max_len // page)
+        table = torch.randperm(batch * pages + 2, generator=torch.Generator().manual_seed(1))[: batch * pages].int().reshape(batch, pages)
+        packed = torch.full((batch * pages + 2, HEADS, page // layout.tokens, layout.block_bytes), 0xA5, dtype=torch.uint8)
+    residual = torch.full((batch, HEADS, layout.tokens, layout.head_dim), torch.nan, dtype=dtype)
+    return Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table)
+
+
+def blocks_of(held: Cache, b: int) -> torch.Tensor:
+    """Blocks of sequence b: [HEADS, blocks, block_bytes]."""
+    if held.block_table is None:
+        return held.packed[b]
+    return held.packed[held.block_table[b].long()].transpose(0, 1).flatten(1, 2)
+
+
+def meaningful(layout: PackedLayout) -> torch.Tensor:
+    """Bytes that hold something."""
+    found = []
+    for which in get_args(Which):
+        found.append(layout.code_bits(which).flatten() // 8)
+        if layout.operand(which).width == 16:
+            found.append(found[-1] + 1)
+        if layout.operand(which).quantized:
+            offsets = layout.param_offsets(which).flatten()
+            found += [offsets, offsets + 1]
+    return torch.cat(found).unique()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_places_are_those_of_the_layout(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
+    layout = layout_of(name)
+    bits, params = emulated(name).places(layout)
+    for index, which in enumerate(get_args(Which)):
+        assert torch.equal(bits[..., index], layout.code_bits(which))
+        op = layout.operand(which)
+        if op.quantized:
+            spread = layout.param_offsets(which).repeat_interleave(op.group, dim=-2 if op.axis == "channel" else -1)
+            for kind in range(op.params):
+                assert torch.equal(params[..., kind, index], spread[kind])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bool, emulated) -> None:  # type: ignore[no-untyped-def]
+    layout, module = layout_of(name), emulated(name)
+    n, batch = layout.tokens, 3
+    pieces = [[n // 2, 0, 2 * n], [n // 2, 3, 5], [0, 0, 0], [n + 1, n - 2, n - 5], [2, 1, 0]]
+    held = empty_cache(name, batch, 4 * n, page=2 * n if paged else None)
+    k, v = hard_values(name, batch, 4 * n, 0), hard_values(name, batch, 4 * n, 1)
+    done = [0] * batch
+    for at, piece in enumerate(pieces):
+        extent = max(piece) + 1
+        fresh = [torch.full((batch, HEADS, extent, layout.head_dim), torch.nan, dtype=k.dtype).transpose(1, 2) for _ in range(2)]
+        for b, count in enumerate(piece):
+            for x, new in zip((k, v), fresh, strict=True):
+                new[b, :count] = x[b, done[b] : done[b] + count]
+            done[b] += count
+        module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=at % 2 == 0)
+        assert held.lengths.tolist() == done
+    kept = meaningful(layout)
+    for b, length in enumerate(done):
+        full = length // n
+        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in (k, v)))
+        found = blocks_of(held, b)
+        assert torch.equal(found[:, :full, kept], expected[..., kept])
+        assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
+        for residual, x in ((held.k_residual, k), (held.v_residual, v)):
+            assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
+    layout, module = layout_of(name), emulated(name)
+    n = layout.tokens
+    lengths = torch.tensor([n + 3, 0, 2 * n], dtype=torch.int32)
+    held = empty_cache(name, 3, 2 * n, page=n)
+    k, v = hard_values(name, 3, 2 * n, 2), hard_values(name, 3, 2 * n, 3)
+    module.pack(held, k, v, lengths)
+    out = [torch.full((3, 2 * n + 2, HEADS, layout.head_dim), 7.0, dtype=k.dtype) for _ in range(2)]
+    module.unpack(held, *out)
+    for b, length in enumerate(lengths.tolist()):
+        full = length // n
+        for x, y, exact in zip((k, v), out, unpack_blocks(layout, blocks_of(held, b)[:, :full], k.dtype), strict=True):
+            assert torch.equal(y[b, : full * n], exact.flatten(1, 2).transpose(0, 1).float().to(k.dtype))
+            assert torch.equal(y[b, full * n : length], x[b, full * n : length])
+            assert (y[b, length:] == 7.0).all()
