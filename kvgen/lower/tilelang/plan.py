@@ -194,6 +194,16 @@ class Plan:
     # --- ring ----------------------------------------------------------------------------------------------------------
 
     @property
+    def unit_tokens(self) -> int:
+        """Tokens of a unit."""
+        return self.unit * self.layout.subtile
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return 4 * (self.unit * self.subtile_words + self.channel_words)
+
+    @property
     def units(self) -> int:
         """Units of a block."""
         return self.layout.subtiles // self.unit

@@ -9,6 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import separate
 from kvgen.lower.tilelang.mma.state import MIN_SCORE, columns, static
+from kvgen.lower.tilelang.mma.step import count_reader
 from kvgen.lower.tilelang.mma.values import true_output
 
 LN2 = float.fromhex("0x1.62e430p-1")
@@ -138,6 +139,7 @@ def merge(p: Any, k: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
     finish_sums(p, r)
     T.ptx_wait_group(0)
     T.sync_threads()
+    count_reader(k, at, r)
     share_warps(p, at, r, sums, states)
     T.sync_threads()
     for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):

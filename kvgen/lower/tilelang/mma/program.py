@@ -8,9 +8,10 @@ import tilelang.language as T
 from kvgen.lower.tilelang.mma.merge import combine, merge
 from kvgen.lower.tilelang.mma.query import load_query, normalize_query, sum_query
 from kvgen.lower.tilelang.mma.ring import issue, look_up_page
-from kvgen.lower.tilelang.mma.scores import begin_unit, score_codes
+from kvgen.lower.tilelang.mma.scores import begin_unit, load_row_params, score_codes
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
 from kvgen.lower.tilelang.mma.state import Args, Place, Work, columns, registers, static
+from kvgen.lower.tilelang.mma.step import advance_length, flush
 from kvgen.lower.tilelang.mma.tail import attend_tail
 from kvgen.lower.tilelang.mma.values import add_values
 from kvgen.lower.tilelang.plan import Plan
@@ -54,19 +55,11 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any) -> None
                     begin_unit(p, at, r, ring, turn)
                 refresh_bias(p, r)
             score_codes(p, at, r, ring, subtile)
-            load_value_params(p, at, r, ring, subtile)
+            load_row_params(p, "value", at, r, ring, subtile)
             weigh(p, at, r, (unit * p.unit + sub) * 32)
             add_values(p, at, r, ring, subtile)
             T.sync_warp()
             issue(p, k, at, work, r, ring, turn + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
-
-
-@T.macro
-def load_value_params(p: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
-    """V's scales and zeros."""
-    from kvgen.lower.tilelang.mma.scores import load_row_params
-
-    load_row_params(p, "value", at, r, ring, subtile)
 
 
 @T.macro
@@ -87,6 +80,8 @@ def attention(p: Any, k: Any, at: Any, ring: Any, sums: Any, states: Any, last: 
     attend_packed(p, k, at, work, r, ring)
     merge(p, k, at, r, sums, states)
     combine(p, k, at, r, last)
+    advance_length(p, k, at, r)
+    flush(p, k, at, work, r, ring, last)
 
 
 @T.macro
@@ -112,7 +107,8 @@ def program(p: Plan) -> Any:
     def attend(
         q: array("uint32"), packed: array("uint32"), k_residual: array("uint32"), v_residual: array("uint32"),
         lengths: array("int32"), table: array("int32"), out: array("uint32"), lse: array("float32"),
-        partial: array("float32"), stats: array("float32"), arrivals: array("int32"),
+        partial: array("float32"), stats: array("float32"),
+        arrivals: array("int32"), flushed: array("int32"), readers: array("int32"),
         q_batch: T.int64, q_token: T.int64, q_head: T.int64, out_batch: T.int64, out_token: T.int64, out_head: T.int64,
         fresh_k: T.int64, fresh_v: T.int64, fresh_k_batch: T.int64, fresh_k_token: T.int64, fresh_k_head: T.int64,
         fresh_v_batch: T.int64, fresh_v_token: T.int64, fresh_v_head: T.int64,
@@ -127,10 +123,10 @@ def program(p: Plan) -> Any:
             states = T.alloc_shared((p.warps * p.columns * 2,), "float32")
             last = T.alloc_shared((1,), "int32")
             k = Args(
-                q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals,
+                q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals, flushed, readers,
                 (q_batch, q_token, q_head), (out_batch, out_token, out_head),
                 (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
-                (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, splits,
+                (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, runs, splits,
             )  # fmt: skip
             attention(p, k, locate(p, cell, split, runs), ring, sums, states, last)
 

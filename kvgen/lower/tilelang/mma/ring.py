@@ -33,9 +33,8 @@ def look_up_page(p: Any, k: Any, at: Any, work: Any, r: Any, turn: Any) -> None:
 
 
 @T.macro
-def find_block(p: Any, k: Any, at: Any, work: Any, r: Any, unit: Any) -> None:
-    """Offset of the unit's block, in 16 bytes."""
-    block = (work.first + unit) // p.units
+def find_block(p: Any, k: Any, at: Any, r: Any, block: Any) -> None:
+    """Offset of a block in 16 bytes; its page is in `page`."""
     if p.page_blocks:
         r.source[0] = (
             r.page[0] * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(block % p.page_blocks, "int64") * (p.block_words // 4)
@@ -52,7 +51,7 @@ def issue(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any, turn: Any, sub:
     if unit < work.count:
         start = (work.first + unit) % p.units * p.unit
         if sub == 0:
-            find_block(p, k, at, work, r, unit)
+            find_block(p, k, at, r, (work.first + unit) // p.units)
             look_up_page(p, k, at, work, r, turn + 1)
             if p.channel_words:
                 group = start * p.layout.subtile // p.key.group

@@ -34,6 +34,8 @@ class Args:
     partial: Any
     stats: Any
     arrivals: Any
+    flushed: Any
+    readers: Any
     q_strides: tuple[Any, Any, Any]
     out_strides: tuple[Any, Any, Any]
     fresh_k: tuple[Any, Any, Any, Any]
@@ -44,6 +46,7 @@ class Args:
     q_len: Any
     with_lse: Any
     scale: Any
+    runs: Any
     splits: Any
 
 

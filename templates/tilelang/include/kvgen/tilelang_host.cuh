@@ -13,7 +13,7 @@ enum class Splits { automatic, wave, waves2 };  // by a cost model; as many as r
 // The kernel's arguments by the names that TileLang gave them. Strides and offsets count 16 bytes.
 struct TileArgs {
   uint *q, *packed, *k_residual, *v_residual, *out;
-  int *lengths, *table, *arrivals;
+  int *lengths, *table, *arrivals, *flushed, *readers;
   float *lse, *partial, *stats;
   int64_t q_batch, q_token, q_head, out_batch, out_token, out_head;
   int64_t fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head;  // new tokens, as offsets from the residual
@@ -29,6 +29,7 @@ struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kQueries, 8 * Schedule::kColumnTiles);
   static constexpr int kStartBytes = 96 * 1024;  // what a multiprocessor could read while a CTA starts, merges and combines
   static constexpr int kMaxSplits = 256;
+  static constexpr int kMostBatch = 65536;
 
   static int resident_ctas() {
     int device = 0, processors = 0;
@@ -60,13 +61,13 @@ struct TileHost {
 
   // Counters first, at places that depend on the batch alone: every call leaves them zero for the next.
   struct Workspace {
-    int64_t arrivals, flushed, lengths_read, stats, partial, bytes;
+    int64_t arrivals, flushed, readers, stats, partial, bytes;
     Workspace(int batch, int kv_heads, int splits) {
       const int64_t heads = static_cast<int64_t>(batch) * kv_heads, cells = heads * kMaxRuns;
       arrivals = 0;
       flushed = arrivals + cells * 4;
-      lengths_read = flushed + heads * 4;
-      stats = (lengths_read + 4 + 127) / 128 * 128;
+      readers = flushed + heads * 4;
+      stats = (readers + batch * 4 + 127) / 128 * 128;
       partial = (stats + cells * splits * Schedule::kColumns * 8 + 127) / 128 * 128;
       bytes = partial + cells * splits * Schedule::kColumns * Format::kHeadDim * 4;
     }
@@ -98,7 +99,8 @@ struct TileHost {
     t.splits = choose_splits(t.cells, a.max_len);
     char* work = static_cast<char*>(a.workspace);
     const Workspace at(a.cache.batch, a.cache.kv_heads, t.splits);
-    t.arrivals = reinterpret_cast<int*>(work + at.arrivals);
+    t.arrivals = reinterpret_cast<int*>(work + at.arrivals), t.flushed = reinterpret_cast<int*>(work + at.flushed);
+    t.readers = reinterpret_cast<int*>(work + at.readers);
     t.stats = reinterpret_cast<float*>(work + at.stats), t.partial = reinterpret_cast<float*>(work + at.partial);
     return t;
   }

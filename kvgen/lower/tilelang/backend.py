@@ -1,0 +1,107 @@
+"""The back end's answers: what it supports, its search space, its default, its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
+
+from kvgen.errors import ToolchainMissing, UnsupportedError
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Fact, SearchSpace, spec_facts
+from kvgen.lower.tilelang.isolate import lower_apart
+from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.lower.tilelang.render import source
+from kvgen.lower.tilelang.support import missing, refusal
+from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.spec import KernelSpec
+
+NAME = "tilelang"
+KB = 1024
+SHARED_PER_CTA: dict[Target, int] = {"sm80": 163 * KB, "sm89": 99 * KB, "sm90": 227 * KB}
+SHARED_RESERVED = KB
+"""Shared memory of a multiprocessor that every CTA costs beyond its own."""
+
+
+class TileLangBackend:
+    """Kernels written in TileLang, at the level of single matrix instructions and cp.async."""
+
+    name = NAME
+    targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
+
+    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+        """Why the spec cannot be lowered for the target; None if it can."""
+        if target not in self.targets:
+            return f"it lowers for {', '.join(self.targets)}, not for {target}"
+        return missing() or refusal(spec)
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        """`search_spaces/tilelang.yaml` for a spec and a target. Raises UnsupportedError; needs no TileLang."""
+        _require(spec, target)
+        return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
+
+    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+        """8 warps with four stages where they fit, else what does. Raises UnsupportedError where nothing fits."""
+        space = self.space(spec, target)
+        preferred = spec.key.group if spec.key.axis == "channel" else 128
+        for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
+            for launch in _plain_launches(spec):
+                schedule = Schedule(NAME, layout, launch)
+                if not any(space.check(schedule, workload) for workload in spec.workloads):
+                    return schedule
+        raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
+
+    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+        """Blocks of `block` tokens in fragment order."""
+        return packed_layout(spec, params.integer("block"), "mma")
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        """Source of one variant.
+
+        Raises UnsupportedError where spec or schedule cannot be built, ToolchainMissing without TileLang, CompileError where it fails.
+        """
+        if problems := self.space(spec, target).check(schedule):
+            raise UnsupportedError(NAME, problems[0])
+        if reason := missing():
+            raise ToolchainMissing(reason)
+        return source(make_plan(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
+
+
+def _require(spec: KernelSpec, target: Target) -> None:
+    reason = refusal(spec) if target in SHARED_PER_CTA else f"it lowers for {', '.join(SHARED_PER_CTA)}, not for {target}"
+    if reason:
+        raise UnsupportedError(NAME, reason)
+
+
+def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
+    """What constraints may mention beyond the spec's own facts; all sizes in bytes."""
+
+    @cache
+    def plan(block: int, warps: int, stages: int, unit: int, column_tiles: int) -> Plan:
+        launch = Params(warps=warps, stages=stages, unit=unit, column_tiles=column_tiles, ctas=1)
+        return make_plan(spec, Schedule(NAME, Params(block=block), launch))
+
+    def shared_bytes(*point: int) -> int:
+        return plan(*point).shared_bytes
+
+    def ring_bytes(*point: int) -> int:
+        return plan(*point).warps * plan(*point).ring_words * 4
+
+    sizes: dict[str, Callable[..., int]] = {"shared_bytes": shared_bytes, "ring_bytes": ring_bytes}
+    return {
+        **spec_facts(spec),
+        **sizes,
+        "target": target,
+        "columns": spec.attention.group * spec.attention.q_len,
+        "shared_per_cta": SHARED_PER_CTA[target],
+        "shared_per_sm": SHARED_PER_CTA[target] + SHARED_RESERVED,
+        "shared_reserved": SHARED_RESERVED,
+    }
+
+
+def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
+    """Launches that no shape is bad at, the best first."""
+    tiles = 2 if spec.attention.group * spec.attention.q_len > 8 and spec.attention.head_dim <= 128 else 1
+    for warps, (unit, stages) in product((8, 4, 2), ((4, 4), (2, 2), (1, 2))):
+        yield Params(form="mma", warps=warps, stages=stages, unit=unit, column_tiles=tiles, ctas=1, splits="automatic")

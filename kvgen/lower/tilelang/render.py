@@ -1,0 +1,43 @@
+"""Source text of a variant: TileLang's kernel with kvgen's own host side and headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvgen._resources import templates
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Params
+from kvgen.lower.template import reached_headers, render
+from kvgen.lower.tilelang.isolate import Lowered
+from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.support import TILELANG
+from kvgen.reference.layout import Operand
+
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+def quant(operand: Operand) -> str:
+    """The C++ type of K's or V's format."""
+    return f"kvgen::Quant<{operand.bits}, kvgen::Axis::{operand.axis}, {operand.group}, {'true' if operand.zero else 'false'}>"
+
+
+def source(plan: Plan, kernel: Lowered, launch: Params, target: Target) -> Source:
+    """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
+    text = render(
+        "tilelang/module.cu.jinja",
+        version=TILELANG,
+        layout=plan.layout,
+        plan=plan,
+        kernel=kernel,
+        splits=launch.text("splits"),
+        element=ELEMENTS[plan.dtype],
+        key=quant(plan.key),
+        value=quant(plan.value),
+        arguments=", ".join(f"t.{name}" for name in kernel.parameters),
+    )
+    return Source(text, "cuda", target, include_folders(), ("-diag-suppress=550",), reached_headers(text, include_folders()))
+
+
+def include_folders() -> tuple[Path, ...]:
+    """Where kvgen's headers lie."""
+    return tuple(templates() / part / "include" for part in ("tilelang", "cuda", "common"))

@@ -1,0 +1,56 @@
+"""The other process: a spec and a schedule on standard input, the device kernel on standard output, both as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from kvgen.lower.schedule import Schedule
+from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.spec import KernelSpec
+
+ARCHS = {"sm80": "sm_80", "sm89": "sm_89", "sm90": "sm_90a"}
+PASSES = {
+    "tl.disable_thread_storage_sync": True,  # the program places every barrier itself
+    "tl.disable_safe_memory_legalize": True,  # and every bound: extents are run-time numbers
+    "tl.disable_data_race_check": True,
+    "tl.disable_out_of_bound_warning": True,
+    "tl.disable_warp_specialized": True,
+}
+KERNEL = 'extern "C" __global__'
+
+
+def lower(plan: Plan, target: str) -> dict[str, Any]:
+    """Run TileLang; `text` is the generated kernel without TileLang's includes."""
+    import tilelang
+    from tvm.target import Target
+
+    from kvgen.lower.tilelang.mma.program import program
+
+    cuda = Target({"kind": "cuda", "arch": ARCHS[target]})
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=PASSES), cuda:
+        artifact = tilelang.lower(program(plan), target=cuda)
+    (function,) = artifact.device_mod.functions.values()
+    text = artifact.kernel_source
+    return {
+        "name": str(function.attrs["global_symbol"]),
+        "text": text[text.index(KERNEL) :].rstrip() + "\n",
+        "parameters": [str(parameter.name) for parameter in function.params],
+        "shared_bytes": int(function.attrs["dyn_shared_memory_buf"]),
+    }
+
+
+def main() -> None:
+    """Answer one request. Only the answer goes to standard output, whatever TileLang prints."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    plan = make_plan(KernelSpec.model_validate(request["spec"]), Schedule.from_json(request["schedule"]))
+    with os.fdopen(answer_to, "w") as answer:
+        json.dump(lower(plan, request["target"]), answer)
+
+
+if __name__ == "__main__":
+    main()
