@@ -1,5 +1,6 @@
 # make demo   tune Llama-3.1-8B's int4 KV cache for this machine and show it beside torch
 # make test   lint, then all tests (what .ci/run calls)
+# make cuda-covering   compile the whole covering set of CUDA variants (needs nvcc, no GPU)
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
@@ -24,6 +25,9 @@ demo: $(SETUP)
 
 test: lint
 	$(BIN)/python -m pytest
+
+cuda-covering: $(SETUP)
+	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py
 
 lint: $(SETUP)
 	$(BIN)/python -m ruff check .

@@ -21,14 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
-from kvgen import _resources
 from kvgen.errors import CompileError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.measure import yardstick
 from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.compile import build
 from kvgen.toolchain.pool import build_many
 
 Row = dict[str, Any]
@@ -75,7 +72,7 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
     """One task per spec and layout, with the modules that compiled."""
     started, store = time.monotonic(), ArtifactCache()
     ptx = options.ptx is not None
-    read = build(read_source(), store)
+    read = yardstick.artifact("sm90", store)
     sources, kept = [], []
     for spec, schedule in dict.fromkeys(points):
         problems = backend.space(spec, target).check(schedule)
@@ -105,14 +102,6 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
         )  # fmt: skip
     print(f"compiled {len(found)} modules in {time.monotonic() - started:.0f} s", flush=True)
     return list(tasks.values())
-
-
-def read_source() -> Source:
-    """The yardstick's source; a plain one where the templates have none."""
-    if (_resources.templates() / "cuda" / "read.cu.jinja").exists():
-        return yardstick.source("sm90")
-    include = (_resources.templates() / "common" / "include",)
-    return Source(Path(__file__).with_name("gpu_read.cu").read_text(), "cuda", "sm90", include)
 
 
 def measure(task: Row) -> list[Row]:

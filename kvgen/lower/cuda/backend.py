@@ -9,7 +9,7 @@ from functools import cache
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source, Target
 from kvgen.lower.cuda.machine import CTA_RESERVED, MACHINES, REGISTERS
-from kvgen.lower.cuda.render import render
+from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.shared import MAX_BATCH, Shared, shared_memory
 from kvgen.lower.cuda.support import refusal
 from kvgen.lower.schedule import Params, Schedule
@@ -57,7 +57,7 @@ class CudaBackend:
         if problems := self.space(spec, target).check(schedule):
             raise UnsupportedError(NAME, problems[0])
         layout = self.layout(spec, schedule.layout)
-        return render(spec, layout, schedule.launch, shared_memory(spec, layout, schedule.launch), target)
+        return source(spec, layout, schedule.launch, shared_memory(spec, layout, schedule.launch), target)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):

@@ -11,7 +11,6 @@ from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source, Target
-from kvgen.lower.cuda.render import reached_headers
 from kvgen.lower.schedule import Params, Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,19 +50,6 @@ def test_name_arch_and_workloads_leave_no_trace() -> None:
 def test_headers_are_followed_through_includes() -> None:
     names = {header.name for header in source("k4v4", "w8u4d1", "sm90").headers}
     assert {"module.cuh", "attend.cuh", "pack.cuh", "unpack.cuh", "format.cuh", "ptx.cuh", "calls.hpp", "ffi.hpp"} <= names
-
-
-def test_a_changed_header_changes_the_identity(tmp_path: Path) -> None:
-    folder = tmp_path / "kvgen"
-    folder.mkdir()
-    (folder / "a.cuh").write_text('#include "kvgen/b.cuh"\n')
-    (folder / "b.cuh").write_text("#include <cstdint>\n")
-    text = '#include "kvgen/a.cuh"\n'
-    found = reached_headers(text, (tmp_path,))
-    assert [header.name for header in found] == ["a.cuh", "b.cuh"]
-    before = Source(text, "cuda", "sm90", (tmp_path,), headers=tuple(found)).id
-    (folder / "b.cuh").write_text("#include <cstddef>\n")
-    assert Source(text, "cuda", "sm90", (tmp_path,), headers=tuple(found)).id != before
 
 
 def test_schedules_outside_the_space_are_refused() -> None:

@@ -1,3 +1,4 @@
+#line 1 "cuda/module.cu.jinja"
 // Decode attention over a quantized KV cache: one variant.
 #include "kvgen/module.cuh"
 
