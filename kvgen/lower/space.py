@@ -101,20 +101,20 @@ class SearchSpace:
 
     def layout_points(self) -> list[Params]:
         """Every layout part that no constraint on layout parameters alone excludes."""
-        return [point for point in self._raw_layouts if not self._reasons(point, self._staged["layout"])]
+        return list(self._walk("layout", {}, self._staged["layout"]))
 
     def launch_points(self, layout: Params, workload: Workload) -> list[Params]:
         """Every launch part that is allowed with the layout for the workload."""
         fixed = {**layout, **_workload_names(workload)}
-        checks = self._staged["launch"] + self._staged["workload"]
-        return [point for point in self._raw_launches if not self._reasons({**fixed, **point}, checks)]
+        return list(self._walk("launch", fixed, self._staged["launch"] + self._staged["workload"]))
 
     def points(self) -> Iterator[Schedule]:
         """Every schedule that is allowed for at least one of the space's workloads."""
         for layout in self.layout_points():
-            for launch in self._raw_launches:
-                if not self._launch_reasons(layout, launch):
-                    yield Schedule(self.backend, layout, launch)
+            lists = [self.launch_points(layout, work) for work in self.workloads]
+            allowed = dict.fromkeys(itertools.chain.from_iterable(lists))
+            ordered = lists[0] if len(lists) == 1 else [launch for launch in self._raw_launches if launch in allowed]
+            yield from (Schedule(self.backend, layout, launch) for launch in ordered)
 
     def excluded(self) -> Iterator[tuple[Params, list[str]]]:
         """What is not allowed and why: layout parts by themselves, then whole points of the allowed layouts."""
@@ -191,6 +191,26 @@ class SearchSpace:
     def _product(self, part: Part) -> list[Params]:
         chosen = [p for p in self.parameters if p.part == part]
         return [Params(dict(zip(self._names[part], values, strict=True))) for values in itertools.product(*(p.values for p in chosen))]
+
+    def _walk(self, part: Part, fixed: Mapping[str, Value], checks: Iterable[int]) -> Iterator[Params]:
+        """The allowed points of a part in file order; a constraint is judged once the last parameter that it mentions is chosen."""
+        chosen = [p for p in self.parameters if p.part == part]
+        due: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
+        for index in checks:
+            due[max((depth for depth, p in enumerate(chosen, 1) if p.name in self._uses[index]), default=0)].append(index)
+        scope = dict(fixed)
+
+        def extend(depth: int) -> Iterator[Params]:
+            if any(self._verdict(index, scope) is not None for index in due[depth]):
+                return
+            if depth == len(chosen):
+                yield Params({name: scope[name] for name in self._names[part]})
+                return
+            for value in chosen[depth].values:
+                scope[chosen[depth].name] = value
+                yield from extend(depth + 1)
+
+        return extend(0)
 
     def _reasons(self, names: Mapping[str, Value], checks: Iterable[int]) -> list[str]:
         found = (self._verdict(index, names) for index in checks)

@@ -14,6 +14,7 @@ from kvgen._resources import templates
 from kvgen.errors import KvgenError
 
 _STATEMENT = re.compile(r"^\s*\{%.*%\}\s*$")
+_LINE = re.compile(r'^#line (\d+) "')
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -36,6 +37,24 @@ def with_lines(text: str, name: str) -> str:
         if _STATEMENT.match(line):
             lines.append(f'#line {number + 1} "{name}"')
     return "\n".join(lines) + "\n"
+
+
+def without_idle_lines(text: str) -> str:
+    """Rendered text without the `#line` directives that say what a compiler would count anyway."""
+    kept: list[str] = []
+    pending: tuple[int, str] | None = None
+    line = 0
+    for entry in text.splitlines():
+        if match := _LINE.match(entry):
+            pending = int(match[1]), entry
+            continue
+        if pending is not None and pending[0] != line:
+            line = pending[0]
+            kept.append(pending[1])
+        pending = None
+        kept.append(entry)
+        line += 1
+    return "\n".join(kept) + "\n"
 
 
 @cache
@@ -63,7 +82,7 @@ def cpp_literal(value: bool | int | float) -> str:
 def render(name: str, **context: Any) -> str:
     """The template `name` (a path below `templates/`) rendered. Raises KvgenError where it is missing or mentions an undefined name."""
     try:
-        return environment(templates()).get_template(name).render(**context)
+        return without_idle_lines(environment(templates()).get_template(name).render(**context))
     except jinja2.TemplateError as error:
         raise KvgenError(f"template {name}: {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,44 @@
+#line 1 "cpu/module.cpp.jinja"
+// Attention over a quantized KV cache: float32, K not quantized, V not quantized.
+#include "kvgen/module.hpp"
+
+namespace {
+
+struct Config {
+  using Element = float;
+  using Param = float;
+  static constexpr DLDataType dtype = kvgen::ffi::kFloat32;
+  static constexpr int q_heads = 2, kv_heads = 2, head_dim = 64;
+  static constexpr float softcap = 0.0f;
+  static constexpr int window = 0;
+
+  // The packed layout: tokens and bytes.
+  static constexpr int block = 128, subtile = 32, page_blocks = 0;
+  static constexpr int block_bytes = 65536, header_bytes = 0, subtile_bytes = 16384;
+#line 19 "cpu/module.cpp.jinja"
+
+  struct Key {
+    static constexpr int bits = 16, group = 64;
+    static constexpr bool per_channel = false, zero = false, rows_are_tokens = true;
+    static constexpr int codes_offset = 0;
+    static constexpr int params_offset = 8192;
+  };
+#line 19 "cpu/module.cpp.jinja"
+
+  struct Value {
+    static constexpr int bits = 16, group = 64;
+    static constexpr bool per_channel = false, zero = false, rows_are_tokens = false;
+    static constexpr int codes_offset = 8192;
+    static constexpr int params_offset = 16384;
+  };
+#line 27 "cpu/module.cpp.jinja"
+
+  // The launch.
+  static constexpr int rows = 1, key_tiles = 8, value_tiles = 4;
+  static constexpr int chunk = 128, share = 4096, prefetch = 8;
+  static constexpr int expanded = 256, enough_units = 256;
+};
+
+}  // namespace
+
+KVGEN_CPU_MODULE(Config)

@@ -1,0 +1,117 @@
+"""Specs to C++: what is refused, that defaults are in the space, golden sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from kvgen.errors import UnsupportedError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.spec import KernelSpec, load_spec
+from tests.support.specs import base, specs
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu"
+CPU = get_backend("cpu")
+
+
+def spec_of(**sections: Any) -> KernelSpec:
+    return load_spec(base(**sections))
+
+
+CASES = {
+    "k4v4": (spec_of(attention={"q_heads": 32, "kv_heads": 8, "head_dim": 128}), {}),
+    "k2v8-bf16-paged": (
+        spec_of(
+            attention={"q_heads": 10, "kv_heads": 2, "head_dim": 96, "dtype": "bfloat16", "softcap": 30.0, "window": 512},
+            key={"bits": 2, "axis": "token", "group": 24},
+            value={"bits": 8, "axis": "channel", "group": 32, "zero": False},
+            cache={"layout": "paged", "page": 64},
+        ),
+        {"chunk": 64},
+    ),
+    "kv16-f32": (
+        spec_of(attention={"q_heads": 2, "kv_heads": 2, "head_dim": 64, "dtype": "float32"}, key={"bits": 16}, value={"bits": 16}),
+        {},
+    ),
+}
+
+
+def lowered(spec: KernelSpec, **launch: Any) -> str:
+    default = CPU.default(spec, "cpu")
+    return CPU.lower(spec, Schedule("cpu", default.layout, Params({**default.launch, **launch})), "cpu").text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_sources(name: str) -> None:
+    """KVGEN_ACCEPT=1 rewrites them."""
+    spec, launch = CASES[name]
+    file, text = GOLDEN / f"{name}.cpp", lowered(spec, **launch)
+    if os.environ.get("KVGEN_ACCEPT"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}}}, "key.boost"),
+        ({"cache": {"sink": 16}}, "cache.sink"),
+        ({"cache": {"local": 64}}, "cache.local"),
+        ({"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}}, "attention.sinks"),
+        ({"key": {"bits": 4, "axis": "channel", "group": 4096}}, "blocks of 4096 tokens"),
+        ({"key": {"bits": 4, "axis": "channel", "group": 16}, "cache": {"layout": "paged", "page": 48}}, ""),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(sections: dict[str, Any], reason: str) -> None:
+    spec = spec_of(**sections)
+    if not reason:
+        assert CPU.unsupported(spec, "cpu") is None
+        return
+    assert reason in str(CPU.unsupported(spec, "cpu"))
+    with pytest.raises(UnsupportedError, match="the cpu back end does not support this spec"):
+        CPU.lower(spec, Schedule("cpu", Params(), Params()), "cpu")
+
+
+def test_other_targets_and_other_schedules_are_refused() -> None:
+    spec = spec_of()
+    assert CPU.unsupported(spec, "sm90") == "it generates code for the CPU, not for sm90"
+    default = CPU.default(spec, "cpu")
+    with pytest.raises(UnsupportedError, match="block = 48 is not one of"):
+        CPU.lower(spec, Schedule("cpu", Params(block=48, order="simd"), default.launch), "cpu")
+    with pytest.raises(UnsupportedError, match="launch parameter rows is missing"):
+        CPU.lower(spec, Schedule("cpu", default.layout, Params()), "cpu")
+
+
+def test_name_arch_and_workloads_leave_no_trace() -> None:
+    spec = spec_of()
+    other = spec.model_copy(update={"name": "another", "arch": "native", "workloads": spec.workloads * 2})
+    assert lowered(spec) == lowered(other)
+
+
+@settings(max_examples=60)
+@given(specs())
+def test_a_spec_is_refused_or_its_default_is_in_its_space(spec: KernelSpec) -> None:
+    if CPU.unsupported(spec, "cpu"):
+        return
+    space, default = CPU.space(spec, "cpu"), CPU.default(spec, "cpu")
+    assert space.check(default) == []
+    layout = CPU.layout(spec, default.layout)
+    assert layout.tokens == default.layout["block"]
+    assert layout.order == "simd"
+    assert default.layout in space.layout_points()
+    for work in spec.workloads:
+        assert space.launch_points(default.layout, work)
+
+
+def test_the_space_of_a_common_spec_is_small_enough_to_explain() -> None:
+    space = CPU.space(CASES["k4v4"][0], "cpu")
+    assert {p["block"] for p in space.layout_points()} == {32, 64, 128, 256, 512, 1024, 2048}
+    reasons = [reason for _, found in space.excluded() for reason in found]
+    assert any("whole groups" in r or "between two doublings" in r for r in reasons)
+    assert all("{" not in r for r in reasons)
+    assert CASES["k4v4"][0].workloads[0].batch == 1
