@@ -118,7 +118,7 @@ def cpu_llc_bytes() -> int:
 
 @contextmanager
 def nvml_device(index: int) -> Iterator[tuple[Any, Any] | None]:
-    """(pynvml, handle) of a GPU, or None without the library, the driver or the GPU."""
+    """(pynvml, handle) of a GPU, counted among those that CUDA_VISIBLE_DEVICES leaves; None without library, driver or GPU."""
     try:
         import pynvml
     except ImportError:
@@ -126,7 +126,8 @@ def nvml_device(index: int) -> Iterator[tuple[Any, Any] | None]:
         return
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name = visible_device(index)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
     except pynvml.NVMLError:
         yield None
         return
@@ -134,6 +135,12 @@ def nvml_device(index: int) -> Iterator[tuple[Any, Any] | None]:
         yield pynvml, handle
     finally:
         pynvml.nvmlShutdown()
+
+
+def visible_device(index: int) -> str:
+    """NVML's name (an index or a UUID) of a GPU that torch knows by `index`."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[index] if index < len(visible) else str(index)
 
 
 def _ask(function: Any, *args: Any) -> Any:

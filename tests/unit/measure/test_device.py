@@ -40,3 +40,23 @@ def test_memory_figures_are_of_this_machine() -> None:
     assert resident_bytes(os.getpid()) > 1 << 20
     assert resident_bytes(0x7FFFFFFF) == 0
     assert available_bytes() > 1 << 20
+
+
+def test_gpus_are_counted_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-12ab")
+    assert [device.visible_device(index) for index in (0, 1, 2)] == ["3", "GPU-12ab", "2"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert device.visible_device(1) == "1"
+
+
+def test_without_a_driver_a_gpu_has_no_facts_and_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert fingerprint("sm90") == {"kind": "cuda"}
+    assert conditions("sm90") == {}
