@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from kvgen._resources import user_cache
 from kvgen.toolchain.artifact import Artifact, Resources
 
 MODULE = "module.so"
@@ -22,12 +21,7 @@ META = "artifact.json"
 
 def default_root() -> Path:
     """`KVGEN_CACHE_DIR`, or kvgen's folder in the user's cache."""
-    override = os.environ.get("KVGEN_CACHE_DIR")
-    if override:
-        return Path(override)
-    from platformdirs import user_cache_path
-
-    return user_cache_path("kvgen")
+    return user_cache()
 
 
 class ArtifactCache:
@@ -95,6 +89,8 @@ class ArtifactCache:
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Only one process at a time compiles a key; the lock's file goes with the last holder."""
+        from filelock import FileLock  # not needed to find a module
+
         file = self.root / "locks" / f"{key}.lock"
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file):
@@ -117,6 +113,8 @@ class ArtifactCache:
 
     def sweep(self) -> None:
         """Remove what processes of this machine left that are no longer alive."""
+        from filelock import FileLock, Timeout
+
         for folder in (self.root / "tmp").glob(f"{socket.gethostname()}+*"):
             with suppress(ValueError, IndexError):
                 pid = int(folder.name.split("+")[1])
