@@ -7,7 +7,7 @@ import pytest
 from kvgen.errors import ToolchainMissing
 from kvgen.measure import yardstick as module
 from kvgen.measure.job import TimingPolicy
-from kvgen.measure.yardstick import PIECE, read_us, source, yardstick
+from kvgen.measure.yardstick import PIECE, READS, read_us, source, yardstick
 from kvgen.toolchain import ArtifactCache, build
 from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.module import load_library
@@ -52,9 +52,24 @@ def test_gpu_read_kernels_compile_without_spills(tmp_path: Path) -> None:
         find_nvcc()
     except ToolchainMissing as error:
         pytest.skip(str(error))
-    for target, kernel in (("sm80", "PlainRead"), ("sm90", "BulkRead")):
+    for target, reads in (("sm80", {"read"}), ("sm90", set(READS))):
         artifact = build(source(target), ArtifactCache(tmp_path))
-        (name,) = artifact.resources.kernels
-        assert kernel in name
+        assert len(artifact.resources.kernels) == len(reads) + 1
         assert artifact.resources.spill_bytes == 0
-        assert load_library(artifact.path).implements_function("read")
+        library = load_library(artifact.path)
+        assert {name for name in READS if library.implements_function(name)} == reads
+        assert library.implements_function("copy")
+
+
+def test_the_fastest_read_of_a_size_counts(monkeypatch) -> None:
+    class Clock:
+        def time(self, calls, policy):
+            return (calls[0](),)
+
+    monkeypatch.setattr(module, "timer_for", lambda device: Clock())
+    meter = module.Yardstick(module.artifact("cpu").path, "cpu")
+    asked: list[float] = []
+    meter._reads = [lambda *args, us=us: asked.append(us) or us for us in (3.0, 2.0, 4.0)]
+    assert meter.samples(PIECE, POLICY) == (2.0,)
+    assert meter.samples(PIECE, POLICY) == (2.0,)
+    assert asked == [3.0, 2.0, 4.0, 2.0], "the others are tried once"

@@ -1,4 +1,4 @@
-// A pure read at memory speed: the yardstick of the attention kernels. SM90 reads by 1-D bulk copies, older ones by plain loads.
+// Pure reads and a copy at memory speed: the yardsticks. Which read is fastest depends on chip and size; all are offered.
 #pragma once
 #include <tvm/ffi/extra/c_env_api.h>
 
@@ -29,9 +29,10 @@ struct PlainRead {
   }
 };
 
-// One thread per CTA refills a ring in shared memory; nobody looks at what arrives.
+// One thread per CTA refills a ring in shared memory by 1-D bulk copies; nobody looks at what arrives.
+template <int kSlotBytes>
 struct BulkRead {
-  static constexpr int kThreads = 32, kCtasPerSm = 2, kStages = 6, kSlotBytes = 16384, kBarriers = kStages * kSlotBytes;
+  static constexpr int kThreads = 32, kCtasPerSm = 2, kStages = 98304 / kSlotBytes, kBarriers = kStages * kSlotBytes;
   static constexpr int kSharedBytes = kBarriers + kStages * 8;
 
   __device__ static void run(const uint8_t* data, size_t bytes, uint4*) {
@@ -71,22 +72,57 @@ inline void read_check(cudaError_t error) {
   if (error != cudaSuccess) ffi::fail("RuntimeError", "read: CUDA reports %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
+static __global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uint4* to, size_t count) {
+  constexpr int kLoads = 4;
+  const size_t stride = static_cast<size_t>(gridDim.x) * 512;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * 512 + threadIdx.x; i < count; i += kLoads * stride) {
+    uint4 v[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (i + j * stride < count) v[j] = __ldcs(from + i + j * stride);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (i + j * stride < count) __stcs(to + i + j * stride, v[j]);
+  }
+}
+
+// What both functions take: uint8 [n] of whole pieces, and a second tensor.
+struct ReadCall {
+  ffi::View<1> data, other;
+  cudaStream_t stream;
+  int sms = 0;
+
+  ReadCall(const char* function, const TVMFFIAny* args, int32_t count, const char* first, const char* second) {
+    ffi::Args a(function, args, count, 2, {kDLCUDA, -1}, 16);
+    data = a.tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::contiguous);
+    other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::contiguous);
+    if (data.size[0] % kReadPiece) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadPiece);
+    const int device = a.device().device_id;
+    read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+    stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+  }
+};
+
 // read(buffer, sink): uint8 [n] of whole pieces, uint8 [16 or more].
 template <class Read>
 int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
-    ffi::Args a("read", args, count, 2, {kDLCUDA, -1}, 16);
-    const auto data = a.tensor<1>(0, "buffer", ffi::kUint8, {ffi::kAny}, ffi::Memory::contiguous);
-    const auto sink = a.tensor<1>(1, "sink", ffi::kUint8, {ffi::kAny}, ffi::Memory::contiguous);
-    if (data.size[0] % kReadPiece) ffi::fail("ValueError", "read: buffer must be a multiple of %d bytes", kReadPiece);
-    const int device = a.device().device_id;
-    int sms = 0;
-    read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+    const ReadCall call("read", args, count, "buffer", "sink");
     if (Read::kSharedBytes > 0)
       read_check(cudaFuncSetAttribute(read_kernel<Read>, cudaFuncAttributeMaxDynamicSharedMemorySize, Read::kSharedBytes));
-    const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
-    read_kernel<Read><<<sms * Read::kCtasPerSm, Read::kThreads, Read::kSharedBytes, stream>>>(
-        data.as<uint8_t>(), static_cast<size_t>(data.size[0]), sink.as<uint4>());
+    read_kernel<Read><<<call.sms * Read::kCtasPerSm, Read::kThreads, Read::kSharedBytes, call.stream>>>(
+        call.data.as<uint8_t>(), static_cast<size_t>(call.data.size[0]), call.other.as<uint4>());
+    read_check(cudaGetLastError());
+    return false;
+  });
+}
+
+// copy(from, to): uint8 [n] of whole pieces both.
+inline int copy_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  return ffi::guard(result, [&](TVMFFIAny&) {
+    const ReadCall call("copy", args, count, "from", "to");
+    if (call.other.size[0] != call.data.size[0]) ffi::fail("ValueError", "copy: from and to must have the same size");
+    copy_kernel<<<call.sms * 4, 512, 0, call.stream>>>(call.data.as<uint4>(), call.other.as<uint4>(), static_cast<size_t>(call.data.size[0]) / 16);
     read_check(cudaGetLastError());
     return false;
   });
