@@ -1,4 +1,4 @@
-"""Sweep of CUDA schedules: compile in parallel, verify, time against the read of the same bytes, print a table.
+"""Sweep of GPU schedules: compile in parallel, verify, time against the read of the same bytes, print a table.
 
     python benchmarks/gpu_decode.py k4v4,k2v2 8x32768,1x131072 w8u4d1,w16u4d1.cl8 [--decode] [--ptx sm80]
 
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
+from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
 from kvgen.errors import CompileError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Schedule
@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("workloads")
     parser.add_argument("schedules", nargs="?", default="default")
     parser.add_argument("--decode", action="store_true", help="also decode, flush included")
+    parser.add_argument("--backend", default="cuda")
     parser.add_argument("--ptx", choices=("sm80", "sm89"), help="lower for an older target, run its PTX")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--logit", type=float, default=4.0)
@@ -51,7 +52,7 @@ def main() -> int:
     """Compile, measure, print."""
     options = arguments()
     target = options.ptx or "sm90"
-    backend = get_backend("cuda")
+    backend = get_backend(options.backend)
     workloads = [workload_of(word) for word in options.workloads.split(",")]
     points: list[tuple[Any, Schedule]] = []
     for words in options.specs.split(","):
@@ -94,7 +95,7 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
         task = tasks.setdefault(
             (spec.name, str(schedule.layout)),
             {"spec": spec.model_dump(mode="json"), "modules": [], "workloads": list(range(len(spec.workloads))), "skip": [],
-             "read": str(read.path), "decode": options.decode, "rounds": options.rounds, "logit": options.logit, "target": target},
+             "read": str(read.path), "lengths": [lengths_of(word) for word in options.workloads.split(",")], "decode": options.decode, "rounds": options.rounds, "logit": options.logit, "target": target},
         )  # fmt: skip
         task["modules"].append(
             {"schedule": word, "path": str(artifact.path), "json": schedule.to_json(),
@@ -129,14 +130,15 @@ def _row(line: Row, spec: Row, modules: dict[str, Row], task: Row, done: set[tup
     done.add((line["schedule"], line["workload"]))
     fraction = line["read_us"] / line["us"]
     q = f"q{work['q_len']}" if work["q_len"] > 1 else ""
+    ragged = len(set(task["lengths"][line["workload"]])) > 1
     decode = f" decode {line['decode_us']:7.2f} (+{line['decode_us'] - line['us']:.2f})" if line.get("decode_us") else ""
     print(
-        f"  {work['batch']:>4}x{work['kv_len']:<7}{q:3}{line['schedule']:28}{line['us']:8.2f} {fraction:5.3f} of {line['read_us']:7.2f}"
+        f"  {work['batch']:>4}x{work['kv_len']:<7}{'~' if ragged else q:3}{line['schedule']:28}{line['us']:8.2f} {fraction:5.3f} of {line['read_us']:7.2f}"
         f"  {line['relative_l2']:.1e}  r{module['registers']}{' SPILL' if module['spill'] else ''}{decode}",
         flush=True,
     )
     return {
-        "provider": "kvgen", "backend": "cuda", "spec": spec["name"], "target": task["target"], "workload": work,
+        "provider": "kvgen", "backend": module["json"]["backend"], "spec": spec["name"], "target": task["target"], "workload": work, "lengths": task["lengths"][line["workload"]] if ragged else None,
         "schedule": module["json"], "us": line["us"], "low_us": line["low"], "bytes": line["bytes"],
         "tb_s": line["bytes"] / line["us"] * 1e-6, "read_us": line["read_us"], "read_fraction": fraction,
         "relative_l2": line["relative_l2"], "decode_us": line.get("decode_us"), "registers": module["registers"],

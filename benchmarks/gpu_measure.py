@@ -45,16 +45,16 @@ class Caches:
     """Most tokens that a sequence can have."""
 
 
-def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, logit: float) -> Caches:
-    """Caches of `half_full(kv_len)` tokens with room for a block more."""
+def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens: list[int], logit: float) -> Caches:
+    """Caches of `half_full(kv_len)` tokens per sequence with room for a block more."""
     random = torch.Generator("cuda").manual_seed(work.batch * 7919 + work.kv_len)
     a, dtype, n = spec.attention, DTYPES[spec.attention.dtype], layout.tokens
-    length = half_full(layout, work.kv_len)
-    full, blocks = length // n, -(-(length + 2 * n) // n)
+    held = [half_full(layout, kv_len) for kv_len in kv_lens]
+    blocks = -(-(max(held) + 2 * n) // n)
     k, v = (torch.randn(UNIQUE, n, a.head_dim, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
     unique = pack_blocks(layout, k, v)
     read = [x.float().cuda() for x in unpack_blocks(layout, unique, dtype)]
-    nbytes = work.batch * sequence_bytes(spec, layout, length)
+    nbytes = sum(sequence_bytes(spec, layout, length) for length in held)
     count = min(256, max(1, -(-COLD_BYTES // nbytes)))
     q = torch.randn(work.batch, work.q_len, a.q_heads, a.head_dim, generator=random, device="cuda")
     q = (q * (logit / 4.0)).to(dtype)
@@ -70,10 +70,10 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, logit: f
         tables.append(table)
         rest = [torch.randn(work.batch, a.kv_heads, n, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
         residuals.append((rest[0], rest[1]))
-        lengths.append(torch.full((work.batch,), length, dtype=torch.int32, device="cuda"))
+        lengths.append(torch.tensor(held, dtype=torch.int32, device="cuda"))
     new = [torch.randn(work.batch, work.q_len, a.kv_heads, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
     assert first is not None
-    want = _attention(spec, q, first[:, :, :full], read, residuals[0], length - full * n)
+    want = _attention(spec, q, first, read, residuals[0], held)
     return Caches(q, packed, tables, residuals, lengths, (new[0], new[1]), want, nbytes, blocks * n)
 
 
@@ -87,13 +87,19 @@ def _paged(data: torch.Tensor, page_blocks: int, random: torch.Generator) -> tup
 
 
 def _attention(
-    spec: KernelSpec, q: torch.Tensor, index: torch.Tensor, read: list[torch.Tensor], rest: tuple[torch.Tensor, torch.Tensor], tail: int
+    spec: KernelSpec,
+    q: torch.Tensor,
+    index: torch.Tensor,
+    read: list[torch.Tensor],
+    rest: tuple[torch.Tensor, torch.Tensor],
+    held: list[int],
 ) -> torch.Tensor:
-    """Output [batch, q_len, q_heads, head_dim], fp32, over blocks `index` of the unique ones and `tail` tokens of the residual."""
+    """Output [batch, q_len, q_heads, head_dim], fp32, over `held` tokens: full blocks `index` of the unique ones, then the residual."""
     out = torch.empty(q.shape, dtype=torch.float32, device="cuda")
     group, (q_len, dim) = spec.attention.group, (q.shape[1], q.shape[3])
-    for b in range(q.shape[0]):
-        k, v = (torch.cat([x[index[b]].flatten(1, 2), r[b, :, :tail].float()], 1) for x, r in zip(read, rest, strict=True))
+    for b, length in enumerate(held):
+        full, tail = divmod(length, rest[0].shape[2])
+        k, v = (torch.cat([x[index[b, :, :full]].flatten(1, 2), r[b, :, :tail].float()], 1) for x, r in zip(read, rest, strict=True))
         rows = q[b].float().reshape(q_len, -1, group, dim).permute(1, 2, 0, 3)  # [heads, group, q_len, dim]
         scores = rows.flatten(1, 2) @ k.transpose(1, 2) * dim**-0.5
         scores = scores.unflatten(1, (group, q_len))
@@ -211,7 +217,7 @@ def run(task: dict[str, Any]) -> None:
     layout = backend.layout(spec, Schedule.from_json(task["modules"][0]["json"]).layout)
     for number in task["workloads"]:
         work = spec.workloads[number]
-        caches = make_caches(spec, layout, work, task["logit"])
+        caches = make_caches(spec, layout, work, task["lengths"][number], task["logit"])
         graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {"read": read_graph(task["read"], caches.bytes)}
         errors, decodes, runners = {}, {}, []
         for name, module in modules.items():

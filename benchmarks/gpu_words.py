@@ -23,8 +23,9 @@ _WORDS: dict[str, tuple[str, Value]] = {
     "unit": ("copy", "bulk_unit"),
     "two": ("combine", "two_level"),
     "noexact": ("exact_q", False),
+    **{name: ("splits", name) for name in ("wave", "waves2")},
 }
-_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "c": "ctas"}
+_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas"}
 
 
 def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
@@ -78,11 +79,21 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
 
 
 def workload_of(word: str) -> Workload:
-    """`8x32768` or `8x32768q4`."""
-    found = re.fullmatch(r"(\d+)x(\d+)(?:q(\d+))?", word)
-    if found is None:
-        raise ValueError(f"{word!r} is no workload like 8x32768")
-    return Workload(batch=int(found[1]), kv_len=int(found[2]), q_len=int(found[3] or 1))
+    """`8x32768`, `8x32768q4`, or sequences of several lengths: `1x131072+63x1024` is a batch of 64."""
+    word, _, q_len = word.partition("q")
+    lengths = lengths_of(word)
+    return Workload(batch=len(lengths), kv_len=max(lengths), q_len=int(q_len or 1))
+
+
+def lengths_of(word: str) -> list[int]:
+    """`kv_len` of every sequence of a workload."""
+    lengths: list[int] = []
+    for part in word.partition("q")[0].split("+"):
+        found = re.fullmatch(r"(\d+)x(\d+)", part)
+        if found is None:
+            raise ValueError(f"{word!r} is no workload like 8x32768")
+        lengths += [int(found[2])] * int(found[1])
+    return lengths
 
 
 def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target) -> list[Schedule]:
@@ -99,8 +110,8 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
             launch.update([_WORDS[word]])
         elif block := re.fullmatch(r"n(\d+)", word):
             layout["block"] = int(block[1])
-        elif re.fullmatch(r"([wudc]\d+)+", word):
-            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudc])(\d+)", word)}
+        elif re.fullmatch(r"([wudstc]\d+)+", word):
+            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstc])(\d+)", word)}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")
     return [Schedule(base.backend, Params(layout), Params(launch))]
@@ -109,8 +120,10 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
 def schedule_word(schedule: Schedule) -> str:
     """The short word of a schedule; the defaults of its choices are left out."""
     launch = schedule.launch
-    parts = [f"n{schedule.layout['block']}", "".join(f"{letter}{launch[name]}" for letter, name in _LETTERS.items())]
+    parts = [f"n{schedule.layout['block']}", "".join(f"{letter}{launch[name]}" for letter, name in _LETTERS.items() if name in launch)]
     parts += [
-        str(launch[name]) for name, plain in (("copy", "async"), ("split", "automatic"), ("combine", "last")) if launch[name] != plain
+        str(launch[name])
+        for name, plain in (("copy", "async"), ("split", "automatic"), ("splits", "automatic"), ("combine", "last"))
+        if launch.get(name, plain) != plain
     ]
-    return ".".join(parts + ([] if launch["exact_q"] else ["noexact"])).replace("cluster", "cl")
+    return ".".join(parts + ([] if launch.get("exact_q", True) else ["noexact"])).replace("cluster", "cl")
