@@ -95,7 +95,8 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
         task = tasks.setdefault(
             (spec.name, str(schedule.layout)),
             {"spec": spec.model_dump(mode="json"), "modules": [], "workloads": list(range(len(spec.workloads))), "skip": [],
-             "read": str(read.path), "lengths": [lengths_of(word) for word in options.workloads.split(",")], "decode": options.decode, "rounds": options.rounds, "logit": options.logit, "target": target},
+             "read": str(read.path), "lengths": [lengths_of(word) for word in options.workloads.split(",")],
+             "decode": options.decode, "rounds": options.rounds, "logit": options.logit, "target": target},
         )  # fmt: skip
         task["modules"].append(
             {"schedule": word, "path": str(artifact.path), "json": schedule.to_json(),
@@ -132,13 +133,15 @@ def _row(line: Row, spec: Row, modules: dict[str, Row], task: Row, done: set[tup
     q = f"q{work['q_len']}" if work["q_len"] > 1 else ""
     ragged = len(set(task["lengths"][line["workload"]])) > 1
     decode = f" decode {line['decode_us']:7.2f} (+{line['decode_us'] - line['us']:.2f})" if line.get("decode_us") else ""
+    shape = f"{work['batch']:>4}x{work['kv_len']:<7}{'~' if ragged else q:3}"
     print(
-        f"  {work['batch']:>4}x{work['kv_len']:<7}{'~' if ragged else q:3}{line['schedule']:28}{line['us']:8.2f} {fraction:5.3f} of {line['read_us']:7.2f}"
+        f"  {shape}{line['schedule']:28}{line['us']:8.2f} {fraction:5.3f} of {line['read_us']:7.2f}"
         f"  {line['relative_l2']:.1e}  r{module['registers']}{' SPILL' if module['spill'] else ''}{decode}",
         flush=True,
     )
     return {
-        "provider": "kvgen", "backend": module["json"]["backend"], "spec": spec["name"], "target": task["target"], "workload": work, "lengths": task["lengths"][line["workload"]] if ragged else None,
+        "provider": "kvgen", "backend": module["json"]["backend"], "spec": spec["name"], "target": task["target"], "workload": work,
+        "lengths": task["lengths"][line["workload"]] if ragged else None,
         "schedule": module["json"], "us": line["us"], "low_us": line["low"], "bytes": line["bytes"],
         "tb_s": line["bytes"] / line["us"] * 1e-6, "read_us": line["read_us"], "read_fraction": fraction,
         "relative_l2": line["relative_l2"], "decode_us": line.get("decode_us"), "registers": module["registers"],
