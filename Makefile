@@ -12,7 +12,7 @@ SETUP  ?= $(VENV)/.installed
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SPEC   ?= examples/llama31_8b_kv4.yaml
-BUDGET ?= 2m
+BUDGET ?= 100s
 
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
