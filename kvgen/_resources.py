@@ -36,3 +36,13 @@ def search_spaces() -> Path:
 def generated() -> Path:
     """The winners that ship with kvgen."""
     return root() / "generated"
+
+
+def user_cache() -> Path:
+    """What kvgen may lose and make again: `KVGEN_CACHE_DIR`, or its folder in the user's cache."""
+    override = os.environ.get("KVGEN_CACHE_DIR")
+    if override:
+        return Path(override)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("kvgen")

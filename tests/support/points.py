@@ -1,4 +1,4 @@
-"""Variants of the CUDA back end in short words (see benchmarks/gpu_words.py), compiled many at once."""
+"""Variants of the GPU back ends in short words (see benchmarks/gpu_words.py), compiled many at once."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Point:
     words: str
     schedule_words: str = "default"
     target: Target = "sm90"
+    backend: str = "cuda"
 
     def __str__(self) -> str:
         return f"{self.words}-{self.schedule_words}-{self.target}"
@@ -37,16 +38,16 @@ class Point:
     @property
     def schedule(self) -> Schedule:
         """The schedule."""
-        return schedules_of(self.schedule_words, get_backend("cuda"), self.spec, self.target)[0]
+        return schedules_of(self.schedule_words, get_backend(self.backend), self.spec, self.target)[0]
 
     @property
     def layout(self) -> PackedLayout:
         """Its packed layout."""
-        return get_backend("cuda").layout(self.spec, self.schedule.layout)
+        return get_backend(self.backend).layout(self.spec, self.schedule.layout)
 
     def source(self) -> Source:
         """The rendered source. Raises UnsupportedError."""
-        return get_backend("cuda").lower(self.spec, self.schedule, self.target)
+        return get_backend(self.backend).lower(self.spec, self.schedule, self.target)
 
     @property
     def foreign(self) -> bool:

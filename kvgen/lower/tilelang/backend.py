@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 
-from kvgen.errors import ToolchainMissing, UnsupportedError
+from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source, Target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace, spec_facts
@@ -63,8 +63,6 @@ class TileLangBackend:
         """
         if problems := self.space(spec, target).check(schedule):
             raise UnsupportedError(NAME, problems[0])
-        if reason := missing():
-            raise ToolchainMissing(reason)
         return source(make_plan(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
 
 

@@ -1,4 +1,7 @@
-"""Lowering in a process of its own: TileLang aborts on some inputs, may hang, and costs seconds to import."""
+"""Lowering in a process of its own: TileLang aborts on some inputs, may hang, and costs seconds to import.
+
+What was lowered once is kept by request, TileLang's version and this package's source, so that it is had again without TileLang.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,25 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
-from functools import lru_cache
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import kvgen
-from kvgen.digest import canonical_json
-from kvgen.errors import CompileError
+from kvgen._resources import user_cache
+from kvgen.digest import canonical_json, digest, files_digest
+from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.lower.base import Target
 from kvgen.lower.schedule import Schedule
+from kvgen.lower.tilelang.support import TILELANG, missing
 from kvgen.spec import KernelSpec
 
 TIMEOUT_S = 120.0
 LOG_CHARS = 4000
+HOST_PARAMETERS = frozenset({"splits"})
+"""Parameters of a launch that leave the device's program alone."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +41,32 @@ class Lowered:
 
 
 def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
-    """The kernel of a schedule. Raises CompileError where TileLang fails, dies or takes longer than `timeout_s`."""
-    request = {"spec": {**spec.format(), "name": "kernel"}, "schedule": schedule.to_json(), "target": target}
-    return _lower(canonical_json(request), timeout_s)
+    """The kernel of a schedule.
+
+    Raises ToolchainMissing without TileLang, CompileError where it fails, dies or takes longer than `timeout_s`.
+    """
+    launch = {name: value for name, value in schedule.launch.items() if name not in HOST_PARAMETERS}
+    request = canonical_json(
+        {"spec": {**spec.format(), "name": "kernel"}, "schedule": {**schedule.to_json(), "launch": launch}, "target": target}
+    )
+    file = user_cache() / "lowered" / f"{digest([request, TILELANG, program_digest()])}.json"
+    kept = _read(file)
+    if kept is None:
+        if reason := missing():
+            raise ToolchainMissing(reason)
+        kept = _run(request, timeout_s)
+        _write(file, kept)
+    return kept
 
 
-@lru_cache(maxsize=64)
-def _lower(request: str, timeout_s: float) -> Lowered:
+@cache
+def program_digest() -> str:
+    """Digest of the sources that decide what is lowered."""
+    package = Path(__file__).parent
+    return digest([files_digest(package.glob("*.py")), files_digest((package / "mma").glob("*.py"))])
+
+
+def _run(request: str, timeout_s: float) -> Lowered:
     command = [sys.executable, "-m", "kvgen.lower.tilelang.worker"]
     root = str(Path(kvgen.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -49,5 +77,22 @@ def _lower(request: str, timeout_s: float) -> Lowered:
         raise CompileError(f"TileLang took longer than {timeout_s:g} s and was stopped") from None
     if done.returncode:
         raise CompileError(f"TileLang failed with exit status {done.returncode}", done.stderr[-LOG_CHARS:])
-    answer = json.loads(done.stdout)
-    return Lowered(answer["name"], answer["text"], tuple(answer["parameters"]), answer["shared_bytes"])
+    return _from_json(json.loads(done.stdout))
+
+
+def _from_json(data: dict[str, Any]) -> Lowered:
+    return Lowered(data["name"], data["text"], tuple(data["parameters"]), data["shared_bytes"])
+
+
+def _read(file: Path) -> Lowered | None:
+    try:
+        return _from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _write(file: Path, kernel: Lowered) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+        json.dump(asdict(kernel), part)
+    os.replace(part.name, file)

@@ -33,10 +33,14 @@ def _narrow(quant: QuantSpec) -> bool:
 
 
 REFUSALS: tuple[Refusal, ...] = (
-    Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and its matrix instructions take 16-bit numbers"),
+    Refusal(
+        "float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and its matrix instructions take 16-bit numbers"
+    ),
     Refusal("16-bit K", lambda s: not s.key.quantized, "key.bits is 16: K is read as codes only"),
     Refusal("16-bit V", lambda s: not s.value.quantized, "value.bits is 16: V is read as codes only"),
-    Refusal("boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of the channels in 4 bits) is not built"),
+    Refusal(
+        "boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of the channels in 4 bits) is not built"
+    ),
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local window of V", lambda s: s.cache.local > 0, "cache.local ({c.local} recent tokens of V kept in dtype) is not built"),
     Refusal("softcap", lambda s: s.attention.softcap > 0, "attention.softcap ({a.softcap:g}) is not built"),
@@ -44,7 +48,9 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
     Refusal("V per channel", lambda s: s.value.axis == "channel", "value.axis is channel: V is scaled per token only"),
     Refusal(
-        "other head_dims", lambda s: s.attention.head_dim not in (64, 96, 128, 256), "attention.head_dim ({a.head_dim}) is not 64, 96, 128 or 256"
+        "other head_dims",
+        lambda s: s.attention.head_dim not in (64, 96, 128, 256),
+        "attention.head_dim ({a.head_dim}) is not 64, 96, 128 or 256",
     ),
     Refusal("wide groups", lambda s: s.attention.group > MAX_GROUP, f"{{a.group}} query heads share a KV head, more than {MAX_GROUP}"),
     Refusal("long queries", lambda s: s.attention.q_len > MAX_QUERIES, f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}"),

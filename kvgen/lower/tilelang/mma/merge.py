@@ -94,7 +94,7 @@ def store_partial(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) ->
 
 
 @T.macro
-def load_partial(k: Any, tensor: Any, at: Any) -> Any:
+def load_partial(tensor: Any, at: Any) -> Any:
     """From L2: another CTA wrote it."""
     return T.call_extern("float32", "__ldcg", T.access_ptr(tensor[at], "r"))
 
@@ -112,8 +112,8 @@ def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -
         for s in T.unroll(BATCH):
             row = (at.cell * k.splits + T.min(turn * BATCH + s, k.splits - 1)) * p.columns + column
             for i in static(2):
-                state[s * 2 + i] = load_partial(k, k.stats, row * 2 + i)
-                value[s * 2 + i] = load_partial(k, k.partial, row * p.dim + channel + i)
+                state[s * 2 + i] = load_partial(k.stats, row * 2 + i)
+                value[s * 2 + i] = load_partial(k.partial, row * p.dim + channel + i)
         r.v[0] = r.top[0]
         for s in T.unroll(BATCH):
             if turn * BATCH + s >= k.splits:

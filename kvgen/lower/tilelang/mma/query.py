@@ -18,7 +18,8 @@ def load_query(p: Any, k: Any, at: Any, r: Any) -> None:
     """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; columns beyond the query are zero."""
     for n in static(p.column_tiles):
         column = at.column + n * 8 + at.g
-        r.row[0] = at.batch * k.q_strides[0] + (column // p.group) * k.q_strides[1] + (at.head * p.group + column % p.group) * k.q_strides[2]
+        head = at.head * p.group + column % p.group
+        r.row[0] = at.batch * k.q_strides[0] + (column // p.group) * k.q_strides[1] + head * k.q_strides[2]
         for x in T.unroll(p.chunks):
             for i in T.vectorized(4):
                 r.raw[(n * p.chunks + x) * 4 + i] = T.if_then_else(
@@ -48,9 +49,7 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
                 T.call_extern("float32", high, r.raw[n * p.chunks * 4 + i]) * r.factor[0],
             )  # fmt: skip
         for e in static(2):
-            r.score_scale[n * 2 + e] = k.scale * T.call_extern(
-                "float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4
-            )
+            r.score_scale[n * 2 + e] = k.scale * T.call_extern("float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4)
             r.code_scale[n * 2 + e] = r.score_scale[n * 2 + e] * T.float32(CODE_UNIT)
 
 

@@ -13,7 +13,9 @@ def copy_words(k: Any, ring: Any, place: Any, r: Any, offset: Any, count: Any, l
     """`count` words (a multiple of four) from `offset` words behind the unit's block into the ring."""
     for i in T.unroll(count // 128):
         T.ptx_cp_async(
-            T.access_ptr(ring[place + (i * 32 + lane) * 4], "w", 4), T.access_ptr(k.packed[r.source[0] * 4 + offset + (i * 32 + lane) * 4], "r", 4), 4
+            T.access_ptr(ring[place + (i * 32 + lane) * 4], "w", 4),
+            T.access_ptr(k.packed[r.source[0] * 4 + offset + (i * 32 + lane) * 4], "r", 4),
+            4,
         )
     if count % 128:
         if lane < count % 128 // 4:

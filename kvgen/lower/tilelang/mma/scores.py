@@ -26,14 +26,23 @@ def begin_unit(p: Any, at: Any, r: Any, ring: Any, turn: Any) -> None:
             for half in static(2):
                 scale = r.words[half * p.key.params + p.key.params - 1]
                 r.qs[b + half] = T.call_extern("uint32", "kvgen::multiply_half2", r.q[b + half], scale)
-            if p.key.zero:
-                T.ptx_mma(
-                    "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.words.data, 0, r.q.data, b, r.key_zero.data, n * 4, T.bool(False)
-                )
-            else:
-                T.ptx_mma(
-                    "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.ones.data, 0, r.qs.data, b, r.key_zero.data, n * 4, T.bool(False)
-                )
+            zeros, query = (r.words, r.q) if p.key.zero else (r.ones, r.qs)
+            T.ptx_mma(
+                "float32",
+                "m16n8k16",
+                "row",
+                "col",
+                "fp16",
+                "fp16",
+                "fp32",
+                zeros.data,
+                0,
+                query.data,
+                b,
+                r.key_zero.data,
+                n * 4,
+                T.bool(False),
+            )
     for n, e in columns(p):
         r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] * r.score_scale[n * 2 + e] * T.float32(1.0 if p.key.zero else -p.offset(p.key))
 

@@ -74,7 +74,8 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
         for n, e in columns(p):
             r.top[n * 2 + e] = MIN_SCORE
             for row in static(p.row_tiles * 2):
-                r.top[n * 2 + e] = T.max(r.top[n * 2 + e], visible(p, at, r, token, n, row, e, score(p, r, n, row, e, zero_term(p, r, n, e))))
+                value = score(p, r, n, row, e, zero_term(p, r, n, e))
+                r.top[n * 2 + e] = T.max(r.top[n * 2 + e], visible(p, at, r, token, n, row, e, value))
         move_reference(p, r, r.top[p.column_tiles * 2])
         refresh_bias(p, r)
         exponents(p, at, r, token)
@@ -120,4 +121,3 @@ def passes(p: Any, r: Any) -> Any:
         for row in range(p.row_tiles * 2):
             top = T.max(top, r.p[n * 8 + row * 2 + e])
     return T.Or(top > T.float32(HEADROOM), r.top[p.column_tiles * 2] > r.v[1])
-

@@ -14,7 +14,7 @@ from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
 
 
 @T.macro
-def load_rows(p: Any, k: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any) -> None:
+def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any) -> None:
     """Rows g and g + 8 of the tile at `first`; rows past the end are zero. New rows go on into the residual."""
     for half in static(2):
         token = first + half * 8 + at.g
@@ -24,7 +24,9 @@ def load_rows(p: Any, k: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: An
             r.row[1] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
         for x in T.unroll(p.chunks):
             for i in T.vectorized(4):
-                r.kv[(half * p.chunks + x) * 4 + i] = T.if_then_else(token < work.tail, tensor[(r.row[1] + x * 4 + at.t) * 4 + i], T.uint32(0))
+                r.kv[(half * p.chunks + x) * 4 + i] = T.if_then_else(
+                    token < work.tail, tensor[(r.row[1] + x * 4 + at.t) * 4 + i], T.uint32(0)
+                )
         if token >= work.rest and token < T.min(work.tail, p.tokens):
             for x in T.unroll(p.chunks):
                 for i in T.vectorized(4):
@@ -99,9 +101,9 @@ def attend_tail(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """The warp's tiles of the tail."""
     for turn in T.serial(T.max(0, T.ceildiv(T.ceildiv(work.tail, 16) - at.warp, p.warps))):
         first = (at.warp + turn * p.warps) * 16
-        load_rows(p, k, at, work, r, k.k_residual, k.fresh_k, first)
+        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first)
         score_rows(p, k, at, work, r, first)
-        load_rows(p, k, at, work, r, k.v_residual, k.fresh_v, first)
+        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first)
         weigh_rows(p, r)
         add_rows(p, r)
     to_code_units(p, r)

@@ -1,0 +1,74 @@
+"""TileLang's kernels on the GPU: formats, shapes, schedules and older targets against the fp64 reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.measure.check import check
+from tests.support.points import Point, variant
+
+FORMATS = (
+    "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k4v4:kg32:vg32", "k2v2:kg64:vg64", "k4v4:sym", "k8v8:sym", "k2v2:sym:vg64",
+    "k4v4:token", "k8v8:token", "k2v2:token", "k4v4:token:kg32:vg32", "k8v8:token:sym", "k2v2:token:kg64",
+    "k4v4:bf16", "k8v8:bf16:sym", "k2v2:bf16", "k4v4:bf16:token:kg32:vg32",
+    "k4v4:h32/32", "k8v8:h8/1", "k4v4:h5/1", "k4v4:h12/2", "k4v4:h16/1", "k2v2:h32/2",
+    "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token",
+    "k4v4:q4", "k2v2:q4:h8/1", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16",
+    "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
+)  # fmt: skip
+SCHEDULES = (
+    "w8u4s4",
+    "w8u2s4",
+    "w8u1s2",
+    "w8u2s2",
+    "w8u4s2",
+    "w16u4s4",
+    "w8u4s4c2",
+    "w4u2s4c2",
+    "w8u4s4.wave",
+    "w8u4s4.waves2",
+    "n256.w8u4s4",
+)
+
+
+def points(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), target: str = "sm90") -> list[Point]:
+    return [Point(word, schedule, target, "tilelang") for word in words for schedule in schedules]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("point", points(FORMATS), ids=str)
+def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
+    check(variant(point), "cuda")
+
+
+@pytest.mark.parametrize("point", points(("k2v2",), SCHEDULES), ids=str)
+def test_schedules_agree_with_the_reference(point: Point) -> None:
+    check(variant(point), "cuda")
+
+
+OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
+
+
+@pytest.mark.parametrize("point", [*points(OLDER, target="sm80"), *points(OLDER, target="sm89")], ids=str)
+def test_older_targets_agree_through_their_ptx(point: Point) -> None:
+    check(variant(point), "cuda")
+
+
+@pytest.mark.parametrize("words", ["k4v4", "k4v4:bf16:page128"])
+def test_both_back_ends_read_one_cache(words: str) -> None:
+    """What one packs or appends the other reads; their outputs agree to the tolerance of both."""
+    mine, other = variant(Point(words, backend="tilelang")), variant(Point(words))
+    assert mine.layout.id == other.layout.id
+    spec = mine.spec.attention
+    random = torch.Generator("cuda").manual_seed(1)
+
+    def draw(tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(2, tokens, heads, spec.head_dim, generator=random, device="cuda").to(mine.dtype)
+
+    cache = other.new_cache(2, 1024, "cuda")
+    other.prefill(cache, draw(500, spec.kv_heads), draw(500, spec.kv_heads), [500, 383])
+    for step in range(20):
+        q, k, v = draw(1, spec.q_heads), draw(1, spec.kv_heads), draw(1, spec.kv_heads)
+        (mine if step % 2 else other).decode(q, k, v, cache)
+        a, b = mine.attend(q, cache).float(), other.attend(q, cache).float()
+        assert torch.linalg.vector_norm(a - b) <= 1e-2 * torch.linalg.vector_norm(b)
