@@ -21,6 +21,7 @@ from kvgen.errors import KvgenError
 from kvgen.registry.entry import Damaged, Entry, read_texts
 from kvgen.registry.paths import device_folder, format_folder
 from kvgen.spec import KernelSpec
+from kvgen.toolchain.cache import sync
 
 ENTRY = "entry.json"
 RESOURCES = "resources.json"
@@ -113,7 +114,7 @@ class Store:
         if not final.exists():
             staged.chmod(0o755)
             staged.rename(final)
-            _sync(folder)
+            sync(folder)
         for other in _folders(folder):
             if other != final and other.name.split(".")[0] == entry.key:
                 self._discard(other)
@@ -169,7 +170,7 @@ def _write(entry: Entry, folder: Path) -> str:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    _sync(folder)
+    sync(folder)
     return _revision(files[ENTRY])
 
 
@@ -195,11 +196,3 @@ def _folders(parent: Path) -> Iterator[Path]:
         return
     for name in names:
         yield parent / name
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -54,7 +54,7 @@ class ArtifactCache:
             meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json()}
             (staged / META).write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
             for file in staged.iterdir():
-                _sync(file)
+                sync(file)
             return self._publish(key, staged)
 
     def name(self, source_id: str, key: str) -> None:
@@ -78,7 +78,7 @@ class ArtifactCache:
         for _ in range(8):
             with suppress(OSError):
                 staged.rename(target)
-                _sync(target.parent)
+                sync(target.parent)
             artifact = self.get(key)
             if artifact is not None:
                 return artifact
@@ -146,7 +146,8 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file or folder last beyond a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
