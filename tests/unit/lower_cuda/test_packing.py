@@ -13,6 +13,7 @@ from kvgen.reference.layout import PackedLayout, Which, packed_layout
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
+from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda.emulate import Cache, Emulated
 
 HEADS = 2
@@ -49,26 +50,11 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> object:
     return cache(lambda name: Emulated(layout_of(name), torch_dtype(FORMATS[name][0]), folder / name))
 
 
-def hard_values(name: str, batch: int, tokens: int, seed: int) -> torch.Tensor:
-    """Normal values among constant, huge, tiny and tied ones: [batch, tokens, HEADS, head_dim]."""
+def inputs(name: str, batch: int, tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hard K and V [batch, tokens, HEADS, head_dim]."""
     dtype, dim, *_ = FORMATS[name]
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randn(batch, tokens, HEADS, dim, generator=random)
-    x[..., 3] = 1.5
-    x[:, 5::7] = -0.75
-    x[..., 8] *= 1e-6
-    x[..., 9] = torch.randint(-300, 300, x.shape[:-1], generator=random) * 1e-7
-    x[..., 10] = torch.randint(0, 16, x.shape[:-1], generator=random) * 0.5
-    x[:, 3::11] *= 2e-5
-    x[..., 12] *= 3e4
-    x[:, 1::13, :, 17] = 60000.0
-    if dtype == "bfloat16":
-        x[:, 2::17, :, 19] = -3e38
-        x[..., 20] = 1e30
-    else:
-        x = x.clamp(-65504, 65504)
-    x[x == 0] = 0.0  # no negative zeros: which of two zeros is the smaller is anybody's guess
-    return x.to(torch_dtype(dtype))
+    shape = (batch, tokens, HEADS, dim)
+    return hard_values(shape, torch_dtype(dtype), seed), hard_values(shape, torch_dtype(dtype), seed + 1)
 
 
 def empty_cache(name: str, batch: int, max_len: int, page: int | None = None) -> Cache:
@@ -81,26 +67,6 @@ def empty_cache(name: str, batch: int, max_len: int, page: int | None = None) ->
         packed = torch.full((batch * pages + 2, HEADS, page // layout.tokens, layout.block_bytes), 0xA5, dtype=torch.uint8)
     residual = torch.full((batch, HEADS, layout.tokens, layout.head_dim), torch.nan, dtype=dtype)
     return Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table)
-
-
-def blocks_of(held: Cache, b: int) -> torch.Tensor:
-    """Blocks of sequence b: [HEADS, blocks, block_bytes]."""
-    if held.block_table is None:
-        return held.packed[b]
-    return held.packed[held.block_table[b].long()].transpose(0, 1).flatten(1, 2)
-
-
-def meaningful(layout: PackedLayout) -> torch.Tensor:
-    """Bytes that hold something."""
-    found = []
-    for which in get_args(Which):
-        found.append(layout.code_bits(which).flatten() // 8)
-        if layout.operand(which).width == 16:
-            found.append(found[-1] + 1)
-        if layout.operand(which).quantized:
-            offsets = layout.param_offsets(which).flatten()
-            found += [offsets, offsets + 1]
-    return torch.cat(found).unique()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -123,7 +89,7 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
     n, batch = layout.tokens, 3
     pieces = [[n // 2, 0, 2 * n], [n // 2, 3, 5], [0, 0, 0], [n + 1, n - 2, n - 5], [2, 1, 0]]
     held = empty_cache(name, batch, 4 * n, page=2 * n if paged else None)
-    k, v = hard_values(name, batch, 4 * n, 0), hard_values(name, batch, 4 * n, 1)
+    k, v = inputs(name, batch, 4 * n, seed=0)
     done = [0] * batch
     for at, piece in enumerate(pieces):
         extent = max(piece) + 1
@@ -134,11 +100,11 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
             done[b] += count
         module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=at % 2 == 0)
         assert held.lengths.tolist() == done
-    kept = meaningful(layout)
+    kept = meaningful_bytes(layout)
     for b, length in enumerate(done):
         full = length // n
         expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in (k, v)))
-        found = blocks_of(held, b)
+        found = sequence_blocks(held.packed, held.block_table, b)
         assert torch.equal(found[:, :full, kept], expected[..., kept])
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
         for residual, x in ((held.k_residual, k), (held.v_residual, v)):
@@ -151,13 +117,14 @@ def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # ty
     n = layout.tokens
     lengths = torch.tensor([n + 3, 0, 2 * n], dtype=torch.int32)
     held = empty_cache(name, 3, 2 * n, page=n)
-    k, v = hard_values(name, 3, 2 * n, 2), hard_values(name, 3, 2 * n, 3)
+    k, v = inputs(name, 3, 2 * n, seed=2)
     module.pack(held, k, v, lengths)
     out = [torch.full((3, 2 * n + 2, HEADS, layout.head_dim), 7.0, dtype=k.dtype) for _ in range(2)]
     module.unpack(held, *out)
     for b, length in enumerate(lengths.tolist()):
         full = length // n
-        for x, y, exact in zip((k, v), out, unpack_blocks(layout, blocks_of(held, b)[:, :full], k.dtype), strict=True):
+        blocks = sequence_blocks(held.packed, held.block_table, b)[:, :full]
+        for x, y, exact in zip((k, v), out, unpack_blocks(layout, blocks, k.dtype), strict=True):
             assert torch.equal(y[b, : full * n], exact.flatten(1, 2).transpose(0, 1).float().to(k.dtype))
             assert torch.equal(y[b, full * n : length], x[b, full * n : length])
             assert (y[b, length:] == 7.0).all()
