@@ -34,7 +34,7 @@ def list_entries(as_json: Json = False) -> None:
     rows = []
     for one in found:
         entry = one.entry
-        key = one.path.name.split(".")[0]
+        key = one.key
         if entry is None:
             rows.append((key, one.store, "", "", "", f"damaged: {one.problem}"))
             continue
@@ -44,7 +44,7 @@ def list_entries(as_json: Json = False) -> None:
 
 
 def _summary(one: Found) -> dict[str, Any]:
-    data: dict[str, Any] = {"key": one.path.name.split(".")[0], "registry": one.store, "path": str(one.path), "problem": one.problem}
+    data: dict[str, Any] = {"key": one.key, "registry": one.store, "path": str(one.path), "problem": one.problem}
     if one.entry is not None:
         entry = one.entry
         data |= {"spec": entry.spec.name, "backend": entry.backend, "arch": entry.arch, "device": dict(entry.device)}
@@ -68,7 +68,7 @@ def show(
         problem = f": {matches[0].problem}" if matches else ""
         raise RegistryMiss(f"no entry has a key that begins with {key}{problem}")
     if len({one.entry.key for one in found if one.entry}) > 1:
-        raise typer.BadParameter(f"{key} is ambiguous: {', '.join(sorted(one.path.name.split('.')[0] for one in found))}")
+        raise typer.BadParameter(f"{key} is ambiguous: {', '.join(sorted(one.key for one in found))}")
     one = found[0]
     entry = one.entry
     assert entry is not None

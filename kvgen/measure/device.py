@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from kvgen.digest import digest
 from kvgen.spec.target import Target
-from kvgen.toolchain.compilers import cpu_features
+from kvgen.toolchain.compilers import cpu_features, cpu_name
 
 CPU_LLC_BYTES = 32 << 20
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
@@ -88,22 +87,6 @@ def cold_bytes(device: str) -> int:
     import torch
 
     return CUDA_COLD_FACTOR * int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
-
-
-def cpu_name() -> str:
-    """The CPU's model name."""
-    for line in cpu_features_raw():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def cpu_features_raw() -> list[str]:
-    """Lines of /proc/cpuinfo for the first processor; empty where there is no such file."""
-    try:
-        return Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return []
 
 
 def cpu_llc_bytes() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvgen.digest import digest
 from kvgen.spec.target import Target
+from kvgen.toolchain.compilers import cpu_features, cpu_name, tvm_ffi_version
 
 
 @cache
@@ -20,19 +21,6 @@ def here(target: Target) -> dict[str, Any]:
     if target == "cpu":
         return {"name": cpu_name(), "threads": len(os.sched_getaffinity(0))}
     return _gpu()
-
-
-@cache
-def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith(("model name", "Model")):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _gpu() -> dict[str, Any]:
@@ -50,6 +38,4 @@ def _gpu() -> dict[str, Any]:
 
 def machine(target: Target) -> str:
     """Digest of what a compiled module needs of the machine that runs it: a CPU's instructions, the FFI's version."""
-    from kvgen.toolchain.compilers import cpu_features, tvm_ffi_version
-
     return digest([platform.machine(), cpu_features() if target == "cpu" else "", tvm_ffi_version()])

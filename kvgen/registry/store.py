@@ -40,9 +40,14 @@ class Found:
     problem: str | None = None
 
     @property
+    def key(self) -> str:
+        """The entry's key, as its folder says."""
+        return self.path.name.split(".")[0]
+
+    @property
     def label(self) -> str:
         """Store and key, for people."""
-        return f"{self.store} {self.path.name.split('.')[0]}"
+        return f"{self.store} {self.key}"
 
 
 class Store:
@@ -79,7 +84,7 @@ class Store:
                     break
             by_key: dict[str, list[Found]] = {}
             for one in revisions:
-                by_key.setdefault(one.path.name.split(".")[0], []).append(one)
+                by_key.setdefault(one.key, []).append(one)
             found += [max(group, key=_rank) for group in by_key.values()]
         return found
 

@@ -107,6 +107,17 @@ def nvcc_wheel() -> Path | None:
 
 
 @cache
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+@cache
 def cpu_features() -> str:
     """What `-march=native` depends on: the CPU's model and feature flags, from /proc/cpuinfo."""
     try:
