@@ -1,75 +1,109 @@
-"""Packing against copying: µs of `pack` of whole prompts, and the share of the bandwidth that a copy reaches.
+"""Speed of packing whole prefills beside a copy that moves as many bytes, on this GPU.
 
-    python benchmarks/gpu_pack.py k4v4,k8v8,k2v2:bf16 8x8192,1x131072
+    python benchmarks/gpu_pack.py k4v4,k8v8,k2v2:token 8x32768,1x131072
 
-Bytes of packing are those of K and V read and of blocks written; a copy moves as many, half of them each way.
+Words are those of gpu_words.py. Results also go to $OUT (or benchmarks/results) as gpu_pack.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.gpu_measure import capture, timed
-from benchmarks.gpu_words import workload_of
-from tests.support.points import Point, compile_points, variant
+from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.lower.backends import get_backend
+from kvgen.measure import yardstick
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.timer import CudaTimer
+from kvgen.spec import Workload
+from kvgen.toolchain import build
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load, load_library
 
-ROUNDS = 9
+PIECE = yardstick.PIECE
 COLD_BYTES = 192 << 20
 
 
-def measure(point: Point, batch: int, tokens: int) -> dict[str, object]:
-    """One row: a prompt of `tokens` for each of `batch` sequences into an empty cache."""
-    v = variant(point)
-    a = v.spec.attention
-    tokens = tokens // v.layout.tokens * v.layout.tokens
-    cache = v.new_cache(batch, tokens, "cuda")
-    shape = (batch, tokens, a.kv_heads, a.head_dim)
-    nbytes = 2 * batch * tokens * a.kv_heads * a.head_dim * 2 + batch * a.kv_heads * (tokens // v.layout.tokens) * v.layout.block_bytes
-    count = max(1, -(-COLD_BYTES // nbytes))
-    inputs = [[torch.randn(shape, device="cuda", dtype=v.dtype) for _ in range(2)] for _ in range(count)]
-    new = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs")
+    parser.add_argument("workloads", nargs="?", default="8x32768,1x131072,32x2048,1x4096")
+    options = parser.parse_args()
+    copy = load_library(yardstick.artifact("sm90").path).get_function("copy")
+    rows = []
+    print(f"{'spec':20} {'workload':>12} {'µs':>9} {'TB/s':>6} {'copy µs':>9} {'fraction':>8}")
+    for words in options.specs.split(","):
+        for word in options.workloads.split(","):
+            row = measure(words, workload_of(word), copy)
+            rows.append(row)
+            print(f"{words:20} {word:>12} {row['us']:9.1f} {row['tb_s']:6.2f} {row['copy_us']:9.1f} {row['fraction']:8.3f}", flush=True)
+    out = Path(os.environ.get("OUT", "benchmarks/results"))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu_pack.json").write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
 
-    def pack(k: torch.Tensor, x: torch.Tensor) -> None:
-        cache.lengths.zero_()
-        v.module.pack(k, x, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table)
 
-    source = torch.empty(count, nbytes // 2, dtype=torch.uint8, device="cuda").random_(255)
-    target = torch.empty_like(source)
-    packs = capture([lambda k=k, x=x: pack(k, x) for k, x in inputs], 8)  # type: ignore[misc]
-    copies = capture([lambda i=i: target[i].copy_(source[i]) for i in range(count)], 8)  # type: ignore[misc]
-    samples = [(timed(*packs), timed(*copies)) for _ in range(ROUNDS)]
-    us, copy_us = (median(times) for times in zip(*samples, strict=True))
+def measure(words: str, work: Workload, copy: Callable[..., object]) -> dict[str, Any]:
+    """One spec and workload: µs of packing, and of a copy that reads and writes as many bytes together."""
+    spec = spec_of(words, "sm90", [work])
+    backend = get_backend("cuda")
+    schedule = backend.default(spec, "sm90")
+    layout = backend.layout(spec, schedule.layout)
+    variant = Variant(spec, layout, load(build(backend.lower(spec, schedule, "sm90")).path))
+    heads, dim, length = spec.attention.kv_heads, spec.attention.head_dim, work.kv_len
+    read = 2 * work.batch * length * heads * dim * 2
+    blocks = work.batch * heads * (length // layout.tokens)
+    rest = 2 * work.batch * (length % layout.tokens) * heads * dim * 2
+    moved = read + blocks * layout.payload_bytes + rest
+    calls = []
+    for seed in range(max(1, -(-COLD_BYTES // moved))):
+        random = torch.Generator("cuda").manual_seed(seed)
+        k, v = (torch.randn(work.batch, length, heads, dim, generator=random, device="cuda").to(variant.dtype) for _ in range(2))
+        calls.append(
+            partial(
+                pack,
+                variant,
+                variant.new_cache(work.batch, length, "cuda"),
+                k,
+                v,
+                torch.full((work.batch,), length, dtype=torch.int32, device="cuda"),
+            )
+        )
+    policy = TimingPolicy()
+    us = median(CudaTimer().time(calls, policy))
+    copy_us = copied_us(copy, moved // 2, policy)
     return {
-        "spec": point.words, "batch": batch, "tokens": tokens, "us": us, "bytes": nbytes, "tb_s": nbytes / us * 1e-6,
-        "copy_us": copy_us, "copy_fraction": copy_us / us,
+        "spec": words, "batch": work.batch, "kv_len": length, "us": us, "bytes": moved, "tb_s": moved / us / 1e6,
+        "copy_us": copy_us, "fraction": copy_us / us,
     }  # fmt: skip
 
 
-def main() -> None:
-    """Print a table; JSON to $OUT or benchmarks/results."""
-    points = [Point(words) for words in sys.argv[1].split(",")]
-    compile_points(points)
-    rows = []
-    for point in points:
-        for word in sys.argv[2].split(","):
-            work = workload_of(word)
-            row = measure(point, work.batch, work.kv_len)
-            rows.append(row)
-            print(
-                "{spec:20} {batch:>4}x{tokens:<7} {us:9.1f} us {tb_s:5.2f} TB/s  {copy_fraction:5.3f} of a copy".format(**row), flush=True
-            )
-    out = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gpu_pack.json").write_text(json.dumps(rows, indent=1) + "\n")
+def pack(variant: Variant, cache: Any, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor) -> None:
+    """Fill an empty cache; its lengths go back to zero."""
+    variant.module.pack(k, v, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table)
+    cache.lengths.zero_()
+
+
+def copied_us(copy: Callable[..., object], size: int, policy: TimingPolicy) -> float:
+    """Median µs of the faster of our copy and the driver's of `size` bytes (rounded up to whole pieces)."""
+    size = -(-size // PIECE) * PIECE
+    pairs = [torch.zeros(2, size, dtype=torch.uint8, device="cuda") for _ in range(max(1, -(-COLD_BYTES // (2 * size))))]
+    ours = [partial(copy, pair[0], pair[1]) for pair in pairs]
+    drivers = [partial(pair[1].copy_, pair[0]) for pair in pairs]
+    return min(median(CudaTimer().time(calls, policy)) for calls in (ours, drivers))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
