@@ -39,14 +39,19 @@ class Bench:
         """Samples in µs per call of `policy.call`. Raises MeasureError, and CacheMismatch for another layout."""
         if variant.module.set_threads is not None and policy.threads is not None:
             variant.module.set_threads(policy.threads)
-        for cache in self._caches:
-            variant.prepare(cache)
-        timer = timer_for(self.device)
-        if policy.call == "attend":
-            return timer.time([self._attend(variant, i) for i in range(len(self._caches))], policy)
-        steps = max(1, variant.layout.tokens // self.workload.q_len)
-        samples = timer.time([self._decode(variant, i, steps) for i in range(len(self._caches))], policy)
-        return tuple(sample / steps for sample in samples)
+        turns = range(len(self._caches))
+        try:
+            for cache in self._caches:
+                variant.prepare(cache)
+            timer = timer_for(self.device)
+            if policy.call == "attend":
+                return timer.time([self._attend(variant, i) for i in turns], policy)
+            steps = max(1, variant.layout.tokens // self.workload.q_len)
+            samples = timer.time([self._decode(variant, i, steps) for i in turns], policy)
+            return tuple(sample / steps for sample in samples)
+        finally:
+            for cache in self._caches:
+                variant.release(cache)
 
     def _attend(self, variant: Variant, index: int) -> Callable[[], object]:
         cache, out, q = self._caches[index], self._outs[index], self._q

@@ -7,7 +7,7 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import Scenario, Step, scenarios
-from kvgen.reference.packing import OPERANDS, read_codes
+from kvgen.reference.packing import read_codes
 from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
 from kvgen.toolchain.launch import KVCache, Variant
 
@@ -130,20 +130,22 @@ class Checker:
         """Packed codes and their scales against the reference's."""
         layout = self.variant.layout
         ties = 0.0 if self.device.type == "cpu" else TIES
+        if scenario.codes:
+            self.accuracy.setdefault("code_mismatches", 0.0)
         for b, length in enumerate(scenario.lengths):
             count = length // layout.tokens
             if count == 0:
                 continue
-            mine, want = self._blocks(cache, b, count), scenario.blocks[b, :, :count]
-            for which in OPERANDS:
-                if not layout.operand(which).quantized:
-                    continue
-                got, truth = read_codes(layout, which, mine), read_codes(layout, which, want)
+            mine = self._blocks(cache, b, count)
+            for which, want in scenario.codes.items():
+                got = read_codes(layout, which, mine)
                 where = f"codes of {which} of sequence {b} of {scenario.name}"
-                steps = (got.codes.int() - truth.codes.int()).abs()
-                self._bounded("code_steps", where, float(steps.max()), 1.0)
-                self._bounded("code_mismatches", where, float((steps != 0).double().mean()), ties)
-                self._bounded("scale_mismatches", where, float((got.scale != truth.scale).double().mean()), ties)
+                for name, x, truth in (("code", got.codes, want.codes[b, :, :count]), ("scale", got.scale, want.scale[b, :, :count])):
+                    if torch.equal(x, truth):
+                        continue
+                    self._bounded(f"{name}_mismatches", where, float((x != truth).double().mean()), ties)
+                    if name == "code":
+                        self._bounded("code_steps", where, float((x.int() - truth.int()).abs().max()), 1.0)
 
     @staticmethod
     def _blocks(cache: KVCache, b: int, count: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from kvgen.toolchain.module import load
 
 Stage = Callable[[str], None]
 """Told what comes next: load, reference, verify, time."""
+_kept: dict[object, Bench] = {}
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 
@@ -85,10 +86,20 @@ def _load(job: Job) -> Variant:
 
 
 def _time(job: Job, policy: TimingPolicy, variant: Variant, workload: Workload) -> Timing:
-    bench = Bench(variant, workload, job.device, policy.cold_bytes)
+    bench = _kept_bench(variant, workload, job.device, policy.cold_bytes)
     samples = bench.time(variant, policy)
     read_us = median(_yardstick(job).samples(bench.nbytes, policy)) if policy.read else None
     return Timing(workload, median(samples), samples, read_us)
+
+
+def _kept_bench(variant: Variant, workload: Workload, device: str, cold: int | None) -> Bench:
+    """Candidates of one layout come in a row: the inputs of the last are kept. Of bad ones nothing is, they end the process."""
+    key = (variant.spec.format_id, variant.layout.id, workload, device, cold)
+    bench = _kept.get(key)
+    if bench is None:
+        _kept.clear()
+        bench = _kept[key] = Bench(variant, workload, device, cold)
+    return bench
 
 
 def _yardstick(job: Job) -> Yardstick:

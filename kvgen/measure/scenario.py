@@ -15,8 +15,9 @@ from kvgen.errors import UnsupportedError
 from kvgen.measure.job import CheckPolicy
 from kvgen.reference.attention import attend
 from kvgen.reference.data import normal, structured
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
+from kvgen.reference.layout import PackedLayout, Which
+from kvgen.reference.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
+from kvgen.reference.quantize import Quantized
 from kvgen.spec import KernelSpec
 
 MOST_Q = 4
@@ -44,8 +45,8 @@ class Scenario:
     steps: tuple[Step, ...]
     lengths: tuple[int, ...]
     """Of each sequence, in the end."""
-    blocks: torch.Tensor
-    """Packed by the reference, uint8 [batch, kv_heads, blocks, block_bytes]; of each sequence the full ones count."""
+    codes: dict[Which, Quantized]
+    """Of the quantized operands, what the reference packs: [batch, kv_heads, blocks, …]; of each sequence the full ones count."""
     k: torch.Tensor
     """What `unpack` gives in the end, fp64 [batch, tokens, kv_heads, head_dim], up to each length."""
     v: torch.Tensor
@@ -100,7 +101,8 @@ def _scenario(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, name:
         after = tuple(length + q_len for length in past)
         steps.append(Step(q, life.slice(0, past, q_len), life.slice(1, past, q_len), *life.attend(q, past, after)))
         past = after
-    return Scenario(name, tuple(chunks), first, tuple(steps), past, blocks, *life.seen(past))
+    codes = {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
+    return Scenario(name, tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,10 @@ class Variant:
             cache.workspaces[self._key] = workspace
         return workspace
 
+    def release(self, cache: KVCache) -> None:
+        """Give this variant's workspace of a cache back; a captured graph must not outlive it."""
+        cache.workspaces.pop(self._key, None)
+
     def prefill(
         self,
         cache: KVCache,
