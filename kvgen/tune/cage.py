@@ -49,6 +49,7 @@ class Cage:
         A candidate may take `memory_bytes` of host memory (half of what is free by default) and `timeout_s` per stage.
         """
         self._timeout_s = timeout_s
+        self._verified: dict[str, Mapping[str, float]] = {}  # by artifact: what is right at one workload is not verified at the next
         self._spec, self._target = spec, target
         names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
         self.devices = len(names)
@@ -60,16 +61,20 @@ class Cage:
 
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """See `Bench`."""
+        verified = self._verified.get(artifact.id)
+        job = self._job(point, artifact, SEARCH, check=verified is None)
         with self._alone(device):
-            outcome = self._workers[device].run(self._job(point, artifact, SEARCH), self._timeout_s)
-        return _record(point, artifact, outcome)
+            outcome = self._workers[device].run(job, self._timeout_s)
+        if outcome.ok and verified is None:
+            self._verified[artifact.id] = outcome.accuracy
+        return _record(point, artifact, outcome if verified is None or not outcome.ok else replace(outcome, accuracy=verified))
 
     def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
         """See `Bench`. All take turns on the first device."""
         rounds = ROUNDS
         if seconds is not None and entrants:
             rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(seconds / (TURN_SECONDS * len(entrants)))))
-        jobs = [replace(self._job(point, artifact, FINAL), check=None) for point, artifact in entrants]
+        jobs = [self._job(point, artifact, FINAL, check=False) for point, artifact in entrants]
         with self._alone(0):
             outcomes = interleave(jobs, rounds, self._timeout_s, self._workers[0])
         return [_record(point, artifact, outcome) for (point, artifact), outcome in zip(entrants, outcomes, strict=True)]
@@ -83,8 +88,9 @@ class Cage:
         for worker in self._workers:
             worker.close()
 
-    def _job(self, point: Point, artifact: Artifact, timing: TimingPolicy) -> Job:
-        return Job(self._spec, point.schedule, self._target, artifact.path, (point.workload,), CheckPolicy(), timing)
+    def _job(self, point: Point, artifact: Artifact, timing: TimingPolicy, *, check: bool) -> Job:
+        policy = CheckPolicy() if check else None
+        return Job(self._spec, point.schedule, self._target, artifact.path, (point.workload,), policy, timing)
 
     @contextmanager
     def _alone(self, device: int) -> Iterator[None]:

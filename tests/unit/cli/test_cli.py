@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgen.cli.app import main
+from tests.support.commands import TINY
+
+
+class Answer:
+    """What a command printed, and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def kvgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run commands with empty registries, in a folder that holds `tiny.yaml`."""
+    for name in ("CACHE", "REGISTRY", "SITE"):
+        monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / name.lower()))
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Answer:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Answer(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from kvgen.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'optuna', 'pandas', 'jinja2', 'tilelang', 'pydantic', 'yaml', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+    for command in ("build", "list", "show", "why", "bench", "space", "doctor", "check", "report", "export", "import"):
+        assert command in done.stdout
+
+
+def test_a_bad_spec_is_exit_2_with_every_mistake(kvgen: Any, tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text(TINY.replace("bits: 4", "bits: 5").replace("kv_heads: 1", "kv_head: 1"))
+    for command in ("build", "why", "space", "bench"):
+        answer = kvgen(command, "bad.yaml")
+        assert answer.code == 2
+        assert "kv_heads" in answer.err
+        assert "key.bits" in answer.err
+        assert "Traceback" not in answer.err
+
+
+def test_errors_are_json_where_json_is_asked_for(kvgen: Any, tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text(TINY.replace("bits: 4", "bits: 5"))
+    error = kvgen("build", "bad.yaml", "--json").json()["error"]
+    assert error["kind"] == "SpecError"
+    assert error["exit"] == 2
+    assert "key.bits" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("build",),
+        ("build", "no-such-preset"),
+        ("build", "no-such-file.yaml"),
+        ("build", "tiny.yaml", "--budget", "soon"),
+        ("build", "tiny.yaml", "--trials", "0"),
+        ("build", "tiny.yaml", "--backend", "fortran"),
+        ("build", "tiny.yaml", "--arch", "sm12"),
+        ("build", "tiny.yaml", "--workload", "big"),
+        ("bench", "tiny.yaml", "--against", "nobody"),
+        ("import", "no-such-file.tar.gz"),
+        ("check", "no-such-folder"),
+        ("presets", "no-such-preset"),
+        ("no-such-command",),
+    ],
+)
+def test_bad_arguments_are_exit_2(kvgen: Any, words: tuple[str, ...]):
+    answer = kvgen(*words)
+    assert answer.code == 2, answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_debug_shows_the_traceback(kvgen: Any):
+    from kvgen.errors import RegistryMiss
+
+    assert kvgen("show", "0000").code == 3
+    with pytest.raises(RegistryMiss):
+        main(["show", "0000", "--debug"])
+
+
+def test_nothing_registered_is_an_empty_list_and_exit_3_for_a_question(kvgen: Any):
+    assert [one for one in kvgen("list", "--json").json() if one["registry"] != "packaged"] == []
+    answer = kvgen("why", "tiny.yaml", "--json")
+    assert answer.code == 3
+    assert answer.json()[0]["how"] == "default"
+    assert kvgen("show", "0123").code == 3
+    assert kvgen("export", "out.tar.gz").code == 3
+
+
+def test_a_target_without_gpu_or_compiler_says_all_that_is_missing(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
+    from kvgen.errors import ToolchainMissing
+    from kvgen.spec import target
+    from kvgen.toolchain import compilers
+
+    def no_nvcc() -> None:
+        raise ToolchainMissing("nvcc was not found")
+
+    monkeypatch.setattr(target, "gpu_capability", lambda: None)
+    monkeypatch.setattr(compilers, "find_nvcc", no_nvcc)
+    answer = kvgen("build", "bitdecoding-int4", "--arch", "sm90", "--backend", "cuda")
+    assert answer.code == 3
+    assert "nvcc was not found" in answer.err
+    assert "no NVIDIA GPU is visible" in answer.err
+    assert len(answer.err.strip().splitlines()) == 1
+
+
+def test_a_back_end_of_another_target_refuses_by_name(kvgen: Any):
+    answer = kvgen("build", "tiny.yaml", "--backend", "cpu", "--arch", "sm90")
+    assert answer.code == 3
+    assert "cpu back end does not support this spec: it does not target sm90" in answer.err
+
+
+def test_space_counts_and_explains(kvgen: Any):
+    (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--points", "--json").json()["spaces"]
+    assert space["size"] == len(space["points"]) > 0
+    assert space["excluded"]
+    assert all(reason["points"] > 0 and reason["examples"] for reason in space["excluded"])
+    assert set(space["launches"]) == {"1x256"}
+    shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
+    assert "excluded" in shown
+    assert "default:" in shown
+
+
+def test_presets_and_schema_describe_the_language(kvgen: Any):
+    presets = kvgen("presets", "--json").json()
+    assert presets["kivi-int2"]["key"]["bits"] == 2
+    assert "bits: 2" in kvgen("presets", "kivi-int2").out
+    assert set(kvgen("schema").json()["properties"]) >= {"attention", "key", "value", "cache", "workloads"}
+
+
+def test_doctor_tells_compilers_back_ends_and_places(kvgen: Any, tmp_path: Path):
+    facts = kvgen("doctor", "--json").json()
+    assert {"g++", "nvcc", "GPU", "back end cpu", "back end cuda"} <= {check["name"] for check in facts["checks"]}
+    assert facts["places"]["cache"] == str(tmp_path / "cache")
+    assert "cpu" in facts["targets"]
+    assert "g++" in kvgen("doctor").out
+
+
+def test_check_of_a_damaged_entry_is_a_regression(kvgen: Any, tmp_path: Path):
+    folder = tmp_path / "registry" / "device" / "format" / "0123456789abcdef.01234567"
+    folder.mkdir(parents=True)
+    (folder / "entry.json").write_text("{}")
+    answer = kvgen("check", tmp_path / "registry", "--json")
+    assert answer.code == 1
+    assert "changed after it was written" in answer.json()[0]["findings"][0]["detail"]
+    (listed,) = [one for one in kvgen("list", "--json").json() if one["registry"] == "user"]
+    assert listed["problem"]
+
+
+def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
+    from kvgen.lower import backends
+
+    def broken(name: str) -> None:
+        raise AttributeError("oops")
+
+    monkeypatch.setattr(backends, "get_backend", broken)
+    answer = kvgen("space", "tiny.yaml", "--backend", "cpu")
+    assert answer.code == 3
+    assert answer.err.strip() == "kvgen: internal error: AttributeError: oops (--debug shows where)"
