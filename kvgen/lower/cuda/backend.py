@@ -40,12 +40,14 @@ class CudaBackend:
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """A point without finesse that is allowed for every workload: 8 warps with four stages where they fit."""
         space = self.space(spec, target)
+        problems = ["no block fits"]
         for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
             for launch in _plain_launches():
                 schedule = Schedule(NAME, layout, launch)
-                if not any(space.check(schedule, workload) for workload in spec.workloads):
+                problems = [problem for workload in spec.workloads for problem in space.check(schedule, workload)]
+                if not problems:
                     return schedule
-        raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
+        raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {problems[-1]}")
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
         """Blocks of `block` tokens in fragment order."""

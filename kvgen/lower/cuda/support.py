@@ -11,7 +11,7 @@ MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 MAX_QUERIES = 8
 MIN_PAGE = 32
-MAX_KEY_GROUP = 256
+KEY_GROUPS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def _narrow_token_group(quant: QuantSpec) -> bool:
 
 
 def _odd_channel_group(quant: QuantSpec) -> bool:
-    return quant.quantized and quant.axis == "channel" and (quant.group % 32 != 0 or quant.group > MAX_KEY_GROUP)
+    return quant.quantized and quant.axis == "channel" and quant.group not in KEY_GROUPS
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -67,9 +67,9 @@ REFUSALS: tuple[Refusal, ...] = (
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once",
     ),
     Refusal(
-        "K per channel in groups that are no multiple of 32 tokens, or above 256",
+        "K per channel in groups other than 32, 64, 128 or 256 tokens",
         lambda s: _odd_channel_group(s.key),
-        f"key.group ({{k.group}} tokens) must be a multiple of 32 up to {MAX_KEY_GROUP}",
+        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
     ),
     Refusal(
         "K per token in groups that are no multiple of 32 channels",

@@ -37,7 +37,7 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "head_dim above 256": (spec(attention={"head_dim": 512}), "512"),
     "more than 16 query heads per KV head": (spec(attention={"q_heads": 32, "kv_heads": 1}), "32 query heads"),
     "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),
-    "K per channel in groups that are no multiple of 32 tokens, or above 256": (spec(key={"group": 48}), "48 tokens"),
+    "K per channel in groups other than 32, 64, 128 or 256 tokens": (spec(key={"group": 96}), "96 tokens"),
     "K per token in groups that are no multiple of 32 channels": (spec(key={"axis": "token", "group": 16}), "16 channels"),
     "V per token in groups that are no multiple of 32 channels": (spec(value={"group": 16}), "16 channels"),
     "pages that are no multiple of 32 tokens": (spec(key={"axis": "token"}, cache={"layout": "paged", "page": 16}), "page \\(16\\)"),
@@ -76,3 +76,9 @@ def test_what_no_ring_holds_is_refused_with_its_size() -> None:
     assert "shared memory, more than sm89 has" in str(backend.unsupported(large, "sm89"))
     assert backend.unsupported(large, "sm90") is None
     assert backend.default(large, "sm90").launch["warps"] == 2
+
+
+def test_what_no_launch_takes_is_said_with_its_reason() -> None:
+    many = spec().model_copy(update={"workloads": (spec().workloads[0].model_copy(update={"batch": 2000}),)})
+    with pytest.raises(UnsupportedError, match="a launch takes at most 1024 sequences"):
+        get_backend("cuda").default(many, "sm90")
