@@ -15,7 +15,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.toolchain.compilers import find_gxx
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
-HEADERS = ("args", "assemble", "format", "pack", "places", "quantize", "scaler", "unpack")
+HEADERS = ("args", "assemble", "channel_scalers", "extremes", "format", "pack", "places", "quantize", "scaler", "unpack")
 
 EXPORTS = """
 #include "kvgen/pack.cuh"

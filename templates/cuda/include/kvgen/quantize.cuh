@@ -2,166 +2,11 @@
 // tile of rows at a time. What is read twice comes from the L1 cache the second time.
 #pragma once
 #include "kvgen/assemble.cuh"
-#include "kvgen/ptx.cuh"
-#include "kvgen/scaler.cuh"
+#include "kvgen/channel_scalers.cuh"
+#include "kvgen/extremes.cuh"
 
 namespace kvgen {
 namespace packing {
-
-__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __half) { return ptx::as_u32(__hmin2(ptx::as_half2(a), ptx::as_half2(b))); }
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __half) { return ptx::as_u32(__hmax2(ptx::as_half2(a), ptx::as_half2(b))); }
-__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __nv_bfloat16) {
-  const __nv_bfloat162 y = __hmin2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(y);
-}
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __nv_bfloat16) {
-  const __nv_bfloat162 y = __hmax2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(y);
-}
-
-__device__ __forceinline__ float2 to_floats(uint32_t x, __half) { return __half22float2(ptx::as_half2(x)); }
-__device__ __forceinline__ float2 to_floats(uint32_t x, __nv_bfloat16) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
-
-// Extremes of two interleaved series of 16-bit elements.
-template <class Element>
-struct Range {
-  uint32_t low, high;
-
-  __device__ __forceinline__ void include(uint32_t other_low, uint32_t other_high) {
-    low = smaller(low, other_low, Element());
-    high = larger(high, other_high, Element());
-  }
-  __device__ __forceinline__ void include(uint32_t pair) { include(pair, pair); }
-  __device__ __forceinline__ void include_lane(int mask) { include(__shfl_xor_sync(~0u, low, mask), __shfl_xor_sync(~0u, high, mask)); }
-  __device__ __forceinline__ float lowest() const {
-    const float2 x = to_floats(low, Element());
-    return fminf(x.x, x.y);
-  }
-  __device__ __forceinline__ float highest() const {
-    const float2 x = to_floats(high, Element());
-    return fmaxf(x.x, x.y);
-  }
-};
-
-template <class Element>
-__device__ __forceinline__ uint4 load16(const Element* address) {
-  return *reinterpret_cast<const uint4*>(address);
-}
-__device__ __forceinline__ uint32_t component(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
-template <int kWords>
-__device__ __forceinline__ void store_words_at(uint8_t* address, const uint32_t* words) {
-  if constexpr (kWords == 4) {
-    *reinterpret_cast<uint4*>(address) = make_uint4(words[0], words[1], words[2], words[3]);
-  } else if constexpr (kWords == 2) {
-    *reinterpret_cast<uint2*>(address) = make_uint2(words[0], words[1]);
-  } else {
-    *reinterpret_cast<uint32_t*>(address) = words[0];
-  }
-}
-
-// --- statistics of K per channel -------------------------------------------------------------------------------------
-
-// Shared memory: extremes of every channel by runs of 16 tokens, then scalers by group.
-template <class Format>
-struct ChannelStats {
-  static constexpr int kDim = Format::kHeadDim;
-  static constexpr bool kUsed = Format::Key::kQuantized && Format::Key::kAxis == Axis::channel;
-  static constexpr int kRuns = kUsed ? Format::kTokens / 16 : 0;
-  static constexpr int kGroups = kUsed ? Format::kTokens / Format::Key::kGroup : 0;
-  static constexpr int kHighs = kRuns * kDim * 2;
-  static constexpr int kScales = 2 * kHighs;
-  static constexpr int kInverses = kScales + kGroups * kDim * 4;
-  static constexpr int kZeros = kInverses + kGroups * kDim * 4;
-  static constexpr int kBytes = kZeros + kGroups * kDim * 4;
-};
-
-template <class Format, int kThreads, class KRow>
-__device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
-  using Stats = ChannelStats<Format>;
-  using Element = typename Format::Element;
-  constexpr int kRowLanes = Format::kHeadDim / 8;      // lanes that bring a row
-  constexpr int kRows = 32 / kRowLanes;                // rows brought at once
-  const int lane = threadIdx.x % 32;
-  const int row = min(lane / kRowLanes, kRows - 1);    // what is left of the lanes repeats the last row
-  const int column = lane % kRowLanes * 8;
-#pragma unroll 1
-  for (int run = threadIdx.x / 32; run < Stats::kRuns; run += kThreads / 32) {
-    Range<Element> range[4];
-#pragma unroll
-    for (int step = 0; step < 16 / kRows; ++step) {
-      const uint4 v = load16<Element>(k_row(run * 16 + step * kRows + row) + column);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = component(v, i);
-        if (step == 0) range[i] = {pair, pair};
-        else range[i].include(pair);
-      }
-    }
-#pragma unroll
-    for (int half = kRows / 2; half > 0; half /= 2)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        range[i].include(__shfl_down_sync(~0u, range[i].low, half * kRowLanes), __shfl_down_sync(~0u, range[i].high, half * kRowLanes));
-    if (lane < kRowLanes) {
-      const int at = (run * Format::kHeadDim + column) * 2;
-      *reinterpret_cast<uint4*>(smem + at) = make_uint4(range[0].low, range[1].low, range[2].low, range[3].low);
-      *reinterpret_cast<uint4*>(smem + Stats::kHighs + at) = make_uint4(range[0].high, range[1].high, range[2].high, range[3].high);
-    }
-  }
-}
-
-// Scalers of every channel and group, in shared memory and, as params, in the block.
-template <class Format, int kThreads>
-__device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
-  using Stats = ChannelStats<Format>;
-  using Element = typename Format::Element;
-  using Key = typename Format::Key;
-  using Places = kvgen::Places<Format, Which::key>;
-  constexpr int kRunsPerGroup = Stats::kRuns / Stats::kGroups;
-  const Element* lows = reinterpret_cast<const Element*>(smem);
-  const Element* highs = reinterpret_cast<const Element*>(smem + Stats::kHighs);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < Stats::kGroups * Format::kHeadDim; i += kThreads) {
-    const int group = i / Format::kHeadDim, channel = i % Format::kHeadDim;
-    const int first = group * kRunsPerGroup * Format::kHeadDim + channel;
-    float low = to_float(lows[first]), high = to_float(highs[first]);
-#pragma unroll
-    for (int run = 1; run < kRunsPerGroup; ++run) {
-      low = fminf(low, to_float(lows[first + run * Format::kHeadDim]));
-      high = fmaxf(high, to_float(highs[first + run * Format::kHeadDim]));
-    }
-    __half params[2];
-    const Scaler s = make_scaler<Key>(low, high, params);
-    reinterpret_cast<float*>(smem + Stats::kScales)[i] = s.scale;
-    reinterpret_cast<float*>(smem + Stats::kInverses)[i] = s.inverse;
-    reinterpret_cast<float*>(smem + Stats::kZeros)[i] = s.zero;
-#pragma unroll
-    for (int kind = 0; kind < Key::kParams; ++kind)
-      *reinterpret_cast<__half*>(block + Places::param_offset(kind, group * Key::kGroup, channel)) = params[kind];
-  }
-}
-
-// Eight neighbouring channels, each with its own scaler.
-struct ChannelScalers {
-  const float* scales;
-  float inverses[8], zeros[8];
-
-  template <class Stats>
-  __device__ __forceinline__ static ChannelScalers load(const uint8_t* smem, int at) {
-    ChannelScalers s;
-    s.scales = reinterpret_cast<const float*>(smem + Stats::kScales) + at;
-#pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-      reinterpret_cast<float4&>(s.inverses[i]) = *reinterpret_cast<const float4*>(smem + Stats::kInverses + (at + i) * 4);
-      reinterpret_cast<float4&>(s.zeros[i]) = *reinterpret_cast<const float4*>(smem + Stats::kZeros + (at + i) * 4);
-    }
-    return s;
-  }
-  __device__ __forceinline__ float zero(int i) const { return zeros[i]; }
-  __device__ __forceinline__ float inverse(int i) const { return inverses[i]; }
-  __device__ __forceinline__ float scale(int i) const { return scales[i]; }
-};
 
 // --- statistics per token --------------------------------------------------------------------------------------------
 
@@ -199,6 +44,17 @@ __device__ __forceinline__ Scaler token_scaler(const Element* row, int token, in
 }
 
 // --- codes -----------------------------------------------------------------------------------------------------------
+
+template <int kWords>
+__device__ __forceinline__ void store_words_at(uint8_t* address, const uint32_t* words) {
+  if constexpr (kWords == 4) {
+    *reinterpret_cast<uint4*>(address) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(address) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint32_t*>(address) = words[0];
+  }
+}
 
 template <class Quant, class Element, class Scalers>
 __device__ __forceinline__ void encode_row(const uint4& v, const Scalers& scalers, uint32_t (&codes)[8]) {
@@ -300,6 +156,14 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   }
 }
 
+// Asks for rows early: they are on their way while K is packed.
+template <class Format, int kThreads, class Row>
+__device__ __forceinline__ void prefetch_rows(Row&& row) {
+  constexpr int kLines = ceil_div(Format::kHeadDim * 2, 128);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Format::kTokens * kLines; i += kThreads) ptx::prefetch_l2(row(i / kLines) + i % kLines * 64);
+}
+
 }  // namespace packing
 
 // Shared memory that `pack_block` needs, in bytes.
@@ -315,6 +179,7 @@ template <class Format, int kThreads, class KRow, class VRow>
 __device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem) {
   static_assert(Format::Value::kAxis == Axis::token || !Format::Value::kQuantized, "V has params per token");
   static_assert(pack_smem_bytes<Format>() <= 96 * 1024 && kThreads % 32 == 0);
+  packing::prefetch_rows<Format, kThreads>(v_row);
   if constexpr (packing::ChannelStats<Format>::kUsed) {
     packing::channel_ranges<Format, kThreads>(k_row, smem);
     __syncthreads();

@@ -7,6 +7,8 @@ namespace kvgen::ptx {
 inline uint32_t as_u32(__half2 x) { return emulator::bits<uint32_t>(x); }
 inline __half2 as_half2(uint32_t x) { return emulator::bits<__half2>(x); }
 
+inline void prefetch_l2(const void*) {}
+
 inline uint32_t transpose(uint32_t x) {
   return emulator::exchange(x, [](const unsigned* in, int lane) {
     unsigned pair = 0;
