@@ -5,52 +5,56 @@
 
 namespace kvgen {
 
-// 16 rows of codes: a word holds neighbours along k, the lanes are rows.
-template <int Bits, class Element>
+// 16 rows of codes: a word holds neighbours along k, the lanes are rows. Signed codes are stored with 2^(Bits-1) added.
+template <int Bits, class Element, bool Signed>
 struct Codec {
   static constexpr int per_word = 32 / Bits;
   static constexpr bool quantized = true;
 
-  // Element `k` of every lane's word: the unsigned code as a float.
+  // Element `k` of every lane's word: the code as a float.
   static F32 code(U32 word, int k) {
-    const U32 shifted = word >> (Bits * k);
 #ifdef __AVX512F__
     // A permutation looks at the low 4 bits alone: shift and look up, no mask, no conversion.
-    if constexpr (Bits <= 4) {
-      constexpr int m = (1 << Bits) - 1;
-      const F32 table = {0, 1 & m, 2 & m, 3 & m, 4 & m, 5 & m, 6 & m, 7 & m, 8 & m, 9 & m, 10 & m, 11 & m, 12 & m, 13 & m, 14 & m, 15 & m};
-      return __builtin_shuffle(table, (I32)shifted);
-    }
+    if constexpr (Bits <= 4) return __builtin_shuffle(table(), (I32)(word >> (Bits * k)));
 #endif
-    return __builtin_convertvector((I32)(shifted & ((1u << Bits) - 1)), F32);
+    if constexpr (Signed) return __builtin_convertvector((I32)((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits), F32);
+    return __builtin_convertvector((I32)(word >> (Bits * k) & ((1u << Bits) - 1)), F32);
   }
+
+ private:
+  static constexpr float entry(int i) { return static_cast<float>((i & ((1 << Bits) - 1)) - (Signed ? 1 << (Bits - 1) : 0)); }
+  static F32 table() {
+    return F32{entry(0), entry(1), entry(2),  entry(3),  entry(4),  entry(5),  entry(6),  entry(7),
+               entry(8), entry(9), entry(10), entry(11), entry(12), entry(13), entry(14), entry(15)};
+  }
+  static constexpr uint32_t signs() { return ~0u / ((1u << Bits) - 1) << (Bits - 1); }  // the top bit of every field
 };
 
 template <class Element>
-struct Codec<16, Element> {
+struct Codec<16, Element, false> {
   static constexpr int per_word = 2;
   static constexpr bool quantized = false;
   static F32 code(U32 word, int k) { return widen<Element>(__builtin_convertvector(word >> (16 * k), U16)); }
 };
 
 template <>
-struct Codec<16, Bfloat> {
+struct Codec<16, Bfloat, false> {
   static constexpr int per_word = 2;
   static constexpr bool quantized = false;
   static F32 code(U32 word, int k) { return (F32)(k == 0 ? word << 16 : word & 0xffff0000u); }
 };
 
 template <>
-struct Codec<16, float> {
+struct Codec<16, float, false> {
   static constexpr int per_word = 1;
   static constexpr bool quantized = false;
   static F32 code(U32 word, int) { return (F32)word; }
 };
 
 // Floats in the order of packed words: what tokens in `dtype` and odd formats are expanded to.
-using Expanded = Codec<16, float>;
+using Expanded = Codec<16, float, false>;
 
-// Scale and zero of 16 neighbours; x = code * scale + zero.
+// Scale and zero of 16 neighbours; x = code * scale + zero, where the zero of signed codes is 0.
 struct Affine {
   F32 scale, zero;
 };
@@ -62,14 +66,12 @@ struct Affine {
 template <class C, class Op>
 struct Operand {
   using Param = typename C::Param;
-  using Code = Codec<Op::bits, typename C::Element>;
+  using Code = Codec<Op::bits, typename C::Element, Op::bits != 16 && !Op::zero>;
   static constexpr int params = Op::zero ? 2 : 1;
   static constexpr int k_extent = Op::rows_are_tokens ? C::head_dim : C::subtile;
   static constexpr int row_extent = Op::rows_are_tokens ? C::subtile : C::head_dim;
   static constexpr int param_extent = Op::per_channel ? C::head_dim : C::subtile;
   static constexpr int tile_bytes = k_extent / Code::per_word * 64;  // 16 rows
-
-  static constexpr float offset() { return -static_cast<float>(1 << (Op::bits - 1)); }  // symmetric codes are stored unsigned
 
   static const uint8_t* codes(const uint8_t* subtile, int tile) { return subtile + Op::codes_offset + tile * tile_bytes; }
 
@@ -83,7 +85,7 @@ struct Operand {
     const Param* at = param(block, subtile, group, index);
     const F32 scale = load_floats<Param>(at);
     if constexpr (Op::zero) return {scale, load_floats<Param>(at + param_extent)};
-    return {scale, scale * offset()};
+    return {scale, F32{}};
   }
 
   // Of one element, in every lane.
@@ -91,7 +93,7 @@ struct Operand {
     const Param* at = param(block, subtile, group, index);
     const float scale = to_float(at[0]);
     if constexpr (Op::zero) return {splat(scale), splat(to_float(at[param_extent]))};
-    return {splat(scale), splat(scale * offset())};
+    return {splat(scale), F32{}};
   }
 
   // Dequantizes 16 rows of a sub-tile whose first token is `token` of the block: out[k * 16 + row].

@@ -62,11 +62,12 @@ struct PackedKeys {
         for (int m = 0; m < M; ++m) {
           const F32 x = load<F32>(q + m * dim + c);
           store(folded + m * dim + c, x * a.scale);
-          zeros[m] += x * a.zero;
+          if constexpr (C::Key::zero) zeros[m] += x * a.zero;
         }
       }
       F32 bias = {};
-      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      if constexpr (C::Key::zero)
+        for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
       tiles(folded, bias, begin, end, score);
       begin = end;
     }
@@ -108,7 +109,8 @@ struct PackedKeys {
       const Affine a = Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes);
       for (int m = 0; m < M; ++m) {
         float* to = score + m * C::chunk + tile * kLanes;
-        const F32 part = acc[m][t] * a.scale + q_sum[m * groups + g] * a.zero;
+        F32 part = acc[m][t] * a.scale;
+        if constexpr (C::Key::zero) part += q_sum[m * groups + g] * a.zero;
         store(to, g == 0 ? part : load<F32>(to) + part);
       }
     }
@@ -151,11 +153,12 @@ struct PackedValues {
         for (int m = 0; m < M; ++m) {
           const F32 x = load<F32>(p + m * C::chunk + token);
           store(scaled + m * C::chunk + token, x * a.scale);
-          zeros[m] += x * a.zero;
+          if constexpr (C::Value::zero) zeros[m] += x * a.zero;
         }
       }
       F32 bias = {};
-      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      if constexpr (C::Value::zero)
+        for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
       for_tiles<C::value_tiles>(g * tiles, (g + 1) * tiles, [&](auto width, int first) { column(width, first, scaled, bias, acc); });
     }
   }
@@ -203,7 +206,9 @@ struct PackedValues {
       const Affine a = Op::affine(block, nullptr, group, (first + t) * kLanes);
       for (int m = 0; m < M; ++m) {
         float* at = out + m * dim + (first + t) * kLanes;
-        store(at, load<F32>(at) + (acc[m][t] * a.scale + weight[m] * a.zero));
+        F32 part = acc[m][t] * a.scale;
+        if constexpr (C::Value::zero) part += weight[m] * a.zero;
+        store(at, load<F32>(at) + part);
       }
     }
   }

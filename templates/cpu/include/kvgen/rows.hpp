@@ -17,11 +17,12 @@ template <class C>
 struct Rows {
   static constexpr int dim = C::head_dim;
   static constexpr int most = C::rows * (8192 / dim > C::rows ? (8192 / dim < 64 ? 8192 / dim : 64) / C::rows : 1);
-  static constexpr int sums = !C::Key::per_channel && C::Key::bits != 16 ? dim / C::Key::group : 1;
+  static constexpr bool summed = !C::Key::per_channel && C::Key::bits != 16 && C::Key::zero;
+  static constexpr int sums = summed ? dim / C::Key::group : 1;
 
   alignas(64) float q[most][dim];
   alignas(64) float acc[most][dim];
-  float q_sum[most][sums];  // over each channel group of K, where K has one scale per token
+  float q_sum[most][sums];  // over each channel group of K, where K has one zero per token
   float top[most];
   float total[most];
   int64_t from[most], to[most];  // positions that a row sees
@@ -39,7 +40,7 @@ struct Rows {
   }
 
   void sum_groups() {
-    if constexpr (sums > 1 || !C::Key::per_channel)
+    if constexpr (summed)
       for (int r = 0; r < count; ++r)
         for (int g = 0; g < sums; ++g) {
           float s = 0;

@@ -1,0 +1,48 @@
+"""Compiled CPU variants for tests."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.spec import KernelSpec, load_spec
+from kvgen.toolchain import build
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load
+from tests.support.specs import base
+
+
+def spec_of(
+    heads: str = "4/2", dim: int = 64, dtype: str = "float16", k: str = "4c32", v: str = "4t32", page: int = 0, **attention: Any
+) -> KernelSpec:
+    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric; `16` is plain."""
+    q_heads, kv_heads = map(int, heads.split("/"))
+    return load_spec(
+        base(
+            attention={"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, **attention},
+            key=_quant(k),
+            value=_quant(v),
+            cache={"layout": "paged", "page": page} if page else {},
+        )
+    )
+
+
+def _quant(words: str) -> dict[str, Any]:
+    if words == "16":
+        return {"bits": 16}
+    axis = "channel" if words[1] == "c" else "token"
+    return {"bits": int(words[0]), "axis": axis, "group": int(words[2:].rstrip("s")), "zero": not words.endswith("s")}
+
+
+@cache
+def variant(spec: KernelSpec, parts: tuple[tuple[str, int], ...] = ()) -> Variant:
+    """The default schedule of a spec with some parameters replaced, compiled and loaded."""
+    backend = get_backend("cpu")
+    default = backend.default(spec, "cpu")
+    given = dict(parts)
+    layout = Params({**default.layout, **{name: given.pop(name) for name in ("block",) if name in given}})
+    schedule = Schedule("cpu", layout, Params({**default.launch, **given}))
+    artifact = build(backend.lower(spec, schedule, "cpu"))
+    return Variant(spec, backend.layout(spec, layout), load(artifact.path))

@@ -1,0 +1,256 @@
+"""CPU modules against the fp64 reference: formats, schedules, appends across blocks, errors of callers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.measure.check import check
+from kvgen.measure.job import CheckPolicy
+from kvgen.reference.attention import attend
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.reference.quantize import torch_dtype
+from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.spec import KernelSpec
+from kvgen.toolchain.launch import KVCache, Variant
+from tests.support.cpu import spec_of, variant
+
+POLICY = CheckPolicy(long_tokens=300)
+
+FORMATS = {
+    "int4": spec_of(),
+    "int8-symmetric": spec_of(k="8c32s", v="8t64s"),
+    "int2": spec_of(dim=128, k="2c64", v="2t64", heads="8/2"),
+    "per-token": spec_of(k="4t16", v="4t16"),
+    "per-channel": spec_of(k="4c16", v="2c16"),
+    "groups-that-fit-no-vector": spec_of(dim=48, k="2t8", v="4t12"),
+    "groups-of-48": spec_of(dim=80, heads="5/1", k="8c48", v="4c48s"),
+    "float32": spec_of(dtype="float32", k="8t64s", v="2c32s"),
+    "bfloat16": spec_of(dtype="bfloat16", k="4c32", v="8t32"),
+    "plain": spec_of(k="16", v="16"),
+    "plain-k-bfloat16": spec_of(dtype="bfloat16", k="16", v="2t32"),
+    "plain-float32": spec_of(dtype="float32", k="4c32", v="16"),
+    "paged": spec_of(page=64, q_len=4),
+    "pages-of-16": spec_of(page=16, k="4t32", v="2c16"),
+    "softcap-window": spec_of(dtype="float32", softcap=30.0, window=100),
+    "one-kv-head": spec_of(heads="71/1", dim=32),
+    "wide-head": spec_of(heads="2/2", dim=256, k="8t256", v="8t128"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_right_and_packs_the_codes_of_the_reference(name: str) -> None:
+    accuracy = check(variant(FORMATS[name]), "cpu", POLICY)
+    assert accuracy.get("code_mismatches", 0) == 0
+    assert accuracy["relative_l2"] > 0
+
+
+SCHEDULES = (
+    {"block": 32, "rows": 1, "key_tiles": 8, "value_tiles": 8, "chunk": 512, "share": 1024, "prefetch": 32},
+    {"block": 256, "rows": 6, "key_tiles": 2, "value_tiles": 4, "chunk": 64, "prefetch": 0},
+    {"block": 64, "rows": 2, "key_tiles": 4, "value_tiles": 4, "chunk": 64, "share": 2048},
+    {"block": 512, "rows": 3, "key_tiles": 8, "value_tiles": 8, "chunk": 256, "share": 1024},
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"block{s['block']}")
+def test_every_schedule_is_right(schedule: dict[str, int]) -> None:
+    spec = spec_of(heads="6/1", dim=128, k="4c32", v="4t64")
+    check(variant(spec, tuple(schedule.items())), "cpu", CheckPolicy(long_tokens=2500, steps=1))
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+
+def draw(generator: torch.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def agrees(v: Variant, cache: KVCache, oracle: ReferenceCache) -> None:
+    """Lengths, blocks and residual of a cache are those of the reference."""
+    assert torch.equal(cache.lengths, oracle.lengths)
+    k, val = v.unpack(cache)
+    want_k, want_v = oracle.keys_values()
+    for b, length in enumerate(oracle.lengths.tolist()):
+        for got, want in ((k, want_k), (val, want_v)):
+            assert relative_l2(got[b, :length], want[b, :length]) <= tolerance(v.dtype)
+    residual = oracle.residual()
+    for b, length in enumerate(oracle.lengths.tolist()):
+        rest = length % v.layout.tokens
+        assert torch.equal(cache.k_residual[b, :, :rest], residual[0][b, :, :rest])
+        assert torch.equal(cache.v_residual[b, :, :rest], residual[1][b, :, :rest])
+
+
+@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("q_len", [1, 5, 77])
+def test_a_cache_lives_like_the_reference_across_block_borders(page: int, q_len: int) -> None:
+    """Chunked prefill at ragged lengths (one empty), then decoding; 77 tokens cross two borders of 32 at once."""
+    spec = spec_of(heads="6/2", k="4c32", v="2t32", page=page, q_len=77)
+    v = variant(spec, (("block", 32),))
+    generator = torch.Generator().manual_seed(q_len)
+    table = torch.randperm(24, generator=generator)[:18].reshape(3, 6).to(torch.int32) if page else None
+    cache = v.new_cache(3, 384, block_table=table, pages=24 if page else None)
+    cache.packed.fill_(255)
+    cache.k_residual.fill_(torch.nan)
+    cache.v_residual.fill_(torch.nan)
+    oracle = ReferenceCache(spec, 3, 32)
+    for lengths in ((0, 31, 70), (0, 2, 0), (0, 30, 27)):
+        k, val = (draw(generator, 3, 70, 2, 64, dtype=v.dtype) for _ in range(2))
+        v.prefill(cache, k, val, lengths)
+        oracle.prefill(k, val, torch.tensor(lengths))
+    agrees(v, cache, oracle)
+    for _ in range(4 if q_len == 1 else 2):
+        q = draw(generator, 3, q_len, 6, 64, dtype=v.dtype)
+        k, val = (draw(generator, 3, q_len, 2, 64, dtype=v.dtype) for _ in range(2))
+        out, lse = v.decode(q, k, val, cache, out=torch.full_like(q, torch.nan), lse=True)
+        want, want_lse = oracle.decode(q, k, val)
+        assert relative_l2(out, want) <= tolerance(v.dtype)
+        assert relative_l2(lse, want_lse) <= 1e-5
+        agrees(v, cache, oracle)
+
+
+def test_flushed_blocks_hold_the_bytes_that_packing_at_once_gives() -> None:
+    spec = spec_of(k="4c32", v="4t32")
+    v = variant(spec, (("block", 32),))
+    k, val = (draw(torch.Generator().manual_seed(3), 1, 64, 2, 64, dtype=v.dtype) for _ in range(2))
+    whole, slow = v.new_cache(1, 64), v.new_cache(1, 64)
+    v.prefill(whole, k, val)
+    q = torch.zeros(1, 1, 4, 64, dtype=v.dtype)
+    for token in range(64):
+        v.decode(q, k[:, token : token + 1], val[:, token : token + 1], slow)
+    truth = pack_blocks(v.layout, to_blocks(k, 32), to_blocks(val, 32))
+    want = unpack_blocks(v.layout, truth)
+    for cache in (whole, slow):
+        got = unpack_blocks(v.layout, cache.packed)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_of_a_whole_prompt_is_causal(packed: bool) -> None:
+    """Either all tokens come with the call, or they are in the cache already."""
+    spec = spec_of(heads="4/2", k="16", v="16", q_len=333)
+    v = variant(spec)
+    generator = torch.Generator().manual_seed(9)
+    q = draw(generator, 2, 333, 4, 64, dtype=v.dtype)
+    k, val = (draw(generator, 2, 333, 2, 64, dtype=v.dtype) for _ in range(2))
+    cache = v.new_cache(2, 333)
+    if packed:
+        v.prefill(cache, k, val)
+        out, lse = v.attend(q, cache, lse=True)
+    else:
+        out, lse = v.decode(q, k, val, cache, lse=True)
+    want, want_lse = attend(q, k, val)
+    assert relative_l2(out, want) <= tolerance(v.dtype)
+    assert relative_l2(lse, want_lse) <= 1e-5
+
+
+def test_queries_before_the_first_token_see_nothing() -> None:
+    v = variant(spec_of(q_len=4), ())
+    cache = v.new_cache(2, 64)
+    k = draw(torch.Generator().manual_seed(1), 2, 2, 2, 64, dtype=v.dtype)
+    v.prefill(cache, k, k, [0, 2])
+    q = torch.ones(2, 4, 4, 64, dtype=v.dtype)
+    out, lse = v.attend(q, cache, out=torch.full_like(q, torch.nan), lse=True)
+    assert (out[0] == 0).all()
+    assert (out[1, :2] == 0).all()
+    assert (lse[0] == -torch.inf).all()
+    assert torch.isfinite(lse[1, :, 2:]).all()
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    v = variant(spec_of(k="4c32", v="4t32"), (("share", 1024),))
+    k, val = (draw(torch.Generator().manual_seed(i), 1, 5000, 2, 64, dtype=v.dtype) for i in (1, 2))
+    cache = v.new_cache(1, 5000)
+    v.prefill(cache, k, val)
+    q = draw(torch.Generator().manual_seed(4), 1, 1, 4, 64, dtype=v.dtype)
+    assert v.module.set_threads is not None
+    results = []
+    for threads in (1, 2, 5, 0, 2):
+        v.module.set_threads(threads)
+        results.append(v.attend(q, cache))
+    v.module.set_threads(0)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_codes_survive_extremes() -> None:
+    """Values that overflow a half-precision scale, groups of one value, and denormal ranges read back like the reference's."""
+    spec = spec_of(dtype="bfloat16", k="4c32", v="8t64s")
+    v = variant(spec, (("block", 32),))
+    k, val = (draw(torch.Generator().manual_seed(i), 1, 32, 2, 64, dtype=v.dtype) for i in (5, 6))
+    k[..., 0] = 3e38
+    k[..., 1] *= 3e37
+    k[..., 2] = -1.5
+    k[..., 3] *= 1e-8
+    val[:, 0] = 0
+    val[:, 1] *= 1e30
+    cache = v.new_cache(1, 32)
+    v.prefill(cache, k, val)
+    got = unpack_blocks(v.layout, cache.packed, v.dtype)
+    want = unpack_blocks(v.layout, pack_blocks(v.layout, to_blocks(k, 32), to_blocks(val, 32)), v.dtype)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
+
+
+# --- mistakes of callers ---------------------------------------------------------------------------------------------
+
+
+def calls(spec: KernelSpec) -> tuple[Variant, KVCache, torch.Tensor, torch.Tensor]:
+    v = variant(spec, (("block", 32),))
+    cache = v.new_cache(2, 64)
+    att, dtype = spec.attention, torch_dtype(spec.attention.dtype)
+    return v, cache, torch.zeros(2, 1, att.q_heads, att.head_dim, dtype=dtype), torch.zeros(2, 1, att.kv_heads, att.head_dim, dtype=dtype)
+
+
+def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
+    v, cache, q, _ = calls(spec_of())
+    tail = (cache.packed, cache.k_residual, cache.v_residual, cache.lengths)
+    rest = (torch.empty_like(q), None, v.prepare(cache), 1.0, 64)
+    good = (q, *tail, None, *rest)
+    v.module.attend(*good)
+    for place, wrong, message in (
+        (0, q.float(), "attend: q must be float16, is float32"),
+        (0, q[:, :, :3], "attend: q has size 3 in dimension 2, must be 4"),
+        (0, q[0], "attend: q must have 4 dimensions, has 3"),
+        (0, q.transpose(2, 3).contiguous().transpose(2, 3), "attend: q must be contiguous in its last dimension"),
+        (1, cache.packed[:, :, :, :-128], "attend: packed has size"),
+        (1, cache.packed[:, :, ::2], "attend: packed must be contiguous"),
+        (4, cache.lengths.long(), "attend: lengths must be int32, is int64"),
+        (5, torch.zeros(2, 2, dtype=torch.int32), "block_table must be none: this kernel was built for a contiguous cache"),
+        (6, None, "attend: out must be a tensor"),
+        (10, 0.5, "attend: max_len must be an int"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            v.module.attend(*good[:place], wrong, *good[place + 1 :])
+    with pytest.raises(TypeError, match="attend takes 11 arguments, got 3"):
+        v.module.attend(*good[:3])
+    with pytest.raises(TypeError, match="set_threads takes one int, at least 0"):
+        v.module.set_threads(-1)
+
+
+def test_the_module_refuses_lengths_that_the_cache_cannot_hold() -> None:
+    v, cache, q, k = calls(spec_of())
+    cache.lengths[1] = 96
+    with pytest.raises(ValueError, match=r"sequence 1 would have 96 tokens, more than the cache holds \(2 blocks of 32\)"):
+        v.attend(q, cache)
+    cache.lengths[1] = -1
+    with pytest.raises(ValueError, match="sequence 1 has a negative length"):
+        v.decode(q, k, k, cache)
+    many = torch.tensor([0, 2], dtype=torch.int32)
+    cache.lengths.zero_()
+    with pytest.raises(ValueError, match=r"new_lengths\[1\] is 2, k has 1 tokens"):
+        v.module.pack(k, k, many, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None)
+
+
+def test_the_module_refuses_pages_that_do_not_exist_and_small_workspaces() -> None:
+    spec = spec_of(page=64, k="4c32", v="4t32")
+    v, cache, q, k = calls(spec)
+    v.prefill(cache, k.expand(2, 40, 2, 64), k.expand(2, 40, 2, 64))
+    assert cache.block_table is not None
+    cache.block_table[1, 0] = 7
+    with pytest.raises(ValueError, match=r"block_table\[1\]\[0\] is 7, the cache has 2 pages"):
+        v.attend(q, cache)
+    cut = variant(spec_of(), (("share", 1024),))
+    long = cut.new_cache(2, 5000)
+    args = (q, long.packed, long.k_residual, long.v_residual, long.lengths, None, torch.empty_like(q), None)
+    with pytest.raises(ValueError, match="workspace has 16 bytes, this call needs"):
+        cut.module.attend(*args, torch.zeros(16, dtype=torch.uint8), 1.0, 5000)
