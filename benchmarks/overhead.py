@@ -1,0 +1,105 @@
+"""What kvgen costs around its kernels: fetching one in a new process, fetching it again, calling it.
+
+    python benchmarks/overhead.py
+
+Builds a tiny spec into a temporary registry, then writes benchmarks/results/overhead.csv: medians in µs.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+
+RESULTS = Path(__file__).parent / "results" / "overhead.csv"
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = {
+    "name": "overhead",
+    "arch": "cpu",
+    "attention": {"q_heads": 2, "kv_heads": 1, "head_dim": 32, "dtype": "float16"},
+    "key": {"bits": 4, "axis": "channel", "group": 32},
+    "value": {"bits": 4, "axis": "token", "group": 32},
+    "workloads": [{"batch": 1, "kv_len": 64}],
+}
+FETCH = """
+import json, sys, time
+import torch
+start = time.perf_counter()
+import kvgen
+kernel = kvgen.get_kernel(json.loads(sys.argv[1]))
+first = time.perf_counter() - start
+spec = kernel.spec
+start = time.perf_counter()
+for _ in range(1000):
+    kvgen.get_kernel(spec)
+again = (time.perf_counter() - start) / 1000
+torch.set_num_threads(1)
+kernel.set_threads(1)
+cache = kernel.new_cache(1, 1 << 20)
+k = torch.randn(1, 20, 1, 32, dtype=torch.float16)
+kernel.prefill(cache, k, k)
+q = torch.randn(1, 1, 2, 32, dtype=torch.float16)
+new = k[:, :1]
+variant = kernel.variant(spec.workloads[0])
+out = torch.empty_like(q)
+raw = (q, new, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None, out, None)
+workspace = next(iter(cache.workspaces.values()))
+def loop(call, count=2000):
+    taken = []
+    for _ in range(20):
+        cache.lengths.fill_(20)
+        cache.bound = 20
+        start = time.perf_counter()
+        for _ in range(count // 20):
+            call()
+        taken.append((time.perf_counter() - start) / (count // 20))
+    return sorted(taken)[len(taken) // 2]
+raw_call = loop(lambda: variant.module.decode(*raw, workspace, 0.17, 256))
+full_call = loop(lambda: kernel.decode(q, new, new, cache, out=out))
+allocating = loop(lambda: kernel.decode(q, new, new, cache))
+print(json.dumps([first, again, full_call - raw_call, allocating - raw_call, raw_call]))
+"""
+NAMES = (
+    "fetch in a new process, beyond importing torch",
+    "second get_kernel",
+    "decode call over the module's own function, out given",
+    "decode call over the module's own function, out allocated",
+    "the module's own function (20 tokens)",
+)
+
+
+def main() -> None:
+    """Measure in new processes and write the table."""
+    with tempfile.TemporaryDirectory(prefix="kvgen-overhead-") as scratch:
+        names = ("CACHE", "REGISTRY", "SITE")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **{f"KVGEN_{name}_DIR": f"{scratch}/{name.lower()}" for name in names}}
+        spec = Path(scratch) / "overhead.yaml"
+        spec.write_text(json.dumps(SPEC))
+        build = [sys.executable, "-m", "kvgen", "build", str(spec), "--backend", "cpu", "--trials", "1", "--json"]
+        subprocess.run(build, env=environment, check=True, stdout=subprocess.DEVNULL)
+        runs = []
+        for _ in range(7):
+            done = subprocess.run(
+                [sys.executable, "-c", FETCH, json.dumps(SPEC)], env=environment, check=True, capture_output=True, text=True
+            )
+            runs.append(json.loads(done.stdout))
+    from kvgen.registry.device import cpu_name
+
+    rows = [(name, round(1e6 * median(run[index] for run in runs), 2)) for index, name in enumerate(NAMES)]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["what", "us", "device", "date"])
+        for name, us in rows:
+            writer.writerow([name, us, cpu_name(), datetime.now(timezone.utc).date().isoformat()])
+            print(f"{us:12.2f} µs  {name}")
+
+
+if __name__ == "__main__":
+    main()
