@@ -1,0 +1,49 @@
+"""The packer and unpacker alone, over formats that no shipped variant has: they compile, and nothing spills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen._resources import templates
+from kvgen.lower.base import Source
+from kvgen.lower.template import reached_headers
+from kvgen.toolchain import build
+from kvgen.toolchain.cache import ArtifactCache
+from tests.unit.lower_cuda.test_compile import has_nvcc
+
+pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(not has_nvcc(), reason="no nvcc on this machine")]
+
+FORMATS = (
+    "__half, Quant<4, Axis::channel, 128, true>, Quant<4, Axis::token, 128, true>, 128, 128",
+    "__half, Quant<8, Axis::channel, 32, false>, Quant<2, Axis::token, 32, true>, 96, 64",
+    "__nv_bfloat16, Quant<2, Axis::channel, 128, true>, Quant<2, Axis::token, 128, false>, 128, 128",
+    "__nv_bfloat16, Quant<4, Axis::token, 32, false>, Quant<8, Axis::token, 64, true>, 64, 16",
+    "__half, Quant<2, Axis::token, 256, true>, Quant<4, Axis::token, 64, true>, 256, 256",
+    "__half, Quant<4, Axis::channel, 32, true>, Quant<16, Axis::token, 256, false>, 256, 256",
+    "__nv_bfloat16, Quant<16, Axis::token, 128, false>, Quant<8, Axis::token, 128, true>, 128, 32",
+)
+
+
+def source(target: str) -> Source:
+    """Both launch functions of every format."""
+    lines = ['#include "kvgen/pack.cuh"', '#include "kvgen/unpack.cuh"', "using namespace kvgen;"]
+    for index, arguments in enumerate(FORMATS):
+        lines.append(f"using F{index} = Format<{arguments}>;")
+        lines += [
+            f"template cudaError_t kvgen::launch_pack<F{index}, {paged}>(const PackArgs&, cudaStream_t);" for paged in ("false", "true")
+        ]
+        lines.append(f"template cudaError_t kvgen::launch_unpack<F{index}, true>(const UnpackArgs&, cudaStream_t);")
+    text = "\n".join(lines) + "\n"
+    include = (templates() / "cuda" / "include",)
+    return Source(text, "cuda", target, include, headers=reached_headers(text, include))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", ["sm80", "sm89", "sm90"])
+def test_packing_kernels_compile_without_spills(target: str, tmp_path: Path) -> None:
+    resources = build(source(target), ArtifactCache(tmp_path)).resources
+    assert sum("pack_kernel" in name for name in resources.kernels) == 3 * len(FORMATS)
+    assert {name: k.spill_bytes for name, k in resources.kernels.items() if k.spill_bytes} == {}
