@@ -134,66 +134,71 @@ struct Walk {
   Ring<Traits> ring;
   Cursor<Traits> cursor;
   Unit upcoming;
-  int flat;
   int depth = 0;
 
-  __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths& lengths, int warp, int lane)
-      : ring(shared.ring(), warp, lane), cursor(plan, lengths, warp), upcoming(cursor.unit(args, plan, lengths)), flat(plan.begin + warp) {
-#pragma unroll
-    for (int slot = 0; slot < Traits::kDepth; ++slot) {
-#pragma unroll
+  __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int warp, int lane)
+      : ring(shared.ring(), warp, lane), cursor(plan, lengths, warp), upcoming(cursor.here(args, lengths)) {
+#pragma unroll 1
+    for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
+#pragma unroll 1
       for (int sub = 0; sub < Traits::kUnit; ++sub) ring.fill(args, slot, sub, upcoming);
       upcoming = cursor.next(args, plan, lengths);
     }
   }
-  // The unit at `flat` is done and its slot refilled.
-  __device__ __forceinline__ void step(const AttendArgs& args, const Plan<Traits>& plan, const Lengths& lengths) {
-    flat += Traits::kWarps;
+  // The oldest slot is done with and refilled.
+  __device__ __forceinline__ void step(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
     upcoming = cursor.next(args, plan, lengths);
     if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
   }
 };
 
-// This warp's units of one head, up to unit `end` of the CTA's range: packed ones, then those of the tail.
+// This warp's units of one head, every kWarps-th from `unit` to `end`: packed ones, then pieces of the tail. Gives the first
+// unit that is not the head's.
 template <class Traits>
-__device__ __forceinline__ void attend_head(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths& lengths, const Head& head,
-                                            int end, int lane, Walk<Traits>& walk, State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, const Head& head,
+                                           int unit, int end, int lane, Walk<Traits>& walk, State<Traits> (&state)[Traits::kColumnTiles]) {
   const int length = lengths.before[head.batch] + lengths.fresh;
   float factors[Traits::kColumnTiles][Traits::kParts][4];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]), state[tile].clear();
   UnitQuery<Traits> query;
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
-  for (const int stop = min(end, head.start + head.packed); walk.flat < stop; walk.step(args, plan, lengths)) {
+  for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
     for (int sub = 0; sub < Traits::kUnit; ++sub) {
       walk.ring.wait(walk.depth, sub);
       if constexpr (Traits::kKeyPerChannel)
         if (sub == 0) prepare_query<Traits>(shared, slot, lane, query);
-      const int position = (walk.flat - head.start) * Traits::kUnitTokens + sub * 32;
+      const int position = unit * Traits::kUnitTokens + sub * 32;
       attend_subtile<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
       walk.ring.fill(args, walk.depth, sub, walk.upcoming);
     }
+    walk.step(args, plan, lengths);
   }
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) unmix_values<Traits>(state[tile]);
 #pragma unroll 1
-  for (; walk.flat < end; walk.step(args, plan, lengths)) {
-    walk.ring.wait_unit(walk.depth);
-    const int first = (walk.flat - head.start - head.packed) * Traits::kTailTokens, count = lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh;
-    attend_tail<Traits>(walk.ring.slot(walk.depth), first, count, args.q_len, shared.query(), shared.factors, lane, state);
-    __syncwarp();
+  for (; unit < end; unit += Traits::kWarps) {
+    const int first = (unit - head.packed) * Traits::kPieceTokens, count = lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh;
 #pragma unroll 1
-    for (int sub = 0; sub < Traits::kUnit; ++sub) walk.ring.fill(args, walk.depth, sub, walk.upcoming);
+    for (int sub = 0; sub < Traits::kUnit; ++sub) {
+      walk.ring.wait(walk.depth, sub);
+      if (sub == 0) attend_piece<Traits>(walk.ring.slot(walk.depth), first, count, args.q_len, shared.query(), shared.factors, lane, state);
+      __syncwarp();
+      walk.ring.fill(args, walk.depth, sub, walk.upcoming);
+    }
+    walk.step(args, plan, lengths);
   }
+  return unit;
 }
 
 // One head's part of this CTA is in the warps' states: merge it and hand it on. True if with it the head is complete.
 template <class Traits>
 __device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head,
-                                            bool whole, bool first_segment, int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+                                            int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+  const bool whole = plan.covers_begin(head) && plan.covers_end(head);
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
@@ -206,7 +211,7 @@ __device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared
       continue;
     }
 #endif
-    const int slot = 2 * blockIdx.x + (first_segment ? 0 : 1);
+    const int slot = 2 * plan.cta + (plan.begins_at(plan.cta, head) || !plan.covers_begin(head) ? 0 : 1);
     Merged<Traits>::each([&](int i, int column, int channel) {
       const int at = tile * 8 + column;
       if (at >= Traits::kColumns) return;
@@ -219,21 +224,20 @@ __device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared
     });
     __syncthreads();
   }
-  if constexpr (Traits::kCombine == Combine::cluster) return blockIdx.x % Traits::kCluster == 0;
+  if constexpr (Traits::kCombine == Combine::cluster) return blockIdx.x == 0;
   return whole || combine<Traits>(args, work, plan, head, shared.flag);
 }
 
 // After the step: new tokens go to the residual; where that makes a whole block, it is packed, and what is left over moves
 // to the front. Done by the CTA that completed the head, when nobody reads its residual any more. A CTA's range has at most
-// two incomplete heads, its first and its last: bits 0 and 1 of `completed` say which of these it completed.
+// two heads that it shares, one begun before it and one ending after it: bits 1 and 0 of `completed` say which it completed.
 template <class Traits>
-__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths& lengths, int completed) {
+__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int completed) {
   using Format = typename Traits::Format;
-  Head head = plan.first;
-  for (int begin = plan.begin;;) {
-    const int end = head.start + head.total, length = lengths.before[head.batch];
-    const bool whole = begin == head.start && end <= plan.end;
-    if (whole || completed & (begin == plan.begin ? 1 : 2)) {
+  for (Head head = plan.first;; lengths.advance(head)) {
+    const int length = lengths.before[head.batch];
+    const bool whole = plan.covers_begin(head) && plan.covers_end(head);
+    if (whole || completed & (plan.covers_end(head) ? 2 : 1)) {
       const Tail<Traits> tail(args, head.batch, head.head, length);
       if (tail.count() >= Format::kTokens) {
         uint8_t* block = args.cache.block<Traits::kPaged>(head.batch, head.head, length / Format::kTokens, Format::kBlockBytes);
@@ -244,9 +248,7 @@ __device__ void append(const AttendArgs& args, const Shared<Traits>& shared, con
         tail.store(args, tail.old, tail.count(), tail.old);
       }
     }
-    if (end >= plan.end) return;
-    begin = end;
-    advance<Traits>(head, lengths);
+    if (plan.end <= head.start + head.weight) return;
   }
 }
 
@@ -255,8 +257,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
   extern __shared__ __align__(128) uint8_t memory[];
   const Shared<Traits> shared(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Lengths lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
-  const Workspace<Traits> work(args.workspace, lengths.batch * lengths.heads, gridDim.x);
+  const Lengths<Traits> lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
+  const Workspace<Traits> work(args.workspace, lengths.batch * lengths.heads, grid.ctas);
   for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) shared.lengths[i] = args.cache.lengths[i];
   __syncthreads();
   int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
@@ -265,31 +267,30 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
   constexpr bool kTogether = Traits::kCombine == Combine::cluster;  // a cluster's CTAs all go through their one head, even with nothing to do
 
   QueryLoader<Traits> loader;
-  if (plan.begin < plan.end || kTogether) loader.fetch(args, plan.first.batch, plan.first.head, warp, lane);
+  if (!plan.idle() || kTogether) loader.fetch(args, plan.first.batch, plan.first.head, warp, lane);
   Walk<Traits> walk(args, shared, plan, lengths, warp, lane);
   Head head = plan.first;
   int completed = 0;
-  for (int begin = plan.begin; begin < plan.end || kTogether;) {
-    const int end = min(plan.end, head.start + head.total);
+  for (int skip = warp; !plan.idle() || kTogether;) {
+    const Segment segment = plan.segment(head);
     loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
     __syncthreads();
     State<Traits> state[Traits::kColumnTiles];
-    attend_head<Traits>(args, shared, plan, lengths, head, end, lane, walk, state);
+    skip = attend_head<Traits>(args, shared, plan, lengths, head, segment.begin + skip, segment.end, lane, walk, state) - segment.end;
     const Head done = head;
-    const bool whole = begin == head.start && end == head.start + head.total, first_segment = begin == plan.begin;
-    if (end < plan.end) {
-      advance<Traits>(head, lengths);
+    const bool last = plan.end <= head.start + head.weight;
+    if (!last) {
+      lengths.advance(head);
       loader.fetch(args, head.batch, head.head, warp, lane);  // arrives while this head is merged
     }
-    if (finish_head<Traits>(args, shared, work, plan, done, whole, first_segment, warp, lane, state)) completed |= first_segment ? 1 : 2;
-    begin = end;
-    if (kTogether) break;
+    if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state)) completed |= plan.covers_end(done) ? 2 : 1;
+    if (last) break;
   }
 
   if constexpr (kAppend) {
-    if (plan.begin < plan.end || kTogether) append<Traits>(args, shared, plan, lengths, completed);
+    if (!plan.idle() || kTogether) append<Traits>(args, shared, plan, lengths, completed);
     // The last CTA to have read the lengths writes the new ones: nobody reads them any more.
-    if (threadIdx.x == 0 && readers == static_cast<int>(gridDim.x) - 1) {
+    if (threadIdx.x == 0 && readers == grid.ctas - 1) {
       *work.lengths_read = 0;
       for (int i = 0; i < lengths.batch; ++i) args.cache.lengths[i] = shared.lengths[i] + args.q_len;
     }
@@ -310,20 +311,17 @@ struct Attend {
     return processors * Schedule::kCtasPerSm;
   }
 
-  // The number of CTAs for a batch: one range of heads per CTA where that fills the chip, else all that run at once.
+  // The CTAs for a batch: ranges cut per head where that fills the chip, else equal shares for all CTAs that run at once.
   static Grid grid(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, most = resident_ctas();
-    if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster};
-    const int64_t units = max_len / Format::kTokens * Variant::kUnitsPerBlock + ceil_div(Format::kTokens, Variant::kTailTokens);
-    int aligned = heads;
-    if (heads <= most) {
-      aligned = heads * static_cast<int>(std::min<int64_t>(most / heads, units));
-    } else {
-      for (aligned = most; heads % aligned != 0;) --aligned;
-    }
-    const int flat = static_cast<int>(std::min<int64_t>(most, units * heads));
-    const bool fills = Schedule::kSplit == Split::aligned || aligned >= flat * 0.93f;
-    return {Schedule::kSplit != Split::flat && fills ? aligned : flat, 0};
+    if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster, true};
+    const int64_t units = std::max<int64_t>(1, max_len / Format::kTokens * Variant::kUnitsPerBlock);
+    const int splits = heads <= most ? static_cast<int>(std::min<int64_t>(most / heads, units)) : 0;
+    int whole = most;  // CTAs of whole heads each, where there are more heads than CTAs
+    while (heads > most && heads % whole != 0) --whole;
+    const int flat = static_cast<int>(std::min<int64_t>(most, units * heads)), aligned = splits > 0 ? splits * heads : whole;
+    if (Schedule::kSplit == Split::flat || (Schedule::kSplit == Split::automatic && aligned < flat * 0.93f)) return {flat, 0, false};
+    return {aligned, splits, splits > 0 && batch == 1};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int max_len, int) {
@@ -337,7 +335,7 @@ struct Attend {
     if (error != cudaSuccess) return error;
     const Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid_.ctas), config.blockDim = dim3(Variant::kThreads);
+    config.gridDim = grid_.splits ? dim3(grid_.splits, args.cache.kv_heads, args.cache.batch) : dim3(grid_.ctas), config.blockDim = dim3(Variant::kThreads);
     config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;

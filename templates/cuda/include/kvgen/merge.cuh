@@ -115,36 +115,52 @@ __device__ __forceinline__ void merge_warps(const float* buffer, const Total* to
   });
 }
 
-// Adds up `count` partial results of a column element; slot(i) names the i-th. Loads come in batches, so that one trip
-// to the L2 serves many.
-template <class Traits, class Slot>
-__device__ __forceinline__ float gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, Total& all) {
-  constexpr int kBatch = 16;
-  float value = 0.f;
+template <int kWide>
+__device__ __forceinline__ void load_wide(const float* from, float (&to)[kWide]) {
+  if constexpr (kWide == 4) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (kWide == 2) {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(from));
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = __ldcg(from);
+  }
+}
+
+// Adds up `count` partial results of kWide neighbouring channels of a column; slot(i) names the i-th. Loads come in batches,
+// so that one trip to the L2 serves many.
+template <class Traits, int kWide, class Slot>
+__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
+  constexpr int kBatch = 16 / kWide < 4 ? 4 : 16 / kWide;
   all = Total{};
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) value[j] = 0.f;
   for (int base = 0; base < count; base += kBatch) {
     Total totals[kBatch];
-    float values[kBatch];
+    float values[kBatch][kWide];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      totals[i] = Total{}, values[i] = 0.f;
-      if (base + i >= count) continue;
-      const float2 t = __ldcg(reinterpret_cast<const float2*>(work.total(level, slot(base + i), column)));
-      totals[i] = Total{t.x, t.y};
-      values[i] = __ldcg(work.sum(slot(base + i), column) + channel);
+      const int at = slot(min(base + i, count - 1));  // repeated rather than skipped, and weighed with nothing
+      const float2 t = __ldcg(reinterpret_cast<const float2*>(work.total(level, at, column)));
+      totals[i] = base + i < count ? Total{t.x, t.y} : Total{};
+      load_wide<kWide>(work.sum(at, column) + channel, values[i]);
     }
     float reference = all.reference;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) reference = fmaxf(reference, totals[i].reference);
     const float kept = ptx::exp2(all.reference - reference);
-    value *= kept, all.sum *= kept, all.reference = reference;
+    all.sum *= kept, all.reference = reference;
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) value[j] *= kept;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float factor = ptx::exp2(totals[i].reference - reference);
-      value += factor * values[i], all.sum += factor * totals[i].sum;
+      const float factor = base + i < count ? ptx::exp2(totals[i].reference - reference) : 0.f;
+      all.sum += factor * totals[i].sum;
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) value[j] += factor * values[i][j];
     }
   }
-  return value;
 }
 
 // Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
@@ -162,6 +178,7 @@ __device__ __forceinline__ bool arrive_last(int* counter, int expected, int* fla
 // Called by every CTA of a head once its partial result is in its slot. True for the one that wrote the output.
 template <class Traits>
 __device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head, int* flag) {
+  constexpr int kElements = Traits::kColumns * Traits::kHeadDim, kWide = kElements >= 4 * Traits::kThreads ? 4 : kElements >= 2 * Traits::kThreads ? 2 : 1;
   const int first = plan.first_cta(head), parts = plan.last_cta(head) - first + 1;
   const int number = head.batch * args.cache.kv_heads + head.head;
   const int first_slot = 2 * first + (plan.begins_at(first, head) ? 0 : 1);
@@ -170,23 +187,27 @@ __device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, c
   if (Traits::kCombine == Combine::two_level && parts > 16) {
     for (width = 8; width * width < parts;) ++width;
     groups = (parts + width - 1) / width;
-    const int group = (static_cast<int>(blockIdx.x) - first) / width, members = min(width, parts - group * width);
+    const int group = (plan.cta - first) / width, members = min(width, parts - group * width);
     int* counter = work.counters + args.cache.batch * args.cache.kv_heads + number * Workspace<Traits>::kGroupCounters + group;
     if (!arrive_last(counter, members, flag)) return false;
     auto member = [&](int i) { return slot(group * width + i); };
-    for (int at = threadIdx.x; at < Traits::kColumns * Traits::kHeadDim; at += Traits::kThreads) {
+    for (int at = threadIdx.x * kWide; at < kElements; at += Traits::kThreads * kWide) {
       const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
       Total total;
-      __stcg(work.sum(member(0), column) + channel, gather<Traits>(work, 0, members, column, channel, member, total));
+      float value[kWide];
+      gather<Traits, kWide>(work, 0, members, column, channel, member, value, total);
+      for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), column) + channel + j, value[j]);
       if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
     }
   }
   if (!arrive_last(work.counters + number, groups, flag)) return false;
-  for (int at = threadIdx.x; at < Traits::kColumns * Traits::kHeadDim; at += Traits::kThreads) {
+  for (int at = threadIdx.x * kWide; at < kElements; at += Traits::kThreads * kWide) {
     const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
     Total total;
-    const float value = gather<Traits>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return slot(i * width); }, total);
-    write_output<Traits>(args, head, column, channel, value, total);
+    float value[kWide];
+    gather<Traits, kWide>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return slot(i * width); }, value, total);
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
   }
   return true;
 }
@@ -202,7 +223,7 @@ __device__ void combine_cluster(const AttendArgs& args, const Head& head, int ti
     if (channel == 0) totals[column] = merged.total[i];
   });
   ptx::cluster_sync();
-  const int rank = blockIdx.x % kCluster;
+  const int rank = blockIdx.x;
   const uint32_t values_at = ptx::shared_address(buffer), totals_at = ptx::shared_address(totals);
   for (int at = rank * Traits::kThreads + threadIdx.x; at < kElements; at += kCluster * Traits::kThreads) {
     const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;

@@ -70,7 +70,7 @@ __device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
 // --- asynchronous copies ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

@@ -1,6 +1,6 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles; each sub-tile is one stage. A unit of the tail puts rows where
-// the sub-tiles would lie: each stage holds kTailTokens / kUnit rows of K, then of V.
+// A slot holds the unit's K channel params, then its sub-tiles; each sub-tile is one stage. A piece of the tail
+// takes a slot, too: rows of K, then of V, where the first sub-tile would lie.
 #pragma once
 #include "kvgen/ptx.cuh"
 #include "kvgen/tail.cuh"
@@ -48,8 +48,8 @@ struct Ring<Traits, Copy::async> {
     if (unit.subtiles) {
       if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(slot(depth), unit.params, lane);
       warp_copy_async<kBytes>(to, unit.subtiles + sub * kBytes, lane);
-    } else if (unit.first >= 0) {
-      fill_tail(args, to, sub, unit);
+    } else if (sub == 0 && unit.first >= 0) {
+      fill_piece(args, to, unit);
     }
     ptx::copy_commit();
   }
@@ -58,20 +58,15 @@ struct Ring<Traits, Copy::async> {
     ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
-  // Waits for the oldest unit.
-  __device__ __forceinline__ void wait_unit(int) {
-    ptx::copy_wait<Traits::kStages - Traits::kUnit>();
-    __syncwarp();
-  }
   __device__ __forceinline__ void next_round() {}
 
  private:
-  __device__ __forceinline__ void fill_tail(const AttendArgs& args, uint32_t to, int sub, const Unit& unit) {
-    constexpr int kRows = Traits::kTailTokens / Traits::kUnit, kVectors = Traits::kTailRowBytes / 16;
+  __device__ __forceinline__ void fill_piece(const AttendArgs& args, uint32_t to, const Unit& unit) {
+    constexpr int kRows = Traits::kPieceTokens, kVectors = Traits::kTailRowBytes / 16;
     const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
 #pragma unroll 1
     for (int at = lane; at < 2 * kRows * kVectors; at += 32) {
-      const int row = at / kVectors, token = unit.first + sub * kRows + row % kRows;
+      const int row = at / kVectors, token = unit.first + row % kRows;
       if (token < tail.count()) ptx::copy_async16(to + at * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(args, token) : tail.v_row(args, token)) + at % kVectors);
     }
   }
@@ -111,14 +106,14 @@ struct BulkRing {
       if (params) ptx::copy_bulk(slot(depth), unit.params, Traits::kUnitParams, barrier);
       ptx::copy_bulk(to, unit.subtiles + first * kBytes, count * kBytes, barrier);
     } else if (unit.first >= 0) {
-      fill_tail(args, to, first, count, unit, barrier);
+      if (first == 0)
+        fill_piece(args, to, unit, barrier);
+      else
+        ptx::barrier_expect(barrier, 0);
     }
   }
   __device__ __forceinline__ void wait(int depth, int sub) {
     if (!kWholeUnit || sub == 0) ptx::barrier_wait(barrier_of(depth, sub), parity);
-  }
-  __device__ __forceinline__ void wait_unit(int depth) {
-    for (int sub = 0; sub < (kWholeUnit ? 1 : Traits::kUnit); ++sub) wait(depth, sub);
   }
   // After every slot was used once, completions have the other parity.
   __device__ __forceinline__ void next_round() { parity ^= 1; }
@@ -126,16 +121,15 @@ struct BulkRing {
  private:
   __device__ __forceinline__ uint32_t barrier_of(int depth, int sub) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnit + sub) * 8; }
 
-  __device__ __forceinline__ void fill_tail(const AttendArgs& args, uint32_t to, int sub, int count, const Unit& unit, uint32_t barrier) {
-    constexpr int kRows = Traits::kTailTokens / Traits::kUnit, kRowBytes = Traits::kTailRowBytes;
+  __device__ __forceinline__ void fill_piece(const AttendArgs& args, uint32_t to, const Unit& unit, uint32_t barrier) {
+    constexpr int kRows = Traits::kPieceTokens, kRowBytes = Traits::kTailRowBytes;
     const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
-    const int first = unit.first + sub * kRows, valid = max(0, min(count * kRows, tail.count() - first));
+    const int valid = max(0, min(kRows, tail.count() - unit.first));
     ptx::barrier_expect(barrier, valid * 2 * kRowBytes);
 #pragma unroll 1
     for (int row = 0; row < valid; ++row) {
-      const uint32_t at = to + row / kRows * Traits::Format::kSubtileBytes + row % kRows * kRowBytes;
-      ptx::copy_bulk(at, tail.k_row(args, first + row), kRowBytes, barrier);
-      ptx::copy_bulk(at + kRows * kRowBytes, tail.v_row(args, first + row), kRowBytes, barrier);
+      ptx::copy_bulk(to + row * kRowBytes, tail.k_row(args, unit.first + row), kRowBytes, barrier);
+      ptx::copy_bulk(to + (kRows + row) * kRowBytes, tail.v_row(args, unit.first + row), kRowBytes, barrier);
     }
   }
 };

@@ -42,7 +42,7 @@ struct Tail {
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
 
-// A unit of the tail in shared memory: `valid` of its rows hold tokens, the others whatever was there.
+// A piece of the tail in shared memory: `valid` of its rows hold tokens, the others whatever was there.
 template <class Traits>
 struct TailRows {
   uint32_t slot;
@@ -50,25 +50,23 @@ struct TailRows {
 
   // Sixteen bytes of row `row` from channel `channel` on; zeros where there is no token.
   __device__ __forceinline__ uint4 k(int row, int channel) const { return load(row, channel, 0); }
-  __device__ __forceinline__ uint4 v(int row, int channel) const { return load(row, channel, kRows); }
+  __device__ __forceinline__ uint4 v(int row, int channel) const { return load(row, channel, Traits::kPieceTokens); }
 
  private:
-  static constexpr int kRows = Traits::kTailTokens / Traits::kUnit;  // of a stage
   __device__ __forceinline__ uint4 load(int row, int channel, int skip) const {
     if (row >= valid) return make_uint4(0, 0, 0, 0);
-    const uint32_t stage = slot + Traits::kUnitParams + row / kRows * Traits::Format::kSubtileBytes;
-    return ptx::load_shared16(stage + (row % kRows + skip) * Traits::kTailRowBytes + channel * 2);
+    return ptx::load_shared16(slot + Traits::kUnitParams + (row + skip) * Traits::kTailRowBytes + channel * 2);
   }
 };
 
-// Scores of a tail unit for a column tile. The unit's first row is tail token `first`; the tail has `count` in all.
+// Scores of a piece for a column tile. Its first row is tail token `first`; the tail has `count` in all.
 template <class Traits>
 __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int first, int count, int q_len, int tile, uint32_t fragments, const float* column_factors,
                                             int lane, Scores<Traits>& x) {
   const typename Traits::Format::Element* type = nullptr;
   float products[2][4] = {};
 #pragma unroll
-  for (int part = 0; part < ceil_div(Traits::kTailTokens, 16); ++part)
+  for (int part = 0; part < ceil_div(Traits::kPieceTokens, 16); ++part)
 #pragma unroll
     for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
       const int row = 16 * part + lane / 4, channel = 32 * vector + lane % 4 * 8;
@@ -89,13 +87,13 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
     }
 }
 
-// Adds weights * V for a tail unit. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
+// Adds weights * V for a piece. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
 template <class Traits>
 __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles], int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
-  for (int part = 0; part < ceil_div(Traits::kTailTokens, 16); ++part)
+  for (int part = 0; part < ceil_div(Traits::kPieceTokens, 16); ++part)
 #pragma unroll
     for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
       const int row = 16 * part + lane / 4, channel = 32 * vector + lane % 4 * 8;
@@ -113,11 +111,11 @@ __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const 
     }
 }
 
-// One unit of the tail, whose first row is tail token `first` of `count`.
+// One piece of the tail, whose first row is tail token `first` of `count`.
 template <class Traits>
-__device__ __forceinline__ void attend_tail(uint32_t slot, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
+__device__ __forceinline__ void attend_piece(uint32_t slot, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
-  const TailRows<Traits> rows{slot, min(count - first, Traits::kTailTokens)};
+  const TailRows<Traits> rows{slot, min(count - first, Traits::kPieceTokens)};
   ValueParams<Traits> params;
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)

@@ -1,5 +1,7 @@
 // What a schedule means for a format: tiles, registers, shared memory. Words: docs/kernels.md.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/format.cuh"
 
 namespace kvgen {
@@ -47,9 +49,8 @@ struct Traits : Schedule {
   static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
   static constexpr int kStages = Schedule::kUnit * Schedule::kDepth;
-  // Tokens of the tail (K and V rows in Element) that fit where a sub-tile, and a unit, would lie.
-  static constexpr int kTailRows = power_of_two_below(Format::kSubtileBytes / (kHeadDim * 4));
-  static constexpr int kTailTokens = (kTailRows < 32 / Schedule::kUnit ? kTailRows : 32 / Schedule::kUnit) * Schedule::kUnit;
+  // Tokens of the tail (K and V rows in Element) that fit into one stage of the ring: a piece.
+  static constexpr int kPieceTokens = std::min(32, power_of_two_below(Format::kSubtileBytes / (kHeadDim * 4)));
   static constexpr int kTailRowBytes = kHeadDim * 2;
 
   static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");
