@@ -42,6 +42,7 @@ class Plan:
     unit: int
     column_tiles: int
     min_ctas: int
+    exact_q: bool
 
     # --- query -----------------------------------------------------------------------------------------------------
 
@@ -69,6 +70,16 @@ class Plan:
     def one_run(self) -> bool:
         """Whether a CTA holds all columns of a KV head."""
         return self.group * self.max_q_len <= COLUMNS * self.column_tiles
+
+    @property
+    def doubled(self) -> bool:
+        """Whether columns 4 to 7 repeat the first four, with what rounding the scaled query to 16 bits loses."""
+        return self.channel_scaled and self.group * self.max_q_len <= COLUMNS // 2
+
+    @property
+    def low(self) -> bool:
+        """Whether that rest has matrix instructions of its own."""
+        return self.channel_scaled and self.exact_q and not self.doubled
 
     @property
     def causal(self) -> bool:
@@ -219,14 +230,24 @@ class Plan:
         return self.stages * self.subtile_words + self.rounds * self.channel_words
 
     @property
+    def query_words(self) -> int:
+        """The query as fragments in shared memory; where K is scaled per token it stays in registers."""
+        return self.column_tiles * self.chunks * LANES * 4 if self.channel_scaled else 0
+
+    @property
+    def query_at(self) -> int:
+        """Where it lies: behind the rings."""
+        return self.warps * self.ring_words
+
+    @property
     def merge_stride(self) -> int:
         """Floats of a column while warps merge; odd, so that lanes hit different banks."""
         return self.dim + 1
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: the ring, reused by the merge."""
-        return 4 * max(self.warps * self.ring_words, self.warps * self.columns * (self.merge_stride + 2))
+        """Dynamic shared memory of a CTA: rings and query, in whose place warps merge later."""
+        return 4 * max(self.query_at + self.query_words, self.warps * self.columns * (self.merge_stride + 2))
 
     @property
     def threads(self) -> int:
@@ -251,4 +272,5 @@ def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
         unit=launch.integer("unit"),
         column_tiles=launch.integer("column_tiles"),
         min_ctas=launch.integer("ctas"),
+        exact_q=bool(launch["exact_q"]),
     )

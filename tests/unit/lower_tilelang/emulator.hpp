@@ -234,5 +234,17 @@ inline float bf16_low(unsigned x) { return emulator::bf16(x & 0xffff); }
 inline float bf16_high(unsigned x) { return emulator::bf16(x >> 16); }
 inline unsigned pack_bf16(float low, float high) { return emulator::to_bf16(low) | emulator::to_bf16(high) << 16; }
 inline unsigned multiply_half2(unsigned a, unsigned b) { return ptx::pack_half2(half_low(a) * half_low(b), half_high(a) * half_high(b)); }
+inline unsigned lost_half2(unsigned a, unsigned b, unsigned product) {
+  const auto lost = [](float x, float y, float z) { return static_cast<float>(static_cast<double>(x) * y - z); };
+  return ptx::pack_half2(lost(half_low(a), half_low(b), half_low(product)), lost(half_high(a), half_high(b), half_high(product)));
+}
 
 }  // namespace kvgen
+
+// What `decode` would pack: the block's address, and how many tokens of the tail are in the residual, and in all.
+struct Flush { const unsigned* block; int rest, tail; };
+inline std::vector<Flush> flushes;
+
+inline void flush_block(unsigned*, unsigned*, const unsigned* block, int64_t, int64_t, int64_t, int64_t, int rest, int tail, void*) {
+  if (threadIdx.x == 0) flushes.push_back({block, rest, tail});
+}

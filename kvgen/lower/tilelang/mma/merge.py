@@ -9,7 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import separate
 from kvgen.lower.tilelang.mma.state import MIN_SCORE, columns, static
-from kvgen.lower.tilelang.mma.step import count_reader
+from kvgen.lower.tilelang.mma.step import arrive, count_reader
 from kvgen.lower.tilelang.mma.values import true_output
 
 LN2 = float.fromhex("0x1.62e430p-1")
@@ -33,9 +33,14 @@ def finish_sums(p: Any, r: Any) -> None:
         separate(p.value.bits, r.o, tile * height * 4)
 
 
+def state_at(p: Any, warp: Any, column: Any) -> Any:
+    """Word of a warp's reference for a column; its denominator follows."""
+    return p.warps * p.columns * p.merge_stride + (warp * p.columns + column) * 2
+
+
 @T.macro
-def share_warps(p: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
-    """Each warp's output and (reference, denominator) to shared memory, channels in their own order."""
+def share_warps(p: Any, at: Any, r: Any, memory: Any) -> None:
+    """Each warp's output and (reference, denominator) to where the rings were, channels in their own order."""
     for n, e in columns(p):
         column = n * 8 + at.t * 2 + e
         if column < p.columns:
@@ -43,26 +48,27 @@ def share_warps(p: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
             for tile in static(p.steps):
                 for half in static(2):
                     channel = tile // 2 * 32 + at.g // 2 * 8 + tile % 2 * 4 + half * 2 + at.g % 2
-                    sums[row + channel] = true_output(p, r, n, tile, half, e)
+                    memory[row + channel] = T.reinterpret(true_output(p, r, n, tile, half, e), "uint32")
             if at.g == 0:
-                states[(at.warp * p.columns + column) * 2] = r.reference[n * 2 + e]
-                states[(at.warp * p.columns + column) * 2 + 1] = r.l[n * 2 + e]
+                memory[state_at(p, at.warp, column)] = T.reinterpret(r.reference[n * 2 + e], "uint32")
+                memory[state_at(p, at.warp, column) + 1] = T.reinterpret(r.l[n * 2 + e], "uint32")
 
 
 @T.macro
-def merge_warps(p: Any, r: Any, sums: Any, states: Any, column: Any, channel: Any) -> None:
+def merge_warps(p: Any, r: Any, memory: Any, column: Any, channel: Any) -> None:
     """factor[0], [1] = outputs of two channels of a column over all warps; top[0], [1] = their reference and denominator."""
     r.top[0] = MIN_SCORE
     for warp in T.unroll(p.warps):
-        r.top[0] = T.max(r.top[0], states[(warp * p.columns + column) * 2])
+        r.top[0] = T.max(r.top[0], T.reinterpret(memory[state_at(p, warp, column)], "float32"))
     r.top[1] = 0.0
     r.factor[0] = 0.0
     r.factor[1] = 0.0
     for warp in T.unroll(p.warps):
-        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", states[(warp * p.columns + column) * 2] - r.top[0])
-        r.top[1] = r.top[1] + r.v[0] * states[(warp * p.columns + column) * 2 + 1]
+        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", T.reinterpret(memory[state_at(p, warp, column)], "float32") - r.top[0])
+        r.top[1] = r.top[1] + r.v[0] * T.reinterpret(memory[state_at(p, warp, column) + 1], "float32")
         for i in static(2):
-            r.factor[i] = r.factor[i] + r.v[0] * sums[(warp * p.columns + column) * p.merge_stride + channel + i]
+            output = memory[(warp * p.columns + column) * p.merge_stride + channel + i]
+            r.factor[i] = r.factor[i] + r.v[0] * T.reinterpret(output, "float32")
 
 
 @T.macro
@@ -134,20 +140,20 @@ def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -
 
 
 @T.macro
-def merge(p: Any, k: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
+def merge(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     """All warps' results to the output, or to the workspace where the head is split."""
     finish_sums(p, r)
     T.ptx_wait_group(0)
     T.sync_threads()
     count_reader(k, at, r)
-    share_warps(p, at, r, sums, states)
+    share_warps(p, at, r, memory)
     T.sync_threads()
     for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
         item = turn * p.threads + at.thread
         if item < p.columns * p.dim // 2:
             column = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
-            merge_warps(p, r, sums, states, column, channel)
+            merge_warps(p, r, memory, column, channel)
             if k.splits == 1:
                 write_output(p, k, at, r, column, channel)
             else:
@@ -155,14 +161,14 @@ def merge(p: Any, k: Any, at: Any, r: Any, sums: Any, states: Any) -> None:
 
 
 @T.macro
-def combine(p: Any, k: Any, at: Any, r: Any, last: Any) -> None:
+def combine(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     """The last CTA of a head to arrive reads all partial results; the counter is left at zero for the next call."""
     if k.splits > 1:
         T.sync_threads()
         if at.thread == 0:
-            last[0] = T.call_extern("int32", "kvgen::ptx::arrive", T.access_ptr(k.arrivals[at.cell], "rw"))
+            memory[0] = arrive(k.arrivals, at.cell)
         T.sync_threads()
-        if last[0] == k.splits - 1:
+        if T.cast(memory[0], "int32") == k.splits - 1:
             if at.thread == 0:
                 k.arrivals[at.cell] = 0
             for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):

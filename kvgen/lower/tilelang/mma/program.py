@@ -6,7 +6,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.merge import combine, merge
-from kvgen.lower.tilelang.mma.query import load_query, normalize_query, sum_query
+from kvgen.lower.tilelang.mma.query import load_query, normalize_query, share_query, sum_query
 from kvgen.lower.tilelang.mma.ring import issue, look_up_page
 from kvgen.lower.tilelang.mma.scores import begin_unit, load_row_params, score_codes
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
@@ -36,12 +36,12 @@ def share_of(p: Any, k: Any, at: Any) -> Any:
 def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """First position that a column must not see: queries are the last q_len tokens, in order."""
     for n, e in columns(p):
-        token = (at.column + n * 8 + at.t * 2 + e) // p.group
+        token = (at.column + n * 8 + (at.t % 2 if p.doubled else at.t) * 2 + e) // p.group
         r.limit[n * 2 + e] = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - token)
 
 
 @T.macro
-def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any) -> None:
+def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
     """The warp's units: wait for a sub-tile, use it, start the copy of the one that takes its place."""
     for turn in T.serial(T.max(0, T.ceildiv(work.count - at.warp, p.warps))):
         for sub in T.unroll(p.unit):
@@ -52,36 +52,38 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any) -> None
             T.sync_warp()
             if sub == 0:
                 if p.channel_scaled:
-                    begin_unit(p, at, r, ring, turn)
+                    begin_unit(p, at, r, memory, turn)
                 refresh_bias(p, r)
-            score_codes(p, at, r, ring, subtile)
-            load_row_params(p, "value", at, r, ring, subtile)
+            score_codes(p, at, r, memory, subtile)
+            load_row_params(p, "value", at, r, memory, subtile)
             weigh(p, at, r, (unit * p.unit + sub) * 32)
-            add_values(p, at, r, ring, subtile)
+            add_values(p, at, r, memory, subtile)
             T.sync_warp()
-            issue(p, k, at, work, r, ring, turn + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
+            issue(p, k, at, work, r, memory, turn + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
 
 
 @T.macro
-def attention(p: Any, k: Any, at: Any, ring: Any, sums: Any, states: Any, last: Any) -> None:
+def attention(p: Any, k: Any, at: Any, memory: Any) -> None:
     """One CTA: a split of a KV head of a sequence."""
     r = registers(p)
     work = share_of(p, k, at)
     load_query(p, k, at, r)
     look_up_page(p, k, at, work, r, 0)
     for stage in static(p.stages):
-        issue(p, k, at, work, r, ring, stage // p.unit, stage % p.unit, stage)
+        issue(p, k, at, work, r, memory, stage // p.unit, stage % p.unit, stage)
     begin_state(p, r)
     set_limits(p, k, at, work, r)
-    if at.split == k.splits - 1:
-        attend_tail(p, k, at, work, r)
     normalize_query(p, k, at, r)
     sum_query(p, r)
-    attend_packed(p, k, at, work, r, ring)
-    merge(p, k, at, r, sums, states)
-    combine(p, k, at, r, last)
+    if p.channel_scaled:
+        share_query(p, at, r, memory)
+    if at.split == k.splits - 1:
+        attend_tail(p, k, at, work, r)
+    attend_packed(p, k, at, work, r, memory)
+    merge(p, k, at, r, memory)
+    combine(p, k, at, r, memory)
     advance_length(p, k, at, r)
-    flush(p, k, at, work, r, ring, last)
+    flush(p, k, at, work, r, memory)
 
 
 @T.macro
@@ -118,16 +120,13 @@ def program(p: Plan) -> Any:
         with T.Kernel(cells, splits, threads=p.threads) as (cell, split):
             if p.min_ctas > 1:
                 T.annotate_min_blocks_per_sm(p.min_ctas)
-            ring = T.alloc_shared((p.warps * p.ring_words,), "uint32")
-            sums = T.alloc_shared((p.warps * p.columns * p.merge_stride,), "float32")
-            states = T.alloc_shared((p.warps * p.columns * 2,), "float32")
-            last = T.alloc_shared((1,), "int32")
+            memory = T.alloc_shared((p.shared_bytes // 4,), "uint32")
             k = Args(
                 q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals, flushed, readers,
                 (q_batch, q_token, q_head), (out_batch, out_token, out_head),
                 (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
                 (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, runs, splits,
             )  # fmt: skip
-            attention(p, k, locate(p, cell, split, runs), ring, sums, states, last)
+            attention(p, k, locate(p, cell, split, runs), memory)
 
     return attend

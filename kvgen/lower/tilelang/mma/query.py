@@ -7,6 +7,7 @@ from typing import Any
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.instructions import multiply
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
 
 ALL = 0xFFFFFFFF
@@ -17,7 +18,7 @@ ONES = 0x3C003C00
 def load_query(p: Any, k: Any, at: Any, r: Any) -> None:
     """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; columns beyond the query are zero."""
     for n in static(p.column_tiles):
-        column = at.column + n * 8 + at.g
+        column = at.column + n * 8 + (at.g % 4 if p.doubled else at.g)
         head = at.head * p.group + column % p.group
         r.row[0] = at.batch * k.q_strides[0] + (column // p.group) * k.q_strides[1] + head * k.q_strides[2]
         for x in T.unroll(p.chunks):
@@ -54,6 +55,16 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
 
 
 @T.macro
+def share_query(p: Any, at: Any, r: Any, memory: Any) -> None:
+    """The fragments to shared memory, from where every unit takes them: all warps of a CTA have the same."""
+    if at.warp == 0:
+        for i in T.unroll(p.column_tiles * p.chunks):
+            for j in T.vectorized(4):
+                memory[p.query_at + (i * 32 + at.lane) * 4 + j] = r.q[i * 4 + j]
+    T.sync_threads()
+
+
+@T.macro
 def sum_query(p: Any, r: Any) -> None:
     """Sum of the query over the channels of each of K's groups: what a zero per token multiplies."""
     for i in T.unroll(4):
@@ -62,7 +73,4 @@ def sum_query(p: Any, r: Any) -> None:
         r.q_sum[i] = 0.0
     for n in static(p.column_tiles):
         for step in static(p.steps):
-            T.ptx_mma(
-                "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.ones.data, 0, r.q.data, n * p.chunks * 4 + step * 2,
-                r.q_sum.data, (step // p.group_steps("key") * p.column_tiles + n) * 4, T.bool(False),
-            )  # fmt: skip
+            multiply(r.ones, 0, r.q, n * p.chunks * 4 + step * 2, r.q_sum, (step // p.group_steps("key") * p.column_tiles + n) * 4)

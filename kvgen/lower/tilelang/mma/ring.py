@@ -9,18 +9,18 @@ import tilelang.language as T
 
 
 @T.macro
-def copy_words(k: Any, ring: Any, place: Any, r: Any, offset: Any, count: Any, lane: Any) -> None:
+def copy_words(k: Any, memory: Any, place: Any, r: Any, offset: Any, count: Any, lane: Any) -> None:
     """`count` words (a multiple of four) from `offset` words behind the unit's block into the ring."""
     for i in T.unroll(count // 128):
         T.ptx_cp_async(
-            T.access_ptr(ring[place + (i * 32 + lane) * 4], "w", 4),
+            T.access_ptr(memory[place + (i * 32 + lane) * 4], "w", 4),
             T.access_ptr(k.packed[r.source[0] * 4 + offset + (i * 32 + lane) * 4], "r", 4),
             4,
         )
     if count % 128:
         if lane < count % 128 // 4:
             T.ptx_cp_async(
-                T.access_ptr(ring[place + (count // 128 * 32 + lane) * 4], "w", 4),
+                T.access_ptr(memory[place + (count // 128 * 32 + lane) * 4], "w", 4),
                 T.access_ptr(k.packed[r.source[0] * 4 + offset + (count // 128 * 32 + lane) * 4], "r", 4),
                 4,
             )
@@ -46,7 +46,7 @@ def find_block(p: Any, k: Any, at: Any, r: Any, block: Any) -> None:
 
 
 @T.macro
-def issue(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any, turn: Any, sub: Any, stage: Any) -> None:
+def issue(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any, turn: Any, sub: Any, stage: Any) -> None:
     """Start the copy of sub-tile `sub` of the warp's unit `turn`; a group is committed even if nothing is left."""
     unit = at.warp + turn * p.warps
     base = at.warp * p.ring_words
@@ -58,6 +58,6 @@ def issue(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any, turn: Any, sub:
             if p.channel_words:
                 group = start * p.layout.subtile // p.key.group
                 slot = base + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
-                copy_words(k, ring, slot, r, group * p.channel_words, p.channel_words, at.lane)
-        copy_words(k, ring, base + stage * p.subtile_words, r, p.header_words + (start + sub) * p.subtile_words, p.subtile_words, at.lane)
+                copy_words(k, memory, slot, r, group * p.channel_words, p.channel_words, at.lane)
+        copy_words(k, memory, base + stage * p.subtile_words, r, p.header_words + (start + sub) * p.subtile_words, p.subtile_words, at.lane)
     T.ptx_commit_group()

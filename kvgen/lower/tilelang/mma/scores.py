@@ -8,59 +8,67 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import expand, row_factor, separate
+from kvgen.lower.tilelang.mma.instructions import multiply
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, columns, static
 
 
 @T.macro
-def begin_unit(p: Any, at: Any, r: Any, ring: Any, turn: Any) -> None:
+def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
     """K per channel: the query times the scales, and the sum of query times zero, once for all tokens of the unit."""
     for i in T.unroll(p.column_tiles * 4):
         r.key_zero[i] = 0.0
     size = 2 * p.key.params
     slot = at.warp * p.ring_words + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
-    for step in static(p.steps):
-        for i in T.vectorized(size):
-            r.words[i] = ring[slot + (step * 4 + at.t) * size + i]
+    for x in static(p.chunks):
         for n in static(p.column_tiles):
-            b = n * p.chunks * 4 + step * 2
-            for half in static(2):
-                scale = r.words[half * p.key.params + p.key.params - 1]
-                r.qs[b + half] = T.call_extern("uint32", "kvgen::multiply_half2", r.q[b + half], scale)
-            zeros, query = (r.words, r.q) if p.key.zero else (r.ones, r.qs)
-            T.ptx_mma(
-                "float32",
-                "m16n8k16",
-                "row",
-                "col",
-                "fp16",
-                "fp16",
-                "fp32",
-                zeros.data,
-                0,
-                query.data,
-                b,
-                r.key_zero.data,
-                n * 4,
-                T.bool(False),
-            )
+            for i in T.vectorized(4):
+                r.qx[n * 4 + i] = memory[p.query_at + ((n * p.chunks + x) * 32 + at.lane) * 4 + i]
+        for y in static(2):
+            for i in T.vectorized(size):
+                r.words[i] = memory[slot + ((x * 2 + y) * 4 + at.t) * size + i]
+            for n in static(p.column_tiles):
+                scale_query(p, at, r, n, x, y)
     for n, e in columns(p):
+        if p.doubled and not p.key.zero:
+            r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] + T.shfl_xor(r.key_zero[n * 4 + e], 2)
         r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] * r.score_scale[n * 2 + e] * T.float32(1.0 if p.key.zero else -p.offset(p.key))
 
 
 @T.macro
-def load_codes(p: Any, which: Any, at: Any, r: Any, ring: Any, subtile: Any, vector: Any) -> None:
-    """A lane's next 16 bytes of codes."""
-    for i in T.vectorized(p.vector(which)):
-        r.words[i] = ring[subtile + p.codes(which) + (vector * 32 + at.lane) * p.vector(which) + i]
+def scale_query(p: Any, at: Any, r: Any, n: Any, x: Any, y: Any) -> None:
+    """One k-step of `begin_unit`; `words` hold its zeros and scales."""
+    b = (n * p.chunks + x) * 4 + y * 2
+    for half in static(2):
+        scale = r.words[half * p.key.params + p.key.params - 1]
+        plain = r.qx[n * 4 + y * 2 + half]
+        r.qs[b + half] = T.call_extern("uint32", "kvgen::multiply_half2", plain, scale)
+        if p.low:
+            r.ql[b + half] = T.call_extern("uint32", "kvgen::lost_half2", plain, scale, r.qs[b + half])
+        if p.doubled:
+            rest = T.call_extern("uint32", "kvgen::lost_half2", plain, scale, r.qs[b + half])
+            r.qs[b + half] = T.if_then_else(at.g < 4, r.qs[b + half], rest)
+    if p.key.zero:
+        multiply(r.words, 0, r.qx, n * 4 + y * 2, r.key_zero, n * 4)
+    else:
+        multiply(r.ones, 0, r.qs, b, r.key_zero, n * 4)
+        if p.low:
+            multiply(r.ones, 0, r.ql, b, r.key_zero, n * 4)
 
 
 @T.macro
-def load_row_params(p: Any, which: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+def load_codes(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any, vector: Any) -> None:
+    """A lane's next 16 bytes of codes."""
+    for i in T.vectorized(p.vector(which)):
+        r.words[i] = memory[subtile + p.codes(which) + (vector * 32 + at.lane) * p.vector(which) + i]
+
+
+@T.macro
+def load_row_params(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """Scales (and zeros) of the lane's rows in every group."""
     size = p.row_params(which)
     for group in static(p.groups(which)):
         for i in T.vectorized(size):
-            r.params[group * size + i] = ring[subtile + p.params(which) + (group * 8 + at.g) * size + i]
+            r.params[group * size + i] = memory[subtile + p.params(which) + (group * 8 + at.g) * size + i]
 
 
 def row_scale(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
@@ -77,29 +85,38 @@ def row_zero(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
 
 
 @T.macro
-def score_codes(p: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """c = codes times query; K per token folds each group of channels into x, scaled."""
     for i in T.unroll(p.column_tiles * 8):
         r.c[i] = 0.0
         r.x[i] = 0.0
     if not p.channel_scaled:
-        load_row_params(p, "key", at, r, ring, subtile)
+        load_row_params(p, "key", at, r, memory, subtile)
     for vector in static(p.vectors("key")):
-        load_codes(p, "key", at, r, ring, subtile, vector)
+        load_codes(p, "key", at, r, memory, subtile, vector)
         for fragment in p.fragments("key", vector):
             expand(p.key.bits, r, fragment.word)
-            for n in static(p.column_tiles):
-                b = n * p.chunks * 4 + fragment.step * 2
-                for part in static(2 if p.key.bits == 2 else 1):
-                    T.ptx_mma(
-                        "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.a.data, part * 4,
-                        r.qs.data if p.channel_scaled else r.q.data, b, r.c.data, n * 8 + (fragment.tile + part) * 4, T.bool(False),
-                    )  # fmt: skip
+            multiply_keys(p, r, fragment)
             if (fragment.step + 1) % p.group_steps("key") == 0:
                 for n in static(p.column_tiles):
                     separate(p.key.bits, r.c, n * 8 + fragment.tile * 4)
                     if not p.channel_scaled:
                         fold_group(p, r, n, fragment.tile, fragment.step // p.group_steps("key"))
+    if p.doubled:
+        for i in T.unroll(8):
+            r.c[i] = r.c[i] + T.shfl_xor(r.c[i], 2)
+
+
+@T.macro
+def multiply_keys(p: Any, r: Any, fragment: Any) -> None:
+    """c += the A operand in `a` times the query, and times what rounding took from it."""
+    for n in static(p.column_tiles):
+        b = n * p.chunks * 4 + fragment.step * 2
+        for part in static(2 if p.key.bits == 2 else 1):
+            c = n * 8 + (fragment.tile + part) * 4
+            multiply(r.a, part * 4, r.qs if p.channel_scaled else r.q, b, r.c, c)
+            if p.low:
+                multiply(r.a, part * 4, r.ql, b, r.c, c)
 
 
 @T.macro

@@ -83,7 +83,9 @@ class Registers:
 
     raw: Any
     q: Any
+    qx: Any
     qs: Any
+    ql: Any
     score_scale: Any
     code_scale: Any
     q_sum: Any
@@ -120,6 +122,8 @@ def registers(p: Any) -> Any:
     groups = p.groups("value")
     raw = T.alloc_local((n * p.chunks * 4,), "uint32")
     q = T.alloc_local((n * p.chunks * 4,), "uint32")
+    qx = T.alloc_local((n * 4,), "uint32")
+    ql = T.alloc_local((n * p.chunks * 4,), "uint32")
     qs = T.alloc_local((n * p.chunks * 4,), "uint32")
     score_scale = T.alloc_local((n * 2,), "float32")
     code_scale = T.alloc_local((n * 2,), "float32")
@@ -149,7 +153,7 @@ def registers(p: Any) -> Any:
     kv = T.alloc_local((p.chunks * 8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
     return Registers(
-        raw, q, qs, score_scale, code_scale, q_sum, key_zero, words, a, c, x, params, prob, pb, o, m, v, reference, bias, limit,
+        raw, q, qx, qs, ql, score_scale, code_scale, q_sum, key_zero, words, a, c, x, params, prob, pb, o, m, v, reference, bias, limit,
         denominator, zo, top, factor, flag, source, row, page, kv, ones,
     )  # fmt: skip
 

@@ -10,11 +10,16 @@ import tilelang.language as T
 from kvgen.lower.tilelang.mma.ring import find_block
 
 
+def arrive(counters: Any, at: Any) -> Any:
+    """Add one to a counter; how many came before, as a word."""
+    return T.call_extern("uint32", "kvgen::ptx::arrive", T.access_ptr(counters[at], "rw"))
+
+
 @T.macro
 def count_reader(k: Any, at: Any, r: Any) -> None:
     """Tell that this CTA knows the length; all its threads have come by a barrier since they read it."""
     if k.fresh > 0 and at.thread == 0:
-        r.flag[0] = T.call_extern("int32", "kvgen::ptx::arrive", T.access_ptr(k.readers[at.batch], "rw"))
+        r.flag[0] = T.cast(arrive(k.readers, at.batch), "int32")
 
 
 @T.macro
@@ -27,15 +32,15 @@ def advance_length(p: Any, k: Any, at: Any, r: Any) -> None:
 
 
 @T.macro
-def flush(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any, last: Any) -> None:
+def flush(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
     """The last CTA of a head to be done with the residual packs it, if this call has filled it; what is left over moves to
     its front. The packing is that of `pack`."""
     if k.fresh > 0 and work.tail >= p.tokens:
         T.sync_threads()
         if at.thread == 0:
-            last[0] = T.call_extern("int32", "kvgen::ptx::arrive", T.access_ptr(k.flushed[at.batch * p.kv_heads + at.head], "rw"))
+            memory[0] = arrive(k.flushed, at.batch * p.kv_heads + at.head)
         T.sync_threads()
-        if last[0] == k.runs * k.splits - 1:
+        if T.cast(memory[0], "int32") == k.runs * k.splits - 1:
             T.sync_threads()
             if at.thread == 0:
                 k.flushed[at.batch * p.kv_heads + at.head] = 0
@@ -48,5 +53,5 @@ def flush(p: Any, k: Any, at: Any, work: Any, r: Any, ring: Any, last: Any) -> N
                 T.access_ptr(k.packed[r.source[0] * 4], "r"),
                 k.fresh_k[0] + at.batch * k.fresh_k[1] + at.head * k.fresh_k[3] - slots // 4, k.fresh_k[2],
                 k.fresh_v[0] + at.batch * k.fresh_v[1] + at.head * k.fresh_v[3] - slots // 4, k.fresh_v[2],
-                work.rest, work.tail, T.access_ptr(ring[0], "rw"),
+                work.rest, work.tail, T.access_ptr(memory[0], "rw"),
             )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import mix
+from kvgen.lower.tilelang.mma.instructions import multiply
 from kvgen.lower.tilelang.mma.softmax import move_reference
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
 
@@ -43,10 +44,7 @@ def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
         for i in static(4):
             r.a[i] = r.kv[i % 2 * p.chunks * 4 + word + i // 2]
         for n in static(p.column_tiles):
-            T.ptx_mma(
-                "float32", "m16n8k16", "row", "col", p.mma_type, p.mma_type, "fp32", r.a.data, 0, r.raw.data, n * p.chunks * 4 + step * 2,
-                r.c.data, n * 8, T.bool(False),
-            )  # fmt: skip
+            multiply(r.a, 0, r.raw, n * p.chunks * 4 + step * 2, r.c, n * 8, p.mma_type)
     for n, e in columns(p):
         for half in static(2):
             position = work.full * p.tokens + first + half * 8 + at.g
@@ -80,10 +78,7 @@ def add_rows(p: Any, r: Any) -> None:
         for i in static(4):
             r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.kv[i // 2 * p.chunks * 4 + word + i % 2])
         for n in static(p.column_tiles):
-            T.ptx_mma(
-                "float32", "m16n8k16", "row", "col", p.mma_type, p.mma_type, "fp32", r.a.data, 0, r.pb.data, n * 4,
-                r.o.data, (n * p.steps + tile) * 4, T.bool(False),
-            )  # fmt: skip
+            multiply(r.a, 0, r.pb, n * 4, r.o, (n * p.steps + tile) * 4, p.mma_type)
 
 
 @T.macro

@@ -8,6 +8,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import expand, row_factor
+from kvgen.lower.tilelang.mma.instructions import multiply
 from kvgen.lower.tilelang.mma.scores import load_codes, row_scale
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
 
@@ -30,29 +31,23 @@ def sum_probabilities(p: Any, r: Any) -> None:
     for group in static(p.groups("value")):
         for n in static(p.column_tiles):
             for step in static(p.row_tiles):
-                T.ptx_mma(
-                    "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.ones.data, 0, r.pb.data,
-                    (group * p.column_tiles + n) * 4 + step * 2, r.zo.data, (group * p.column_tiles + n) * 4, T.bool(False),
-                )  # fmt: skip
+                multiply(r.ones, 0, r.pb, (group * p.column_tiles + n) * 4 + step * 2, r.zo, (group * p.column_tiles + n) * 4)
 
 
 @T.macro
-def add_values(p: Any, at: Any, r: Any, ring: Any, subtile: Any) -> None:
+def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """o += codes times scaled probabilities."""
     scale_probabilities(p, r)
     if not p.value.zero:
         sum_probabilities(p, r)
     for vector in static(p.vectors("value")):
-        load_codes(p, "value", at, r, ring, subtile, vector)
+        load_codes(p, "value", at, r, memory, subtile, vector)
         for fragment in p.fragments("value", vector):
             expand(p.value.bits, r, fragment.word)
             for n in static(p.column_tiles):
                 b = (fragment.tile // p.group_steps("value") * p.column_tiles + n) * 4 + fragment.step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
-                    T.ptx_mma(
-                        "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", r.a.data, part * 4, r.pb.data, b,
-                        r.o.data, (n * p.steps + fragment.tile + part) * 4, T.bool(False),
-                    )  # fmt: skip
+                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + fragment.tile + part) * 4)
 
 
 def true_output(p: Any, r: Any, n: int, tile: int, half: int, e: int) -> Any:

@@ -50,6 +50,10 @@ __device__ __forceinline__ float bf16_low(uint32_t x) { return __uint_as_float(x
 __device__ __forceinline__ float bf16_high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
 __device__ __forceinline__ uint32_t multiply_half2(uint32_t a, uint32_t b) { return ptx::as_u32(__hmul2(ptx::as_half2(a), ptx::as_half2(b))); }
+// What rounding loses: a * b - product.
+__device__ __forceinline__ uint32_t lost_half2(uint32_t a, uint32_t b, uint32_t product) {
+  return ptx::as_u32(__hfma2(ptx::as_half2(a), ptx::as_half2(b), __hneg2(ptx::as_half2(product))));
+}
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -1,0 +1,147 @@
+"""A lowered kernel on the CPU: its text compiled by g++ over emulator.hpp, called with torch tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.tilelang.isolate import Lowered, lower_apart
+from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.reference.cache import ReferenceCache
+from kvgen.spec import KernelSpec
+from kvgen.toolchain.compilers import find_gxx
+
+HERE = Path(__file__).parent
+LOG2E = 1.4426950408889634
+CTYPES = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def schedule(block: int = 128, **launch: int) -> Schedule:
+    """A small schedule: two warps, so that few threads are emulated."""
+    plain = {"form": "mma", "warps": 2, "stages": 4, "unit": 4, "column_tiles": 1, "ctas": 1, "exact_q": True, "splits": "automatic"}
+    return Schedule("tilelang", Params(block=block, order="mma"), Params({**plain, **launch}))
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A compiled kernel. `kinds` are the C++ types of its parameters."""
+
+    spec: KernelSpec
+    plan: Plan
+    kernel: Lowered
+    kinds: tuple[str, ...]
+    library: ctypes.CDLL
+
+    def __post_init__(self) -> None:
+        self.library.flushed.restype = ctypes.c_long
+
+    def __call__(self, values: dict[str, torch.Tensor | int | float], cells: int, splits: int) -> None:
+        """Run the whole grid."""
+        held: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_int64 | ctypes.c_float] = []
+        for name, kind in zip(self.kernel.parameters, self.kinds, strict=True):
+            value = values[name]
+            held.append(ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else CTYPES[kind](value))  # type: ignore[arg-type]
+        self.library.emulate((ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)), cells, splits)
+
+
+def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
+    """Lower and compile. Raises what the back end and the compiler raise."""
+    plan, kernel = make_plan(spec, chosen), lower_apart(spec, chosen, "sm80")
+    signature = re.search(rf"{kernel.name}\((.*?)\);", kernel.text)
+    assert signature is not None
+    kinds = tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))
+    arguments = ", ".join(f"*static_cast<{kind}*>(a[{i}])" for i, kind in enumerate(kinds))
+    text = (
+        f'#include "emulator.hpp"\nusing uint = unsigned;\n{kernel.text}\nextern "C" void emulate(void** a, int x, int y) '
+        f"{{ flushes.clear(); emulator::launch(x, y, {plan.threads}, [=] {{ {kernel.name}({arguments}); }}); }}\n"
+        'extern "C" long flushed(int i, const char* from) '
+        "{ return i < int(flushes.size()) ? reinterpret_cast<const char*>(flushes[i].block) - from : -1; }\n"
+    )
+    source, output = folder / "kernel.cpp", folder / "kernel.so"
+    source.write_text(text)
+    flags = ["-O1", "-std=c++17", "-fno-strict-aliasing", "-mf16c", "-w", "-shared", "-fPIC", f"-I{HERE}"]
+    subprocess.run([str(find_gxx().path), *flags, str(source), "-o", str(output)], check=True)
+    return Emulated(spec, plan, kernel, kinds, ctypes.CDLL(str(output)))
+
+
+@dataclass
+class Step:
+    """One call over a cache that a reference holds too; memory that no call may read is NaN."""
+
+    kernel: Emulated
+    reference: ReferenceCache
+    q: torch.Tensor
+    splits: int = 1
+    fresh: tuple[torch.Tensor, torch.Tensor] | None = None
+    out: torch.Tensor = field(init=False)
+    lse: torch.Tensor = field(init=False)
+    lengths: torch.Tensor = field(init=False)
+    counters: torch.Tensor = field(init=False)
+    residual: tuple[torch.Tensor, torch.Tensor] = field(init=False)
+
+    flushed: list[tuple[int, int, int]] = field(init=False)
+    """(sequence, head, block) of what the call packed."""
+
+    def run(self) -> None:
+        """Call the kernel."""
+        plan, spec = self.kernel.plan, self.kernel.spec
+        batch, q_len, q_heads, _ = self.q.shape
+        self.lengths = self.reference.lengths.clone()
+        packed, table = self._packed()
+        self.residual = self._residual()
+        self.out = torch.full_like(self.q, torch.nan)
+        self.lse = torch.full((batch, q_heads, q_len), torch.nan)
+        runs = -(-plan.group * q_len // (8 * plan.column_tiles))
+        cells = batch * plan.kv_heads * runs
+        self.counters = torch.zeros(3, cells, dtype=torch.int32)
+        partial = torch.full((cells * self.splits * plan.columns, plan.dim), torch.nan)
+        values: dict[str, torch.Tensor | int | float] = {
+            "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
+            "table": table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
+            "arrivals": self.counters[0], "flushed": self.counters[1], "readers": self.counters[2],
+            "packed_outer": packed.stride(0) // 16, "packed_head": packed.stride(1) // 16, "table_stride": table.stride(0),
+            "q_len": q_len, "with_lse": 1, "scale": spec.attention.head_dim**-0.5 * LOG2E,
+            "cells": cells, "runs": runs, "splits": self.splits, "fresh": 0 if self.fresh is None else q_len,
+            **_strides("q", self.q), **_strides("out", self.out),
+        }  # fmt: skip
+        for name, new, held in zip(("fresh_k", "fresh_v"), self.fresh or self.residual, self.residual, strict=True):
+            values |= {name: (new.data_ptr() - held.data_ptr()) // 16, **_strides(name, new)}
+        self.kernel(values, cells, self.splits)
+        self.flushed = self._flushed(packed)
+
+    def _flushed(self, packed: torch.Tensor) -> list[tuple[int, int, int]]:
+        heads, blocks, size = packed.shape[1:]
+        found = []
+        while (offset := self.kernel.library.flushed(len(found), ctypes.c_void_p(packed.data_ptr()))) >= 0:
+            at = offset // size
+            found.append((at // (heads * blocks), at // blocks % heads, at % blocks))
+        return sorted(found)
+
+    def _packed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        layout, page = self.kernel.plan.layout, self.kernel.spec.cache.page
+        batch, blocks = len(self.lengths), max(1, int(self.lengths.max()) // layout.tokens)
+        if page is not None:
+            per_sequence = -(-blocks * layout.tokens // page)
+            table = torch.arange(batch * per_sequence, dtype=torch.int32).flip(0).reshape(batch, per_sequence)
+            return self.reference.paged(layout, table, batch * per_sequence, fill=255), table
+        packed = self.reference.packed(layout, blocks)
+        for b, length in enumerate(self.lengths.tolist()):
+            packed[b, :, length // layout.tokens :] = 255
+        return packed, torch.zeros(1, 1, dtype=torch.int32)
+
+    def _residual(self) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = self.reference.residual()
+        for b, length in enumerate(self.lengths.tolist()):
+            for rows in (k, v):
+                rows[b, :, length % self.reference.block :] = torch.nan
+        return k, v
+
+
+def _strides(name: str, x: torch.Tensor) -> dict[str, int]:
+    return {f"{name}_{axis}": x.stride(i) // 8 for i, axis in enumerate(("batch", "token", "head"))}

@@ -1,0 +1,147 @@
+"""The back end's answers, with and without TileLang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.errors import CompileError, ToolchainMissing, UnsupportedError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.base import Target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.tilelang import isolate, support
+from kvgen.spec import KernelSpec
+
+TARGETS: tuple[Target, ...] = ("sm90", "sm89", "sm80")
+WORDS = ("k4v4", "k8v8", "k2v2", "k8v8:d256", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token:kg32:vg32", "k8v8:d256:h16/1:q2")
+KERNEL = {"name": "attend_kernel", "text": "// text\n", "parameters": ["q", "splits"], "shared_bytes": 1024}
+
+
+def spec(words: str, *workloads: str) -> KernelSpec:
+    return spec_of(words, "sm90", [workload_of(word) for word in workloads or ("1x4096", "8x32768")])
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, stdout: str = "", returncode: int = 0, error: Exception | None = None) -> list[str]:
+    """Stand in for the other process; the requests that it gets."""
+    requests: list[str] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        requests.append(str(options["input"]))
+        if error is not None:
+            raise error
+        return subprocess.CompletedProcess(command, returncode, stdout, "it broke")
+
+    monkeypatch.setattr(isolate.subprocess, "run", run)
+    monkeypatch.setattr(isolate, "missing", lambda: None)
+    return requests
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_default_is_in_the_space(words: str, target: Target) -> None:
+    backend = get_backend("tilelang")
+    wanted = spec(words)
+    schedule = backend.default(wanted, target)
+    for workload in wanted.workloads:
+        assert backend.space(wanted, target).check(schedule, workload) == []
+
+
+def test_layouts_are_those_of_the_cuda_back_end() -> None:
+    wanted = spec("k4v4")
+    mine, other = get_backend("tilelang"), get_backend("cuda")
+    assert set(mine.space(wanted, "sm90").layout_points()) == set(other.space(wanted, "sm90").layout_points())
+    part = mine.default(wanted, "sm90").layout
+    assert mine.layout(wanted, part).id == other.layout(wanted, part).id
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "reason"),
+    [
+        ("attention", {"softcap": 30.0}, "softcap"),
+        ("attention", {"window": 128}, "window"),
+        ("attention", {"sinks": True}, "sinks"),
+        ("attention", {"head_dim": 80}, "head_dim"),
+        ("attention", {"dtype": "float32"}, "float32"),
+        ("key", {"bits": 16}, "key.bits is 16"),
+        ("value", {"bits": 16}, "value.bits is 16"),
+        ("value", {"axis": "channel"}, "value.axis"),
+        ("key", {"group": 48}, "key.group"),
+        ("cache", {"sink": 4}, "sink"),
+        ("cache", {"local": 32}, "local"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, object], reason: str) -> None:
+    data = spec("k4v4").model_dump(mode="json")
+    data[section] |= changes
+    if section == "attention" and "head_dim" in changes:
+        data["value"]["group"] = changes["head_dim"]
+    refused = KernelSpec.model_validate(data)
+    assert reason in str(support.refusal(refused))
+    with pytest.raises(UnsupportedError, match=reason.split()[0]):
+        get_backend("tilelang").space(refused, "sm90")
+
+
+def test_another_version_of_tilelang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "version", lambda _: "0.2.0")
+    assert "0.2.0" in str(get_backend("tilelang").unsupported(spec("k4v4"), "sm90"))
+
+
+def test_without_tilelang_only_lowering_fails(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolate, "missing", lambda: "tilelang is not installed")
+    backend = get_backend("tilelang")
+    schedule = backend.default(spec("k4v4"), "sm90")
+    with pytest.raises(ToolchainMissing, match="not installed"):
+        backend.lower(spec("k4v4"), schedule, "sm90")
+
+
+def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = answer(monkeypatch, json.dumps(KERNEL))
+    backend = get_backend("tilelang")
+    schedule = backend.default(spec("k4v4"), "sm90")
+    split = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "splits": "wave"}))
+    texts = [backend.lower(spec("k4v4"), s, "sm90").text for s in (schedule, schedule, split)]
+    assert len(requests) == 1
+    assert texts[0] == texts[1] != texts[2]
+    monkeypatch.setattr(isolate, "missing", lambda: "tilelang is not installed")
+    assert backend.lower(spec("k4v4"), schedule, "sm90").text == texts[0]
+
+
+def test_name_arch_and_workloads_leave_no_trace(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, json.dumps(KERNEL))
+    backend = get_backend("tilelang")
+    first = spec("k4v4")
+    other = first.model_copy(update={"name": "another", "arch": "native", "workloads": (workload_of("1x100"),)})
+    schedule = backend.default(first, "sm90")
+    assert backend.lower(first, schedule, "sm90").id == backend.lower(other, schedule, "sm90").id
+    assert backend.lower(first, schedule, "sm90").id != backend.lower(first, schedule, "sm80").id
+
+
+def test_a_failure_of_tilelang_is_a_compile_error(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = get_backend("tilelang")
+    schedule = backend.default(spec("k4v4"), "sm90")
+    answer(monkeypatch, returncode=-6)
+    with pytest.raises(CompileError, match="it broke"):
+        backend.lower(spec("k4v4"), schedule, "sm90")
+    answer(monkeypatch, error=subprocess.TimeoutExpired("python", 1.0))
+    with pytest.raises(CompileError, match="stopped"):
+        backend.lower(spec("k4v4"), schedule, "sm90")
+
+
+def test_a_schedule_outside_the_space_is_refused() -> None:
+    backend = get_backend("tilelang")
+    schedule = backend.default(spec("k4v4"), "sm90")
+    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas": 2}))
+    with pytest.raises(UnsupportedError, match="shared memory"):
+        backend.lower(spec("k4v4"), wide, "sm90")
+    with pytest.raises(UnsupportedError, match="not for cpu"):
+        backend.lower(spec("k4v4"), schedule, "cpu")

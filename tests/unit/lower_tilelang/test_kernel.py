@@ -1,0 +1,102 @@
+"""Lowered kernels emulated on the CPU, against the fp64 reference: formats, ragged lengths, splits, decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.data import normal, structured
+from kvgen.reference.tolerance import relative_l2, tolerance
+from tests.unit.lower_tilelang.emulate import Emulated, Step
+
+pytest.importorskip("tilelang")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Make = Callable[..., Emulated]
+CASES = (
+    ("k4v4:h8/2", {}),
+    ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"unit": 2, "stages": 2}),
+    ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "unit": 1, "stages": 2, "column_tiles": 2}),
+)
+
+
+def reference(kernel: Emulated, lengths: list[int], *, hard: bool = False) -> tuple[ReferenceCache, torch.Tensor]:
+    """A cache with these lengths, and queries."""
+    q_len = kernel.spec.attention.q_len
+    inputs = (structured if hard else normal)(kernel.spec, len(lengths), max(lengths), q_len=q_len, seed=1)
+    cache = ReferenceCache(kernel.spec, len(lengths), kernel.plan.tokens)
+    cache.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
+    return cache, inputs.q
+
+
+def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Output and LSE are those of the reference, and every counter is back at zero."""
+    limit = tolerance(step.q.dtype)
+    assert relative_l2(step.out, want[0]) <= limit
+    seen = torch.isfinite(want[1])
+    assert torch.equal(torch.isfinite(step.lse), seen)
+    assert relative_l2(step.lse[seen], want[1][seen]) <= limit
+    assert not step.counters.any()
+
+
+@pytest.mark.parametrize(("words", "launch"), CASES)
+@pytest.mark.parametrize(("lengths", "splits", "hard"), [([300, 0, 1, 128], 1, False), ([513, 127], 3, True)])
+def test_attend_agrees_with_the_reference(
+    kernel: Make, words: str, launch: dict[str, int], lengths: list[int], splits: int, hard: bool
+) -> None:
+    built = kernel(words, **launch)
+    cache, q = reference(built, lengths, hard=hard)
+    step = Step(built, cache, q, splits)
+    step.run()
+    agree(step, cache.attend(q))
+
+
+@pytest.mark.parametrize(("words", "launch"), CASES[:2])
+def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, launch: dict[str, int]) -> None:
+    built = kernel(words, **launch)
+    cache, q = reference(built, [200, 0, 130])
+    new = normal(built.spec, 3, q.shape[1], q_len=q.shape[1], seed=2)
+    step = Step(built, cache, q, 2, (new.k, new.v))
+    step.run()
+    agree(step, cache.decode(q, new.k, new.v))
+    assert step.lengths.tolist() == cache.lengths.tolist()
+    for held, expected in zip(step.residual, cache.residual(), strict=True):
+        for b, length in enumerate(step.lengths.tolist()):
+            rest = length % built.plan.tokens
+            assert torch.equal(held[b, :, :rest], expected[b, :, :rest])
+
+
+def test_a_full_residual_is_flushed_once_per_head(kernel: Make) -> None:
+    built = kernel("k4v4:h8/2")
+    cache, q = reference(built, [255, 256])
+    new = normal(built.spec, 2, 1, seed=2)
+    step = Step(built, cache, q, 3, (new.k, new.v))
+    step.run()
+    assert step.flushed == [(0, 0, 1), (0, 1, 1)]
+    assert not step.counters.any()
+
+
+def test_a_huge_scale_of_v_does_not_overflow(kernel: Make) -> None:
+    built = kernel("k4v4:h8/2")
+    q_len = built.spec.attention.q_len
+    inputs = normal(built.spec, 1, 256, q_len=q_len, seed=5)
+    inputs.v[:, 100] *= 15000.0
+    inputs.v.clamp_(-60000, 60000)
+    cache = ReferenceCache(built.spec, 1, 128)
+    cache.prefill(inputs.k, inputs.v)
+    step = Step(built, cache, inputs.q)
+    step.run()
+    agree(step, cache.attend(inputs.q))
+
+
+def test_repeated_calls_agree_bit_for_bit(kernel: Make) -> None:
+    built = kernel("k4v4:h8/2")
+    cache, q = reference(built, [400, 129])
+    steps = [Step(built, cache, q, splits=2) for _ in range(2)]
+    for step in steps:
+        step.run()
+    assert torch.equal(steps[0].out, steps[1].out)
+    assert torch.equal(steps[0].lse, steps[1].lse)

@@ -1,0 +1,72 @@
+"""The numbers of a program: what the kernel reads is where the packed layout says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.reference.layout import Which
+from tests.unit.lower_tilelang.emulate import schedule
+
+WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64")
+
+
+def plan(words: str, block: int = 128, **launch: int) -> Plan:
+    return make_plan(spec_of(words, "sm80", [workload_of("1x128")]), schedule(block, **launch))
+
+
+def element(p: Plan, which: Which, tile: int, step: int, lane: int, half: int, slot: int) -> tuple[int, int]:
+    """(token, channel) of an element of an A operand: row 8 * half + g of a 16-row tile, slot of a k-step."""
+    row, k = 16 * tile + 8 * half + lane // 4, slot
+    if which == "key":
+        channel = 32 * (step // 2) + 8 * (k % 8 // 2) + 4 * (step % 2) + 2 * (k // 8) + k % 2
+        return row, channel
+    chunk, g = tile // 2, lane // 4
+    return 16 * step + k, 32 * chunk + 8 * (g // 2) + 4 * (tile % 2) + 2 * half + g % 2
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> None:
+    p = plan(words, unit=1)
+    bits = p.layout.operand(which).bits
+    places = p.layout.code_bits(which)[: p.layout.subtile] - 8 * p.layout.header_bytes
+    seen = 0
+    for vector in range(p.vectors(which)):
+        for fragment in p.fragments(which, vector):
+            for lane in (0, 6, 31):
+                for half in range(4 if bits == 2 else 2):
+                    for high in range(2):
+                        slot = 2 * (lane % 4) + 8 * high
+                        token, channel = element(p, which, fragment.tile + half // 2, fragment.step, lane, half % 2, slot)
+                        word = p.codes(which) + (vector * 32 + lane) * p.vector(which) + fragment.word + (half if bits == 8 else 0)
+                        shift = 8 * high + (0 if bits == 8 else bits * half)
+                        assert int(places[token, channel]) == 32 * word + shift
+                        seen += 1
+    assert seen == p.layout.subtile * p.dim // 2 // 32 * 3
+
+
+def test_units_tile_a_block_and_its_ring() -> None:
+    p = plan("k4v4", block=256, unit=2, stages=4, warps=8)
+    assert p.units * p.unit_tokens == p.tokens
+    assert p.rounds == 2
+    assert p.ring_words == 4 * p.subtile_words + 2 * p.channel_words
+    assert p.shared_bytes >= 4 * p.warps * p.ring_words
+
+
+def test_merge_lanes_hit_different_banks() -> None:
+    p = plan("k4v4")
+    lanes = torch.arange(32)
+    g, t = lanes // 4, lanes % 4
+    banks = (2 * t * p.merge_stride + 8 * (g // 2) + g % 2) % 32
+    assert len(banks.unique()) == 32
+
+
+def test_spare_columns_carry_the_rest_of_the_query_only_where_it_is_scaled() -> None:
+    assert plan("k4v4").doubled
+    assert not plan("k4v4").low
+    assert plan("k4v4:h8/1").low
+    assert not plan("k4v4:token").doubled
+    assert not plan("k4v4:token:h8/1").low
