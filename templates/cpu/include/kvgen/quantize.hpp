@@ -79,19 +79,27 @@ struct Quantizer {
 
   template <class Row>
   static void token_params(uint8_t* block, Row row) {
-    for (int token = 0; token < C::block; ++token) {
-      const Element* x = row(token);
+    for (int token = 0; token < C::block; ++token)
       for (int group = 0; group < C::head_dim / Info::group; ++group) {
-        const Element* first = x + group * Info::group;
-        float low = to_float(first[0]), high = low;
-        for (int i = 1; i < Info::group; ++i) {
-          const float value = to_float(first[i]);
-          low = value < low ? value : low;
-          high = value > high ? value : high;
-        }
-        put(const_cast<Param*>(Op::param(nullptr, subtile_of(block, token), group, token % C::subtile)), low, high);
+        Param* at = const_cast<Param*>(Op::param(nullptr, subtile_of(block, token), group, token % C::subtile));
+        put_range(at, row(token) + group * Info::group);
       }
+  }
+
+  // Params of `group` neighbours.
+  static void put_range(Param* at, const Element* x) {
+    if constexpr (Info::group % kLanes == 0) {
+      Range range(load_floats<Element>(x));
+      for (int i = kLanes; i < Info::group; i += kLanes) range.add(load_floats<Element>(x + i));
+      return put(at, -max(-range.low), max(range.high));
     }
+    float low = to_float(x[0]), high = low;
+    for (int i = 1; i < Info::group; ++i) {
+      const float value = to_float(x[i]);
+      low = value < low ? value : low;
+      high = value > high ? value : high;
+    }
+    put(at, low, high);
   }
 
   // The unsigned codes of 16 values.
