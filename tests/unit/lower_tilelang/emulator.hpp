@@ -30,7 +30,7 @@ inline uint1 make_uint1(unsigned x) { return {x}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-alignas(1024) uchar buf_dyn_shmem[1 << 18];
+alignas(1024) unsigned memory[1 << 16];  // the shared array, by the name that programs give it
 inline dim3 threadIdx, blockIdx;
 
 namespace emulator {
@@ -85,7 +85,7 @@ inline void run_block(int threads) {
   fibres.clear(), warps.assign(threads / 32, {});
   for (Meeting& each : warps) each.size = 32;
   block = {}, block.size = threads;
-  std::memset(buf_dyn_shmem, 0xff, sizeof buf_dyn_shmem);
+  std::memset(memory, 0xff, sizeof memory);
   for (int i = 0; i < threads; ++i) {
     fibres.push_back(std::make_unique<Fibre>());
     Fibre& fibre = *fibres.back();
