@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kvgen.errors import KvgenError
 from kvgen.lower.base import Target
@@ -17,8 +16,7 @@ from kvgen.spec import KernelSpec, Workload
 How = Literal["exact", "nearest", "default"]
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The answer to a request. `entry` is None exactly when `how` is default."""
 
     entry: Entry | None
@@ -29,8 +27,7 @@ class Selection:
     """What the chosen entry does not share with this machine; it is right all the same, perhaps not the fastest."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     found: Found
     entry: Entry
     distance: float

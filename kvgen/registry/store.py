@@ -14,8 +14,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvgen.errors import KvgenError
 from kvgen.registry.entry import Damaged, Entry, read_texts
@@ -30,8 +30,7 @@ STAGING = ".staging-"
 RESCANS = 4
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A folder of a store: its entry, or the reason why it has none."""
 
     store: str
