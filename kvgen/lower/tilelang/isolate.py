@@ -21,6 +21,7 @@ from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.lower.base import Target
 from kvgen.lower.schedule import Schedule
+from kvgen.lower.tilelang.plan import make_plan
 from kvgen.lower.tilelang.support import TILELANG, missing
 from kvgen.spec import KernelSpec
 
@@ -49,7 +50,8 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
     request = canonical_json(
         {"spec": {**spec.format(), "name": "kernel"}, "schedule": {**schedule.to_json(), "launch": launch}, "target": target}
     )
-    file = user_cache() / "lowered" / f"{digest([request, TILELANG, program_digest()])}.json"
+    identity = [request, make_plan(spec, schedule).layout.id, TILELANG, program_digest(schedule.launch.text("form"))]
+    file = user_cache() / "lowered" / f"{digest(identity)}.json"
     kept = _read(file)
     if kept is None:
         if reason := missing():
@@ -60,10 +62,10 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
 
 
 @cache
-def program_digest() -> str:
-    """Digest of the sources that decide what is lowered."""
+def program_digest(form: str) -> str:
+    """Digest of the sources that decide what is lowered for a form."""
     package = Path(__file__).parent
-    return digest([files_digest(package.glob("*.py")), files_digest((package / "mma").glob("*.py"))])
+    return files_digest([package / "plan.py", package / "worker.py", *(package / form).glob("*.py")])
 
 
 def _run(request: str, timeout_s: float) -> Lowered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -22,13 +23,12 @@ PASSES = {
 KERNEL = 'extern "C" __global__'
 
 
-def lower(plan: Plan, target: str) -> dict[str, Any]:
+def lower(plan: Plan, form: str, target: str) -> dict[str, Any]:
     """Run TileLang; `text` is the generated kernel without TileLang's includes."""
     import tilelang
     from tvm.target import Target
 
-    from kvgen.lower.tilelang.mma.program import program
-
+    program = importlib.import_module(f"kvgen.lower.tilelang.{form}.program").program
     cuda = Target({"kind": "cuda", "arch": ARCHS[target]})
     with tilelang.tvm.transform.PassContext(opt_level=3, config=PASSES), cuda:
         artifact = tilelang.lower(program(plan), target=cuda)
@@ -47,9 +47,10 @@ def main() -> None:
     answer_to = os.dup(1)
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    plan = make_plan(KernelSpec.model_validate(request["spec"]), Schedule.from_json(request["schedule"]))
+    schedule = Schedule.from_json(request["schedule"])
+    plan = make_plan(KernelSpec.model_validate(request["spec"]), schedule)
     with os.fdopen(answer_to, "w") as answer:
-        json.dump(lower(plan, request["target"]), answer)
+        json.dump(lower(plan, schedule.launch.text("form"), request["target"]), answer)
 
 
 if __name__ == "__main__":
