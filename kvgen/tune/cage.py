@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from filelock import FileLock
@@ -24,10 +26,9 @@ from kvgen.tune.point import Point, Record
 
 SEARCH = TimingPolicy(seconds=0.2)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-ROUNDS = 15
-FEWEST_ROUNDS = 7
-TURN_SECONDS = 0.25
-"""About what one turn of a finalist takes."""
+FIRST_ROUNDS = 5
+MORE_ROUNDS = 10
+"""Rounds of the final: the first tell how many more there is time for."""
 TIMEOUT_S = 60.0
 
 
@@ -70,10 +71,18 @@ class Cage:
         return _record(point, artifact, outcome if verified is None or not outcome.ok else replace(outcome, accuracy=verified))
 
     def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
-        """See `Bench`. All take turns on the first device."""
-        rounds = ROUNDS
-        if seconds is not None and entrants:
-            rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(seconds / (TURN_SECONDS * len(entrants)))))
+        """See `Bench`. All take turns on the first device; who fails is out."""
+        began = time.monotonic()
+        records = self._turns(entrants, FIRST_ROUNDS)
+        took = time.monotonic() - began
+        more = MORE_ROUNDS if seconds is None else max(0, min(MORE_ROUNDS, int(FIRST_ROUNDS * (seconds / took - 1))))
+        right = [index for index, record in enumerate(records) if record.ok]
+        if more and right:
+            for index, record in zip(right, self._turns([entrants[index] for index in right], more), strict=True):
+                records[index] = _joined(records[index], record)
+        return records
+
+    def _turns(self, entrants: Sequence[tuple[Point, Artifact]], rounds: int) -> list[Record]:
         jobs = [self._job(point, artifact, FINAL, check=False) for point, artifact in entrants]
         with self._alone(0):
             outcomes = interleave(jobs, rounds, self._timeout_s, self._workers[0])
@@ -98,6 +107,15 @@ class Cage:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             yield
+
+
+def _joined(one: Record, more: Record) -> Record:
+    """Samples of both; the failure where one of them failed."""
+    if not more.ok:
+        return more
+    samples = one.samples + more.samples
+    reads = [us for us in (one.read_us, more.read_us) if us is not None]
+    return replace(one, us=median(samples), samples=samples, read_us=median(reads) if reads else None)
 
 
 def _visible(index: int) -> str:

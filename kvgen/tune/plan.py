@@ -129,7 +129,7 @@ def open_search(
     every: list[Lane] = []
     order: dict[str, Sequence[Value]] = {}
     for c in found:
-        order |= {p.name: p.values for p in c.space.parameters if p.part == "launch"}
+        order |= {p.name: p.values for p in c.space.parameters}
         for layout in c.space.layout_points():
             arm = Arm(c.backend.name, layout)
             every += lanes(arm, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)

@@ -1,8 +1,9 @@
 """Which point to measure next: layouts race each other, launches are searched over those that stay in the race.
 
-In the first round every layout is tried with the launch nearest to the default's. Each later round doubles the launches per
-layout and workload and drops the worse half of the layouts, by the weighted geometric mean of their best times. What was
-dropped comes back when nothing else is left. With a budget that covers the whole space nothing is dropped.
+The race begins with the layouts nearest to the default's, each with the launch nearest to the default's. Each later round
+gives more launches to every layout and workload and drops the worse half of the layouts, by the weighted geometric mean of
+their best times; where another layout has come to lead, its nearest neighbours join. Who was left out is tried when nothing
+else is left. With a budget that covers the whole space all layouts race from the start, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from dataclasses import dataclass, field
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import Workload
 from kvgen.tune.point import Arm, Key, Point, Record
+
+STARTERS = 3
+"""Layouts per back end in the first round."""
+JOINERS = 2
+"""Layouts that join where the lead has changed."""
 
 Suggest = Callable[[Arm, Workload], Schedule | None]
 
@@ -58,17 +64,27 @@ class Search:
 
     lanes: list[Lane]
     order: Mapping[str, Sequence[Value]]
-    """Values of each launch parameter in the order of the space: neighbours are near."""
+    """Values of each parameter in the order of the space: neighbours are near."""
     suggest: Suggest
     exhaustive: bool
     quota: int = 1
     pending: set[Key] = field(default_factory=set)
     first: deque[Point] = field(default_factory=deque)
     alive: list[Arm] = field(init=False)
-    dropped: list[Arm] = field(default_factory=list)
+    waiting: list[Arm] = field(default_factory=list)
+    """Layouts that were dropped, or have not joined yet."""
+    _leaders: dict[str, Arm | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.alive = list(dict.fromkeys(lane.arm for lane in self.lanes))
+        """Arms in order of their distance from the default of their back end."""
+        starts = {lane.arm.backend: lane.start for lane in self.lanes}
+        arms = list(dict.fromkeys(lane.arm for lane in self.lanes))
+        self.alive = sorted(arms, key=lambda arm: _distance(arm.layout, starts[arm.backend].layout, self.order))
+        self.lanes.sort(key=lambda lane: self.alive.index(lane.arm))
+        if not self.exhaustive:
+            places = {arm: [other for other in self.alive if other.backend == arm.backend].index(arm) for arm in arms}
+            self.alive, self.waiting = ([a for a in self.alive if (places[a] < STARTERS) == chosen] for chosen in (True, False))
+        self._leaders = {backend: self._leader(backend) for backend in starts}
 
     def lead(self, points: Iterable[Point]) -> None:
         """Give these points before any other."""
@@ -148,14 +164,31 @@ class Search:
         """Begin another round; False when every point was given."""
         if not self.left:
             return False
-        if not self.exhaustive and len(self.alive) > 1:
+        if not self.exhaustive:
             ranked = sorted(self.alive, key=self.score)
-            keep = -(-len(ranked) // 2)
-            self.alive, self.dropped = ranked[:keep], ranked[keep:] + self.dropped
-        while not any(lane.todo for lane in self._racing()) and self.dropped:
-            self.alive.append(self.dropped.pop(0))
+            keep = ranked[: -(-len(ranked) // 2)]
+            joining = [arm for backend in self._leaders for arm in self._joiners(backend)]
+            self.alive = keep + joining
+            self.waiting = [arm for arm in ranked if arm not in keep] + [arm for arm in self.waiting if arm not in joining]
+        while not any(lane.todo for lane in self._racing()) and self.waiting:
+            self.alive.append(self.waiting.pop(0))
         self.quota = 2 * self.quota + 1
         return True
+
+    def _leader(self, backend: str) -> Arm | None:
+        """The best layout of a back end in the race; the first as long as none is measured."""
+        mine = [arm for arm in self.alive if arm.backend == backend]
+        return min(mine, key=self.score, default=None)
+
+    def _joiners(self, backend: str) -> list[Arm]:
+        """Layouts near a new leader that were never tried."""
+        leader = self._leader(backend)
+        if leader is None or leader == self._leaders[backend]:
+            return []
+        self._leaders[backend] = leader
+        tried = {lane.arm for lane in self.lanes if lane.best or lane.given}
+        fresh = [arm for arm in self.waiting if arm.backend == backend and arm not in tried]
+        return sorted(fresh, key=lambda arm: _distance(arm.layout, leader.layout, self.order))[:JOINERS]
 
 
 def geomean(costs: Iterable[tuple[float, float]]) -> float:

@@ -14,7 +14,7 @@ DEFAULT = Schedule("cpu", Params(block=64), Params(threads=2, tile=2))
 def search(seed: int = 0, exhaustive: bool = False) -> Search:
     arms = [Arm("cpu", Params(block=block)) for block in BLOCKS]
     every = [lane for arm in arms for lane in lanes(arm, dict.fromkeys(WORKLOADS, LAUNCHES), DEFAULT, seed)]
-    return Search(every, {"threads": THREADS, "tile": TILES}, lambda _arm, _workload: None, exhaustive)
+    return Search(every, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda _arm, _workload: None, exhaustive)
 
 
 def cost(point: Point) -> float:
@@ -48,10 +48,19 @@ def test_order_depends_on_the_seed_alone():
     assert one != other
 
 
-def test_the_first_round_tries_every_layout_with_the_default_launch():
-    first = drive(search(), trials=len(BLOCKS) * len(WORKLOADS))
-    assert {(p.schedule.layout["block"], p.workload.key) for p in first} == {(b, w.key) for b in BLOCKS for w in WORKLOADS}
+def test_the_first_round_tries_the_layouts_near_the_default_with_its_launch():
+    first = search().next(1000)
+    assert [(p.schedule.layout["block"], p.workload.key) for p in first] == [(b, w.key) for b in (64, 32, 128) for w in WORKLOADS]
     assert {p.schedule.launch for p in first} == {DEFAULT.launch}
+
+
+def test_neighbours_of_a_new_leader_join_and_those_of_an_old_one_wait():
+    away = drive(search(), trials=len(WORKLOADS) * 3 + 20)
+    assert {p.schedule.layout["block"] for p in away} == set(BLOCKS)
+    found = search()
+    for point in found.next(1000):
+        found.take(Record(point, "ok", 1.0 if point.schedule.layout["block"] == 64 else 2.0))
+    assert 256 not in {p.schedule.layout["block"] for p in found.next(20)}
 
 
 def test_the_race_finds_the_best_point_early():
@@ -78,7 +87,7 @@ def test_records_of_an_earlier_run_are_not_given_again():
 def test_pending_points_hold_the_next_round_back():
     found = search()
     first = found.next(1000)
-    assert len(first) == len(BLOCKS) * len(WORKLOADS)
+    assert len(first) == 3 * len(WORKLOADS)
     assert found.next(1) == []
     for point in first:
         found.take(Record(point, "crash"))
