@@ -15,7 +15,7 @@ from kvgen.registry.device import machine
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, select
 from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.target import resolve
+from kvgen.spec.target import gpu_capability, resolve
 
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kvgen.toolchain.module import Module
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
+
+RUNS_FROM = {"sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0)}
+"""Least compute capability of a target; sm90's code is for capability 9 alone."""
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 
@@ -67,19 +70,19 @@ def _fetch(spec: KernelSpec) -> Kernel:
 
 
 def require_device(target: Target) -> None:
-    """Raises ToolchainMissing where code for the target cannot run on this machine."""
+    """Raises ToolchainMissing where code for the target cannot run on this machine. Does not start CUDA up."""
     if target == "cpu":
         return
     import torch
 
-    if not torch.cuda.is_available():
-        cause = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
-        raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} {cause} here")
-    major, minor = torch.cuda.get_device_capability()
-    wanted = int(target[2:])
-    if 10 * major + minor < wanted or (wanted == 90 and major != 9):
+    if torch.version.cuda is None:
+        raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} is built without CUDA here")
+    capability = gpu_capability() or (torch.cuda.get_device_capability() if torch.cuda.is_available() else None)
+    if capability is None:
+        raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} finds no CUDA device here")
+    if capability < RUNS_FROM[target] or (target == "sm90" and capability[0] != 9):
         raise ToolchainMissing(
-            f"{target} code does not run on {torch.cuda.get_device_name()}, which has compute capability {major}.{minor}"
+            f"{target} code does not run on this machine's GPU, which has compute capability {capability[0]}.{capability[1]}"
         )
 
 

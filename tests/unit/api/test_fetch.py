@@ -119,6 +119,29 @@ def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
         kvgen.get_kernel(spec.model_copy(update={"arch": "sm90"}))
 
 
+@pytest.mark.parametrize(
+    ("target", "capability", "runs"),
+    [
+        ("sm80", (8, 6), True),
+        ("sm80", (9, 0), True),
+        ("sm89", (8, 0), False),
+        ("sm89", (8, 9), True),
+        ("sm90", (9, 0), True),
+        ("sm90", (8, 9), False),
+        ("sm90", (10, 0), False),
+        ("cpu", (8, 0), True),
+    ],
+)
+def test_which_gpu_runs_which_target(monkeypatch, target, capability, runs):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(fetch, "gpu_capability", lambda: capability)
+    if runs:
+        fetch.require_device(target)
+    else:
+        with pytest.raises(ToolchainMissing, match=f"which has compute capability {capability[0]}.{capability[1]}"):
+            fetch.require_device(target)
+
+
 # --- compiling -------------------------------------------------------------------------------------------------------
 
 
