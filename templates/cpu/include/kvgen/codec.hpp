@@ -11,14 +11,17 @@ struct Codec {
   static constexpr int per_word = 32 / Bits;
   static constexpr bool quantized = true;
 
-  // Element `k` of every lane's word: the code as a float.
-  static F32 code(U32 word, int k) {
+  // Element `k` of the words of N lanes: the code as a float.
+  template <int N>
+  static typename Vec<N>::F code(typename Vec<N>::U word, int k) {
+    using F = typename Vec<N>::F;
+    using I = typename Vec<N>::I;
 #ifdef __AVX512F__
     // A permutation looks at the low 4 bits alone: shift and look up, no mask, no conversion.
-    if constexpr (Bits <= 4) return __builtin_shuffle(table(), (I32)(word >> (Bits * k)));
+    if constexpr (Bits <= 4) return __builtin_shuffle(table(), (I)(word >> (Bits * k)));
 #endif
-    if constexpr (Signed) return __builtin_convertvector((I32)((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits), F32);
-    return __builtin_convertvector((I32)(word >> (Bits * k) & ((1u << Bits) - 1)), F32);
+    if constexpr (Signed) return __builtin_convertvector((I)((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits), F);
+    return __builtin_convertvector((I)(word >> (Bits * k) & ((1u << Bits) - 1)), F);
   }
 
  private:
@@ -32,23 +35,16 @@ struct Codec {
 
 template <class Element>
 struct Codec<16, Element, false> {
-  static constexpr int per_word = 2;
+  static constexpr int per_word = sizeof(Element) == 4 ? 1 : 2;
   static constexpr bool quantized = false;
-  static F32 code(U32 word, int k) { return widen<Element>(__builtin_convertvector(word >> (16 * k), U16)); }
-};
 
-template <>
-struct Codec<16, Bfloat, false> {
-  static constexpr int per_word = 2;
-  static constexpr bool quantized = false;
-  static F32 code(U32 word, int k) { return (F32)(k == 0 ? word << 16 : word & 0xffff0000u); }
-};
-
-template <>
-struct Codec<16, float, false> {
-  static constexpr int per_word = 1;
-  static constexpr bool quantized = false;
-  static F32 code(U32 word, int) { return (F32)word; }
+  template <int N>
+  static typename Vec<N>::F code(typename Vec<N>::U word, int k) {
+    using F = typename Vec<N>::F;
+    if constexpr (sizeof(Element) == 4) return (F)word;
+    if constexpr (std::is_same_v<Element, Bfloat>) return (F)(k == 0 ? word << 16 : word & 0xffff0000u);
+    return widen<Element, N>(__builtin_convertvector(word >> (16 * k), typename Vec<N>::H));
+  }
 };
 
 // Floats in the order of packed words: what tokens in `dtype` and odd formats are expanded to.
@@ -100,7 +96,7 @@ struct Operand {
   static void expand(const uint8_t* block, const uint8_t* subtile, int token, int tile, float* out) {
     const uint8_t* words = codes(subtile, tile);
     for (int k = 0; k < k_extent; ++k) {
-      F32 x = Code::code(load<U32>(words + k / Code::per_word * 64), k % Code::per_word);
+      F32 x = Code::template code<kLanes>(load<U32>(words + k / Code::per_word * 64), k % Code::per_word);
       if constexpr (Code::quantized) {
         const Affine a = affine_at(block, subtile, token, tile, k);
         x = x * a.scale + a.zero;

@@ -81,12 +81,10 @@ struct PackedKeys {
   KVGEN_HOT void tiles_of(Width<T>, int first, const float* q, F32 bias, float* score) const {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t);
-    F32 acc[M][T];
+    Sums<M, T> acc(bias);
+    multiply<Code, prefetch>(at, ahead(first), q, dim, dim / Code::per_word, acc);
     for (int m = 0; m < M; ++m)
-      for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
-    multiply<Code, M, T, prefetch>(at, ahead(first), q, dim, dim / Code::per_word, acc);
-    for (int m = 0; m < M; ++m)
-      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
+      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
   }
 
   // Scales and zeros multiply what each group of channels has gathered.
@@ -102,14 +100,14 @@ struct PackedKeys {
     constexpr int groups = dim / C::Key::group, words = C::Key::group / Code::per_word;
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
-    F32 acc[M][T] = {};
-    multiply<Code, M, T, prefetch>(at, ahead(first), q + g * C::Key::group, dim, words, acc);
+    Sums<M, T> acc(F32{});
+    multiply<Code, prefetch>(at, ahead(first), q + g * C::Key::group, dim, words, acc);
     for (int t = 0; t < T; ++t) {
       const int tile = first + t;
       const Affine a = Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes);
       for (int m = 0; m < M; ++m) {
         float* to = score + m * C::chunk + tile * kLanes;
-        F32 part = acc[m][t] * a.scale;
+        F32 part = acc(m, t) * a.scale;
         if constexpr (C::Key::zero) part += q_sum[m * groups + g] * a.zero;
         store(to, g == 0 ? part : load<F32>(to) + part);
       }
@@ -166,14 +164,12 @@ struct PackedValues {
   // All tokens of the chunk, for a few tiles of channels.
   template <int T>
   KVGEN_HOT void column(Width<T>, int first, const float* p, F32 bias, float* out) const {
-    F32 acc[M][T];
-    for (int m = 0; m < M; ++m)
-      for (int t = 0; t < T; ++t) acc[m][t] = splat(bias[m]);
+    Sums<M, T> acc(bias);
     for (int token = 0; token < chunk.tokens; token += C::subtile) run<T>(first, token, C::subtile, p, acc);
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) {
         float* at = out + m * dim + (first + t) * kLanes;
-        store(at, load<F32>(at) + acc[m][t]);
+        store(at, load<F32>(at) + acc(m, t));
       }
   }
 
@@ -196,7 +192,7 @@ struct PackedValues {
   // The tokens of one group, for a few tiles of channels.
   template <int T>
   KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const float* p, const float* weight, float* out) const {
-    F32 acc[M][T] = {};
+    Sums<M, T> acc(F32{});
     for (int token = begin, next; token < end; token = next) {
       next = (token / C::subtile + 1) * C::subtile;
       next = next < end ? next : end;
@@ -206,7 +202,7 @@ struct PackedValues {
       const Affine a = Op::affine(block, nullptr, group, (first + t) * kLanes);
       for (int m = 0; m < M; ++m) {
         float* at = out + m * dim + (first + t) * kLanes;
-        F32 part = acc[m][t] * a.scale;
+        F32 part = acc(m, t) * a.scale;
         if constexpr (C::Value::zero) part += weight[m] * a.zero;
         store(at, load<F32>(at) + part);
       }
@@ -215,11 +211,11 @@ struct PackedValues {
 
   // Tokens of one sub-tile.
   template <int T>
-  inline __attribute__((always_inline)) void run(int first, int token, int tokens, const float* p, F32 (&acc)[M][T]) const {
+  inline __attribute__((always_inline)) void run(int first, int token, int tokens, const float* p, Sums<M, T>& acc) const {
     const uint8_t* subtile = chunk.subtile[token / C::subtile];
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;
-    multiply<Code, M, T, prefetch>(at, chunk.ahead[token / C::subtile], p + token, C::chunk, tokens / Code::per_word, acc);
+    multiply<Code, prefetch>(at, chunk.ahead[token / C::subtile], p + token, C::chunk, tokens / Code::per_word, acc);
   }
 };
 
@@ -239,10 +235,10 @@ struct Floats {
       constexpr int T = decltype(width)::value;
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(k + (first + t) * dim * kLanes);
-      F32 acc[M][T] = {};
-      multiply<Expanded, M, T, false>(at, 0, q, dim, dim, acc);
+      Sums<M, T> acc(F32{});
+      multiply<Expanded, false>(at, 0, q, dim, dim, acc);
       for (int m = 0; m < M; ++m)
-        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc[m][t]);
+        for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
     });
   }
 
@@ -251,12 +247,12 @@ struct Floats {
       constexpr int T = decltype(width)::value;
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(v + (first + t) * most * kLanes);
-      F32 acc[M][T] = {};
-      multiply<Expanded, M, T, false>(at, 0, p, C::chunk, tokens, acc);
+      Sums<M, T> acc(F32{});
+      multiply<Expanded, false>(at, 0, p, C::chunk, tokens, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) {
           float* to = out + m * dim + (first + t) * kLanes;
-          store(to, load<F32>(to) + acc[m][t]);
+          store(to, load<F32>(to) + acc(m, t));
         }
     });
   }

@@ -1,8 +1,10 @@
-// Vectors of 16 lanes in GCC's vector extensions: one AVX-512 register, two of AVX2, four of SSE2.
+// Vectors of 16 lanes in GCC's vector extensions: one AVX-512 register, two of AVX2, four of SSE2. GCC keeps vectors wider than
+// a register in memory, so the hottest loops work on parts that fit one.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #ifdef __F16C__
 #include <immintrin.h>
@@ -11,11 +13,29 @@
 namespace kvgen {
 
 constexpr int kLanes = 16;
+#if defined(__AVX512F__)
+constexpr int kPartLanes = 16;
+#elif defined(__AVX__)
+constexpr int kPartLanes = 8;
+#else
+constexpr int kPartLanes = 4;
+#endif
+constexpr int kParts = kLanes / kPartLanes;
 
-using F32 = float __attribute__((vector_size(64)));
-using I32 = int32_t __attribute__((vector_size(64)));
-using U32 = uint32_t __attribute__((vector_size(64)));
-using U16 = uint16_t __attribute__((vector_size(32)));
+// Vectors of N lanes.
+template <int N>
+struct Vec {
+  typedef float F __attribute__((vector_size(4 * N)));
+  typedef int32_t I __attribute__((vector_size(4 * N)));
+  typedef uint32_t U __attribute__((vector_size(4 * N)));
+  typedef uint16_t H __attribute__((vector_size(2 * N)));
+};
+
+using F32 = Vec<kLanes>::F;
+using I32 = Vec<kLanes>::I;
+using U32 = Vec<kLanes>::U;
+using U16 = Vec<kLanes>::H;
+using Part = Vec<kPartLanes>;
 
 template <class V>
 inline V load(const void* from) {
@@ -29,7 +49,13 @@ inline void store(void* to, V v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
-inline F32 splat(float x) { return F32{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+// x in every lane; subtracting zero changes no number, and GCC leaves it out.
+template <int N>
+inline typename Vec<N>::F spread(float x) {
+  return x - typename Vec<N>::F{};
+}
+
+inline F32 splat(float x) { return spread<kLanes>(x); }
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
@@ -102,42 +128,34 @@ inline Bfloat from_float<Bfloat>(float x) {
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-// 16 elements of 16 bits, one per lane, as floats.
-template <class T>
-F32 widen(U16 v);
-
-template <>
-inline F32 widen<Bfloat>(U16 v) {
-  return (F32)(__builtin_convertvector(v, U32) << 16);
-}
-
-template <>
-inline F32 widen<Half>(U16 v) {
-#if defined(__AVX512F__)
-  return (F32)_mm512_cvtph_ps((__m256i)v);
-#elif defined(__F16C__)
-  const auto w = (__m256i)v;
-  const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(w)), high = _mm256_cvtph_ps(_mm256_extractf128_si256(w, 1));
-  F32 r;
-  std::memcpy(&r, &low, sizeof(low));
-  std::memcpy(reinterpret_cast<char*>(&r) + sizeof(low), &high, sizeof(high));
-  return r;
-#else
-  F32 r;
-  for (int i = 0; i < kLanes; ++i) r[i] = to_float(Half{v[i]});
-  return r;
+// Elements of 16 bits, one per lane, as floats.
+template <class T, int N>
+inline typename Vec<N>::F widen(typename Vec<N>::H v) {
+  if constexpr (std::is_same_v<T, Bfloat>) {
+    return (typename Vec<N>::F)(__builtin_convertvector(v, typename Vec<N>::U) << 16);
+  } else {
+#ifdef __AVX512F__
+    if constexpr (N == 16) return (F32)_mm512_cvtph_ps((__m256i)v);
 #endif
+#ifdef __F16C__
+    if constexpr (N == 8) return (Vec<8>::F)_mm256_cvtph_ps((__m128i)v);
+#endif
+    typename Vec<N>::F r;
+    for (int i = 0; i < N; ++i) r[i] = to_float(Half{v[i]});
+    return r;
+  }
 }
 
 // 16 neighbours in memory as floats.
 template <class T>
 inline F32 load_floats(const void* from) {
-  return widen<T>(load<U16>(from));
-}
-
-template <>
-inline F32 load_floats<float>(const void* from) {
-  return load<F32>(from);
+  if constexpr (sizeof(T) == 4) return load<F32>(from);
+  F32 all;
+  for (int p = 0; p < kParts; ++p) {
+    const typename Part::F part = widen<T, kPartLanes>(load<typename Part::H>(static_cast<const char*>(from) + p * sizeof(typename Part::H)));
+    std::memcpy(reinterpret_cast<char*>(&all) + p * sizeof(part), &part, sizeof(part));
+  }
+  return all;
 }
 
 template <class T>

@@ -11,15 +11,39 @@ namespace kvgen {
 // Words are taken apart in steps of this many codes: longer straight lines of code outgrow the decoded-instruction cache.
 constexpr int kStep = 8;
 
-// acc[m][t] += sum over k of weight[m][k] * code(tile t, k), over `words` words of 16 rows each.
+// Sums of M query rows and T tiles, in registers.
+template <int M, int T>
+struct Sums {
+  typename Part::F part[M][T][kParts];
+
+  explicit Sums(F32 start) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) part[m][t][p] = spread<kPartLanes>(start[m]);
+  }
+
+  F32 operator()(int m, int t) const {
+    F32 all;
+    std::memcpy(&all, part[m][t], sizeof(all));
+    return all;
+  }
+};
+
+// sums(m, t) += sum over k of weight[m][k] * code(tile t, k), over `words` words of 16 rows each.
 // M query rows share every decoded code, T tiles share every broadcast weight. With Prefetch, memory `ahead` bytes on is asked for.
-template <class Code, int M, int T, bool Prefetch>
-inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t ahead, const float* weight, int weight_stride, int words, F32 (&acc)[M][T]) {
+template <class Code, bool Prefetch, int M, int T>
+inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t ahead, const float* weight, int weight_stride, int words, Sums<M, T>& sums) {
+  using U = typename Part::U;
+  using F = typename Part::F;
   for (int w = 0; w < words; ++w) {
-    U32 word[T];
+    U word[T][kParts];
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
-      word[t] = load<U32>(tile[t] + w * 64);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) word[t][p] = load<U>(tile[t] + w * 64 + p * sizeof(U));
       if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + ahead);
     }
     constexpr int step = Code::per_word < kStep ? Code::per_word : kStep;
@@ -27,18 +51,23 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)
     for (int first = 0; first < Code::per_word; first += step) {
 #pragma GCC unroll 16
       for (int k = 0; k < step; ++k) {
-        F32 code[T];
+        F code[T][kParts];
 #pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) code[t] = Code::code(word[t], k);
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+          for (int p = 0; p < kParts; ++p) code[t][p] = Code::template code<kPartLanes>(word[t][p], k);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-          const F32 b = splat(weight[m * weight_stride + w * Code::per_word + first + k]);
+          const F b = spread<kPartLanes>(weight[m * weight_stride + w * Code::per_word + first + k]);
 #pragma GCC unroll 16
-          for (int t = 0; t < T; ++t) acc[m][t] += code[t] * b;
+          for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+            for (int p = 0; p < kParts; ++p) sums.part[m][t][p] += code[t][p] * b;
         }
       }
       if constexpr (step < Code::per_word)
-        for (int t = 0; t < T; ++t) word[t] >>= step * (32 / Code::per_word);
+        for (int t = 0; t < T; ++t)
+          for (int p = 0; p < kParts; ++p) word[t][p] >>= step * (32 / Code::per_word);
     }
   }
 }
