@@ -20,10 +20,11 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def write_manifest(root: Path) -> Path:
-    """Write the manifest of a store."""
+    """Write the manifest of a store, all at once."""
     path = root / MANIFEST
-    path.write_text(json.dumps(digests(root), indent=1, sort_keys=True) + "\n")
-    return path
+    staged = path.with_name(f".{MANIFEST}")
+    staged.write_text(json.dumps(digests(root), indent=1, sort_keys=True) + "\n")
+    return staged.replace(path)
 
 
 def manifest_problems(root: Path) -> list[str]:

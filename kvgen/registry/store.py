@@ -123,6 +123,7 @@ class Store:
             if other != final and other.name.split(".")[0] == entry.key:
                 self._discard(other)
         self._sweep()
+        self._list()
         return final
 
     def remove(self, found: Found) -> None:
@@ -132,12 +133,20 @@ class Store:
         with FileLock(self.root / LOCK):
             if found.path.exists():
                 self._discard(found.path)
+                self._list()
 
     def _discard(self, path: Path) -> None:
         """Make a folder vanish at once, then delete it."""
         grave = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
         path.rename(grave / "old")
         shutil.rmtree(grave, ignore_errors=True)
+
+    def _list(self) -> None:
+        """Bring the manifest up to date, in a store that has one."""
+        from kvgen.registry.manifest import MANIFEST, write_manifest
+
+        if (self.root / MANIFEST).exists():
+            write_manifest(self.root)
 
     def _sweep(self) -> None:
         """Remove what killed writers left. The caller holds the lock, so no living writer's folder is among it."""

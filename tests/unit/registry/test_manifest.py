@@ -30,6 +30,17 @@ def test_every_difference_is_named(store, make_entry):
     assert any("kernel-" in problem and problem.endswith("is listed and missing") for problem in problems)
 
 
+def test_a_store_that_has_a_manifest_keeps_it_current(store, make_entry, spec):
+    store.put(make_entry())
+    assert manifest_problems(store.root) == ["manifest.json is missing or is not JSON"]
+    write_manifest(store.root)
+    store.put(make_entry(us=3.0, date="2026-02-02"))
+    store.put(make_entry(device="Other"))
+    assert manifest_problems(store.root) == []
+    store.remove(store.find(spec)[0])
+    assert manifest_problems(store.root) == []
+
+
 def test_no_manifest_is_a_problem(tmp_path):
     assert manifest_problems(tmp_path) == ["manifest.json is missing or is not JSON"]
 
