@@ -156,6 +156,10 @@ class Search:
                 if record.ok and (lane.best is None or record.cost < lane.best.cost):
                     lane.best = record
 
+    def forgo(self, point: Point) -> None:
+        """Leave a given point to somebody else, whose record may come later."""
+        self.pending.discard(point.key)
+
     def score(self, arm: Arm) -> float:
         """Weighted geometric mean of the layout's best times in µs; infinite while a workload has none."""
         return geomean((lane.best.cost if lane.best else math.inf, lane.workload.weight) for lane in self.lanes if lane.arm == arm)

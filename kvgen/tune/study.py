@@ -106,13 +106,23 @@ class Memory:
         for _ in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self.study.tell(self.study.ask(), state=TrialState.FAIL)
 
-    def read(self) -> None:
-        """Take in what the study holds, other hosts' measurements included."""
+    def read(self) -> list[Record]:
+        """Take in what the study holds, other hosts' measurements included; the new ones."""
+        fresh = []
         for trial in self.study.get_trials(deepcopy=False):
             data = trial.user_attrs.get(RECORD)
             if data is not None and trial.state.is_finished():
                 record = Record.from_json(data)
-                self.records.setdefault(record.point.schedule.id, record)
+                if record.point.schedule.id not in self.records:
+                    self.records[record.point.schedule.id] = record
+                    fresh.append(record)
+        return fresh
+
+    def elsewhere(self, schedule: Schedule) -> bool:
+        """Whether another host is measuring the schedule."""
+        mine = {trial.number for trial in self._open.values()}
+        others = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any(unflatten(self.space.backend, t.params).id == schedule.id for t in others if t.number not in mine)
 
     def claim(self, schedule: Schedule) -> None:
         """Mark a point of the space as being measured."""

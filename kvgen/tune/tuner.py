@@ -119,6 +119,8 @@ class _Run:
         self.refusals = refusals
         self.default = found[0].default
         self.memories: Mapping[tuple[str, str], Memory] = {}
+        self.shared = False
+        """Other hosts work on the same studies."""
         self.failures: Counter[str] = Counter()
         self.known = 0
         self.planned: int | None = None
@@ -128,8 +130,9 @@ class _Run:
         """Search, then decide among the finalists."""
         from kvgen.tune.study import journal_storage, url_storage
 
+        self.shared = storage is not None
         backing = url_storage(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
-        self.memories = open_memories(backing, self.spec, self.target, self.found, bench.policy, seed, exclusive=storage is None)
+        self.memories = open_memories(backing, self.spec, self.target, self.found, bench.policy, seed, exclusive=not self.shared)
         self.known = len(self.records())
         present = self._present()
         keep = self._keep(present)
@@ -197,10 +200,18 @@ class _Run:
     def _refill(self, window: deque[Point], search: Search, ahead: Ahead, depth: int, *, settle: bool) -> None:
         if self.clock.search_over and not search.first:
             return
-        points = search.next(depth - len(window))
-        for point in points:
-            self.memories[point.arm.backend, point.workload.key].claim(point.schedule)
+        for memory in self.memories.values() if self.shared else ():
+            for record in memory.read():
+                search.take(record)
+        points = []
+        for point in search.next(depth - len(window)):
+            memory = self.memories[point.arm.backend, point.workload.key]
+            if self.shared and memory.elsewhere(point.schedule):
+                search.forgo(point)
+                continue
+            memory.claim(point.schedule)
             ahead.start(point.schedule)
+            points.append(point)
         window.extend(points)
         if settle and points:
             self.tell("compiling", f"{len(points)} schedules")

@@ -8,7 +8,7 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import Workload
 from kvgen.tune.point import Point, Record
-from kvgen.tune.study import Memory, flatten, journal_storage, unflatten
+from kvgen.tune.study import Memory, flatten, journal_storage, unflatten, url_storage
 
 SPACE = SearchSpace(
     "cpu",
@@ -85,3 +85,15 @@ def test_released_claims_can_be_claimed_again(journal: Path):
     found.release(schedule())
     found.finish(record(schedule()))
     assert memory(journal).records[schedule().id].us == 5.0
+
+
+def test_another_host_sees_what_is_measured_and_what_is_being_measured(tmp_path: Path):
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+    one, other = (Memory(url_storage(storage), "study", SPACE, WORK, seed, exclusive=False) for seed in (0, 1))
+    one.claim(schedule())
+    assert other.elsewhere(schedule())
+    assert not one.elsewhere(schedule())
+    one.finish(record(schedule()))
+    assert not other.elsewhere(schedule())
+    assert other.read() == [record(schedule())]
+    assert other.read() == []

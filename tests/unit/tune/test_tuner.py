@@ -198,3 +198,14 @@ def test_nothing_is_left_behind_but_journal_modules_and_entry(place: Place):
     names = {path.relative_to(place.cache.root).parts[0] for path in place.cache.root.rglob("*") if path.is_file()}
     assert names == {"modules", "studies"}
     assert {path.suffix for path in (place.cache.root / "studies").iterdir()} <= {".journal", ".lock"}
+
+
+def test_hosts_share_studies_in_a_database(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    one, other = FakeBench(), FakeBench()
+    first = Place(tmp_path / "one").tune(one, trials=6, storage=url)
+    second = Place(tmp_path / "other").tune(other, storage=url)
+    assert (first.measured, second.known) == (6, 6)
+    assert not set(points(one)) & set(points(other))
+    assert len(points(one)) + len(points(other)) == 17
+    assert second.entry.layout["block"] == 32
