@@ -8,12 +8,12 @@ namespace kvgen::ffi {
 // Constants of a variant that arguments are checked against.
 struct Variant {
   int q_heads, kv_heads, head_dim;
-  int block;           // tokens per block (N_r)
+  int block;  // tokens per block (N_r)
   int64_t block_bytes;
-  int page_blocks;     // blocks per page; 0 where the cache is contiguous
-  DLDataType dtype;    // of q, k, v, the residual and the output
-  int device_type;     // kDLCPU, kDLCUDA
-  int row_align;       // bytes at which rows of tensors must start; 1 where any will do
+  int page_blocks;   // blocks per page; 0 where the cache is contiguous
+  DLDataType dtype;  // of q, k, v, the residual and the output
+  int device_type;   // kDLCPU, kDLCUDA
+  int row_align;     // bytes at which rows of tensors must start; 1 where any will do
 };
 
 struct Cache {
@@ -63,12 +63,14 @@ inline Args open(const Variant& v, const char* function, const TVMFFIAny* args, 
 inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch) {
   Cache cache;
   const bool paged = v.page_blocks > 0;
-  cache.packed = args.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, v.kv_heads, paged ? v.page_blocks : kAny, v.block_bytes}, Memory::contiguous);
+  cache.packed = args.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, v.kv_heads, paged ? v.page_blocks : kAny, v.block_bytes},
+                                Memory::contiguous);
   cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::contiguous);
   cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::contiguous);
   cache.lengths = args.tensor<1>(i + 3, "lengths", kInt32, {batch}, Memory::contiguous);
   if (args.given(i + 4) != paged)
-    fail("ValueError", paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
+    fail("ValueError",
+         paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
   if (paged) cache.block_table = args.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::rows);
   cache.batch = batch;
   cache.pages = paged ? cache.packed.size[0] : 0;

@@ -121,10 +121,12 @@ class Args {
       view.size[d] = t.shape[d];
       view.stride[d] = t.strides ? t.strides[d] : run;
       if (shape[d] != kAny && shape[d] != t.shape[d])
-        fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function_, name, (long long)t.shape[d], d, (long long)shape[d]);
+        fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function_, name, (long long)t.shape[d], d,
+             (long long)shape[d]);
       const bool free = memory == Memory::rows && d != N - 1;
       if (!free && t.shape[d] > 1 && view.stride[d] != run)
-        fail("ValueError", "%s: %s must be %s", function_, name, memory == Memory::rows ? "contiguous in its last dimension" : "contiguous");
+        fail("ValueError", "%s: %s must be %s", function_, name,
+             memory == Memory::rows ? "contiguous in its last dimension" : "contiguous");
       run *= t.shape[d];
       items *= t.shape[d];
     }
@@ -144,7 +146,8 @@ class Args {
 
   void check_device(const DLTensor& t, const char* name) {
     if (t.device.device_type != device_.device_type)
-      fail("ValueError", "%s: %s must be on %s, is on %s", function_, name, device_name(device_.device_type), device_name(t.device.device_type));
+      fail("ValueError", "%s: %s must be on %s, is on %s", function_, name, device_name(device_.device_type),
+           device_name(t.device.device_type));
     if (device_.device_id >= 0 && t.device.device_id != device_.device_id)
       fail("ValueError", "%s: %s is on device %d, the tensors before it on %d", function_, name, t.device.device_id, device_.device_id);
     device_.device_id = t.device.device_id;

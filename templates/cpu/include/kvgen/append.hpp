@@ -33,8 +33,10 @@ class Append {
   void keep_rest() const {
     const int64_t flushed = full_blocks() * C::block;
     for (int64_t at = flushed > residual_ ? flushed : residual_; at < residual_ + count_; ++at) {
-      std::memcpy(cache_.k_slot(batch_, head_, at - flushed), row_of<Element>(k_, batch_, at - residual_, head_), sizeof(Element) * C::head_dim);
-      std::memcpy(cache_.v_slot(batch_, head_, at - flushed), row_of<Element>(v_, batch_, at - residual_, head_), sizeof(Element) * C::head_dim);
+      std::memcpy(cache_.k_slot(batch_, head_, at - flushed), row_of<Element>(k_, batch_, at - residual_, head_),
+                  sizeof(Element) * C::head_dim);
+      std::memcpy(cache_.v_slot(batch_, head_, at - flushed), row_of<Element>(v_, batch_, at - residual_, head_),
+                  sizeof(Element) * C::head_dim);
     }
   }
 
@@ -50,7 +52,8 @@ class Append {
 
 // Dequantized tokens of one block, in `dtype`, to rows of k and v.
 template <class C>
-inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head, int64_t position) {
+inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head,
+                         int64_t position) {
   using Element = typename C::Element;
   using Keys = Operand<C, typename C::Key>;
   using Values = Operand<C, typename C::Value>;
@@ -63,7 +66,8 @@ inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi:
         F32 square[kLanes];
         for (int i = 0; i < kLanes; ++i) square[i] = load<F32>(floats + (c + i) * kLanes);
         transpose(square);
-        for (int i = 0; i < kLanes; ++i) store_floats<Element>(row_of<Element>(k, batch, position + token + tile * kLanes + i, head) + c, square[i]);
+        for (int i = 0; i < kLanes; ++i)
+          store_floats<Element>(row_of<Element>(k, batch, position + token + tile * kLanes + i, head) + c, square[i]);
       }
     }
     for (int tile = 0; tile < C::head_dim / kLanes; ++tile) {

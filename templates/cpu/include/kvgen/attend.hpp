@@ -25,7 +25,9 @@ struct Plan {
   int64_t units() const { return batch * C::kv_heads * row_blocks * shares; }
   // A share leaves its sums in the workspace: head_dim weighted values, the largest score, the sum of weights.
   static constexpr int64_t record = C::head_dim + 2;
-  int64_t workspace_bytes() const { return shares > 1 ? batch * C::kv_heads * rows * shares * record * static_cast<int64_t>(sizeof(float)) : 0; }
+  int64_t workspace_bytes() const {
+    return shares > 1 ? batch * C::kv_heads * rows * shares * record * static_cast<int64_t>(sizeof(float)) : 0;
+  }
   float* partial(void* workspace, int64_t b, int64_t head, int64_t row, int64_t share) const {
     return static_cast<float*>(workspace) + (((b * C::kv_heads + head) * rows + row) * shares + share) * record;
   }
@@ -65,7 +67,8 @@ class Attention {
     for (int64_t row = 0; row < plan_.rows; ++row) {
       const float* part = plan_.partial(call_.workspace.data, b, head, row, 0);
       float top = -kInfinity, total = 0;
-      for (int64_t s = 0; s < plan_.shares; ++s) top = top < part[s * plan_.record + C::head_dim] ? part[s * plan_.record + C::head_dim] : top;
+      for (int64_t s = 0; s < plan_.shares; ++s)
+        top = top < part[s * plan_.record + C::head_dim] ? part[s * plan_.record + C::head_dim] : top;
       std::memset(acc, 0, sizeof(acc));
       for (int64_t s = 0; s < plan_.shares; ++s, part += plan_.record) {
         if (part[C::head_dim + 1] == 0) continue;
@@ -178,7 +181,9 @@ class Attention {
     const float inverse = total > 0 ? 1.0f / total : 0.0f;
     Element* out = row_of<Element>(call_.out, b, token, q_head);
     for (int c = 0; c < C::head_dim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
-    if (call_.lse) call_.lse.template as<float>()[(b * C::q_heads + q_head) * call_.q_len + token] = total > 0 ? (top + std::log2(total)) * kLn2 : -kInfinity;
+    if (call_.lse)
+      call_.lse.template as<float>()[(b * C::q_heads + q_head) * call_.q_len + token] =
+          total > 0 ? (top + std::log2(total)) * kLn2 : -kInfinity;
   }
 
   const ffi::Attend& call_;

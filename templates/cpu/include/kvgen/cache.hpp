@@ -37,7 +37,8 @@ struct CacheView {
       const int64_t at = position + i * C::subtile, later = at + C::prefetch * C::subtile;
       chunk.block[i] = block(batch, head, at / C::block);
       chunk.subtile[i] = chunk.block[i] + within(at);
-      if constexpr (C::prefetch > 0) chunk.ahead[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
+      if constexpr (C::prefetch > 0)
+        chunk.ahead[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
     }
   }
 
@@ -52,7 +53,8 @@ struct CacheView {
       for (int64_t page = 0; page * C::page_blocks < blocks; ++page) {
         const int32_t at = cache.block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + page];
         if (at < 0 || at >= cache.pages)
-          ffi::fail("ValueError", "block_table[%lld][%lld] is %d, the cache has %lld pages", (long long)batch, (long long)page, at, (long long)cache.pages);
+          ffi::fail("ValueError", "block_table[%lld][%lld] is %d, the cache has %lld pages", (long long)batch, (long long)page, at,
+                    (long long)cache.pages);
       }
   }
 

@@ -18,11 +18,10 @@ inline void share_out(int64_t count, F f) {
 template <class C>
 class Module {
  public:
-  static constexpr ffi::Variant variant{C::q_heads, C::kv_heads, C::head_dim, C::block, C::block_bytes, C::page_blocks, C::dtype, kDLCPU, 1};
+  static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::head_dim, C::block, C::block_bytes,
+                                        C::page_blocks, C::dtype,    kDLCPU,      1};
 
-  static int64_t workspace_bytes(const ffi::Bound& bound) {
-    return Plan<C>(bound.batch, bound.q_len, bound.max_len).workspace_bytes();
-  }
+  static int64_t workspace_bytes(const ffi::Bound& bound) { return Plan<C>(bound.batch, bound.q_len, bound.max_len).workspace_bytes(); }
 
   static void pack(const ffi::Pack& call) {
     const CacheView<C> cache(call.cache);
@@ -52,7 +51,8 @@ class Module {
     }
     const Plan<C> plan(batch, call.q_len, call.max_len);
     if (plan.workspace_bytes() > call.workspace.size[0])
-      ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)plan.workspace_bytes());
+      ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0],
+                (long long)plan.workspace_bytes());
     const Attention<C> attention(call, plan);
     const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k_new, call.v_new, b, head, call.q_len); };
 #pragma omp parallel num_threads(threads())
@@ -72,7 +72,8 @@ class Module {
     for (int64_t b = 0; b < batch; ++b) {
       cache.check(b, 0);
       if (cache.length(b) > call.k.size[1])
-        ffi::fail("ValueError", "unpack: k has %lld tokens, sequence %lld has %d", (long long)call.k.size[1], (long long)b, cache.length(b));
+        ffi::fail("ValueError", "unpack: k has %lld tokens, sequence %lld has %d", (long long)call.k.size[1], (long long)b,
+                  cache.length(b));
     }
 #pragma omp parallel num_threads(threads())
     share_out(batch * C::kv_heads * per, [&](int64_t i) {
@@ -110,42 +111,42 @@ class Module {
 }  // namespace kvgen
 
 // Exports the functions of the module ABI for configuration C.
-#define KVGEN_CPU_MODULE(C)                                                                                     \
-  KVGEN_EXPORT(workspace_bytes) {                                                                               \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                       \
+#define KVGEN_CPU_MODULE(C)                                                                                            \
+  KVGEN_EXPORT(workspace_bytes) {                                                                                      \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                              \
       to.v_int64 = kvgen::Module<C>::workspace_bytes(kvgen::ffi::parse_bound(kvgen::Module<C>::variant, args, count)); \
-      return true;                                                                                              \
-    });                                                                                                         \
-  }                                                                                                             \
-  KVGEN_EXPORT(pack) {                                                                                          \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                          \
-      kvgen::Module<C>::pack(kvgen::ffi::parse_pack(kvgen::Module<C>::variant, args, count));                   \
-      return false;                                                                                             \
-    });                                                                                                         \
-  }                                                                                                             \
-  KVGEN_EXPORT(attend) {                                                                                        \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                          \
-      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, false), false); \
-      return false;                                                                                             \
-    });                                                                                                         \
-  }                                                                                                             \
-  KVGEN_EXPORT(decode) {                                                                                        \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                          \
-      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, true), true);   \
-      return false;                                                                                             \
-    });                                                                                                         \
-  }                                                                                                             \
-  KVGEN_EXPORT(unpack) {                                                                                        \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                          \
-      kvgen::Module<C>::unpack(kvgen::ffi::parse_unpack(kvgen::Module<C>::variant, args, count));               \
-      return false;                                                                                             \
-    });                                                                                                         \
-  }                                                                                                             \
-  KVGEN_EXPORT(set_threads) {                                                                                   \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                          \
-      if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)                                \
-        kvgen::ffi::fail("TypeError", "set_threads takes one int, at least 0");                                 \
-      kvgen::Module<C>::set_threads(args[0].v_int64);                                                           \
-      return false;                                                                                             \
-    });                                                                                                         \
+      return true;                                                                                                     \
+    });                                                                                                                \
+  }                                                                                                                    \
+  KVGEN_EXPORT(pack) {                                                                                                 \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
+      kvgen::Module<C>::pack(kvgen::ffi::parse_pack(kvgen::Module<C>::variant, args, count));                          \
+      return false;                                                                                                    \
+    });                                                                                                                \
+  }                                                                                                                    \
+  KVGEN_EXPORT(attend) {                                                                                               \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
+      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, false), false);        \
+      return false;                                                                                                    \
+    });                                                                                                                \
+  }                                                                                                                    \
+  KVGEN_EXPORT(decode) {                                                                                               \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
+      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, true), true);          \
+      return false;                                                                                                    \
+    });                                                                                                                \
+  }                                                                                                                    \
+  KVGEN_EXPORT(unpack) {                                                                                               \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
+      kvgen::Module<C>::unpack(kvgen::ffi::parse_unpack(kvgen::Module<C>::variant, args, count));                      \
+      return false;                                                                                                    \
+    });                                                                                                                \
+  }                                                                                                                    \
+  KVGEN_EXPORT(set_threads) {                                                                                          \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
+      if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)                                       \
+        kvgen::ffi::fail("TypeError", "set_threads takes one int, at least 0");                                        \
+      kvgen::Module<C>::set_threads(args[0].v_int64);                                                                  \
+      return false;                                                                                                    \
+    });                                                                                                                \
   }

@@ -184,14 +184,16 @@ struct PackedValues {
         for (int token = begin; token < end; token += kLanes) s += load<F32>(p + m * C::chunk + token);
         weight[m] = sum(s);
       }
-      for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) { stretch(width, first, begin, end, block, group, p, weight, out); });
+      for_tiles<C::value_tiles>(0, dim / kLanes,
+                                [&](auto width, int first) { stretch(width, first, begin, end, block, group, p, weight, out); });
       begin = end;
     }
   }
 
   // The tokens of one group, for a few tiles of channels.
   template <int T>
-  KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const float* p, const float* weight, float* out) const {
+  KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const float* p, const float* weight,
+                         float* out) const {
     Sums<M, T> acc(F32{});
     for (int token = begin, next; token < end; token = next) {
       next = (token / C::subtile + 1) * C::subtile;

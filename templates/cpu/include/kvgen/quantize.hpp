@@ -116,7 +116,7 @@ struct Quantizer {
       q += static_cast<float>(half);
     }
     q = a.scale == 0.0f ? splat(Info::zero ? 0.0f : static_cast<float>(half)) : q;
-    return (U32)__builtin_convertvector(q, I32);
+    return (U32) __builtin_convertvector(q, I32);
   }
 
   // Element k of 16 rows, as the bits that go into their words.

@@ -62,7 +62,8 @@ inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 // Lane i of the result is lane i ^ S.
 template <int S>
 inline F32 swap(F32 v) {
-  return __builtin_shuffle(v, I32{0 ^ S, 1 ^ S, 2 ^ S, 3 ^ S, 4 ^ S, 5 ^ S, 6 ^ S, 7 ^ S, 8 ^ S, 9 ^ S, 10 ^ S, 11 ^ S, 12 ^ S, 13 ^ S, 14 ^ S, 15 ^ S});
+  return __builtin_shuffle(
+      v, I32{0 ^ S, 1 ^ S, 2 ^ S, 3 ^ S, 4 ^ S, 5 ^ S, 6 ^ S, 7 ^ S, 8 ^ S, 9 ^ S, 10 ^ S, 11 ^ S, 12 ^ S, 13 ^ S, 14 ^ S, 15 ^ S});
 }
 
 inline float sum(F32 v) {
@@ -152,7 +153,8 @@ inline F32 load_floats(const void* from) {
   if constexpr (sizeof(T) == 4) return load<F32>(from);
   F32 all;
   for (int p = 0; p < kParts; ++p) {
-    const typename Part::F part = widen<T, kPartLanes>(load<typename Part::H>(static_cast<const char*>(from) + p * sizeof(typename Part::H)));
+    const typename Part::F part =
+        widen<T, kPartLanes>(load<typename Part::H>(static_cast<const char*>(from) + p * sizeof(typename Part::H)));
     std::memcpy(reinterpret_cast<char*>(&all) + p * sizeof(part), &part, sizeof(part));
   }
   return all;
@@ -202,8 +204,10 @@ template <int S = 8>
 inline void transpose(F32 (&row)[kLanes]) {
   constexpr auto low = [](int lane) { return lane & S ? lane - S + kLanes : lane; };
   constexpr auto high = [](int lane) { return lane & S ? lane + kLanes : lane + S; };
-  const I32 take_low = {low(0), low(1), low(2), low(3), low(4), low(5), low(6), low(7), low(8), low(9), low(10), low(11), low(12), low(13), low(14), low(15)};
-  const I32 take_high = {high(0), high(1), high(2), high(3), high(4), high(5), high(6), high(7), high(8), high(9), high(10), high(11), high(12), high(13), high(14), high(15)};
+  const I32 take_low = {low(0), low(1), low(2),  low(3),  low(4),  low(5),  low(6),  low(7),
+                        low(8), low(9), low(10), low(11), low(12), low(13), low(14), low(15)};
+  const I32 take_high = {high(0), high(1), high(2),  high(3),  high(4),  high(5),  high(6),  high(7),
+                         high(8), high(9), high(10), high(11), high(12), high(13), high(14), high(15)};
   for (int i = 0; i < kLanes; ++i) {
     if (i & S) continue;
     const F32 a = row[i], b = row[i + S];

@@ -35,7 +35,8 @@ struct Sums {
 // sums(m, t) += sum over k of weight[m][k] * code(tile t, k), over `words` words of 16 rows each.
 // M query rows share every decoded code, T tiles share every broadcast weight. With Prefetch, memory `ahead` bytes on is asked for.
 template <class Code, bool Prefetch, int M, int T>
-inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t ahead, const float* weight, int weight_stride, int words, Sums<M, T>& sums) {
+inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t ahead, const float* weight, int weight_stride,
+                                                    int words, Sums<M, T>& sums) {
   using U = typename Part::U;
   using F = typename Part::F;
   for (int w = 0; w < words; ++w) {
