@@ -49,7 +49,10 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     kernel = _kernels.get(key)
     if kernel is None:
         with resting():
-            kernel = _kernels[key] = _fetch(spec)
+            kernel, cautions = _fetch(spec)
+        _kernels[key] = kernel
+        for caution in cautions:
+            warnings.warn(f"{spec.name}: {caution} (`kvgen build` tunes for this machine)", FallbackWarning, stacklevel=2)
     return kernel
 
 
@@ -58,15 +61,14 @@ def forget() -> None:
     _kernels.clear()
 
 
-def _fetch(spec: KernelSpec) -> Kernel:
+def _fetch(spec: KernelSpec) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel, and what its user should be warned of."""
     target = resolve(spec.arch)
     require_device(target)
     selection = select(spec, target)
     if selection.entry is None:
         return _default(spec, target, selection)
-    for caution in selection.cautions:
-        _warn(f"{spec.name}: {caution}; `kvgen build` tunes for this machine")
-    return _registered(spec, selection.entry, selection)
+    return _registered(spec, selection.entry, selection), selection.cautions
 
 
 def require_device(target: Target) -> None:
@@ -133,8 +135,8 @@ def _compiled(source: Source, cache: ArtifactCache) -> Module:
         raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
 
 
-def _default(spec: KernelSpec, target: Target, selection: Selection) -> Kernel:
-    """The default schedule of the first back end that supports the spec, with a warning."""
+def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Kernel, tuple[str, ...]]:
+    """The default schedule of the first back end that supports the spec, with a caution that says so."""
     from kvgen.api.kernel import Kernel
     from kvgen.lower import backends
     from kvgen.toolchain import ArtifactCache
@@ -153,11 +155,7 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> Kernel:
             continue
         schedule = backend.default(spec, target)
         module = _compiled(backend.lower(spec, schedule, target), ArtifactCache())
-        _warn(f"{spec.name}: nothing is tuned for this format on {target}; using {name}'s default schedule (`kvgen build` tunes one)")
+        caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
         layout = backend.layout(spec, schedule.layout)
-        return Kernel(spec, target, selection, layout, [(spec.workloads[0], Variant(spec, layout, module))])
+        return Kernel(spec, target, selection, layout, [(spec.workloads[0], Variant(spec, layout, module))]), (caution,)
     raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join([*selection.why, *reasons])}")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, FallbackWarning, stacklevel=5)

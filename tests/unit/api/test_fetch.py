@@ -98,8 +98,9 @@ def test_the_default_comes_with_one_warning(places, spec, naive_backend):
 def test_an_entry_of_another_device_comes_with_a_warning(places, spec, naive_backend, monkeypatch):
     monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
     Store(places).put(naive_entry(spec, device="Other CPU"))
-    with pytest.warns(kvgen.FallbackWarning, match="tuned on Other CPU"):
+    with pytest.warns(kvgen.FallbackWarning, match="tuned on Other CPU") as caught:
         assert kvgen.get_kernel(spec).entry is not None
+    assert Path(caught[0].filename) == Path(__file__)
 
 
 def test_nothing_supports_the_spec(places, spec, naive_backend):
