@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvgen.bench.case import Case
+from kvgen.bench.provider import Entrant
+from kvgen.bench.run import Row, compare, write_csv
+from kvgen.bench.torch_sdpa import FORMS, TorchSdpa, cpu_providers
+from kvgen.errors import UnsupportedError
+from kvgen.measure.job import TimingPolicy
+from kvgen.spec import KernelSpec, Workload
+from tests.support.tuning import tiny_spec
+
+POLICY = TimingPolicy(seconds=0.001, warmup_seconds=0.0, samples=5, cold_bytes=0)
+
+
+def grouped(q_len: int = 1, **attention: object) -> KernelSpec:
+    heads = {"q_heads": 6, "kv_heads": 2, "head_dim": 32, "dtype": "float32", "q_len": q_len, **attention}
+    return tiny_spec(attention=heads, workloads=[{"batch": 2, "kv_len": 100, "q_len": q_len}])
+
+
+def case(spec: KernelSpec) -> Case:
+    return Case(spec, spec.workloads[0], "cpu", 100)
+
+
+class Fixed:
+    """Takes as long as it says."""
+
+    name, backend = "fixed", "time"
+
+    def __init__(self, us: float = 10.0, refuses: bool = False) -> None:
+        self.us, self.refuses, self.turns = us, refuses, 0
+
+    def prepare(self, case: Case) -> Entrant:
+        if self.refuses:
+            raise UnsupportedError("fixed", "it is Sunday")
+        return Entrant(self._sample, 1_000_000, lambda: 1e-4)
+
+    def _sample(self, policy: TimingPolicy) -> tuple[float, ...]:
+        self.turns += 1
+        return (self.us, self.us + self.turns, self.us - 1)
+
+
+def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.MonkeyPatch):
+    from kvgen.measure import yardstick
+
+    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    one, other, told = Fixed(), Fixed(40.0, refuses=True), []
+    spec = grouped()
+    (row,) = compare(spec, "cpu", spec.workloads, [one, other], lambda work: 64, policy=POLICY, rounds=4, told=told.append)
+    assert one.turns == 4
+    assert row.to_json() == {
+        "provider": "fixed", "backend": "time", "spec": "tiny", "workload": {"batch": 2, "kv_len": 100, "q_len": 1}, "us": 10.0,
+        "bytes": 1_000_000, "tb_s": 0.1, "read_us": 5.0, "read_fraction": 0.5, "relative_l2": 1e-4,
+    }  # fmt: skip
+    assert told == ["2x100: the fixed back end does not support this spec: it is Sunday"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_torch_is_the_same_attention(form: str):
+    entrant = TorchSdpa("fp32", form).prepare(case(grouped()))  # type: ignore[arg-type]
+    assert entrant.error() < 1e-5
+    share = 6 if form == "expanded" else 2
+    assert entrant.nbytes == 2 * 2 * 100 * share * 32 * 4
+    assert all(sample > 0 for sample in entrant.sample(POLICY))
+
+
+@pytest.mark.parametrize("form", ["gqa", "expanded"])
+def test_several_query_tokens_are_causal(form: str):
+    assert TorchSdpa("fp32", form).prepare(case(grouped(q_len=3))).error() < 1e-5  # type: ignore[arg-type]
+
+
+def test_what_torch_cannot_say_is_refused():
+    for spec in (grouped(softcap=30.0), grouped(window=50), grouped(sinks=True)):
+        with pytest.raises(UnsupportedError):
+            TorchSdpa("fp32", "gqa").prepare(case(spec))
+    with pytest.raises(UnsupportedError, match="several query tokens"):
+        TorchSdpa("fp32", "folded").prepare(case(grouped(q_len=3)))
+    assert TorchSdpa("fp32", "gqa").prepare(case(grouped(window=100))).error() < 1e-5
+
+
+def test_the_cpu_has_every_type_in_every_form():
+    assert len({provider.backend for provider in cpu_providers()}) == 9
+
+
+def test_sequences_of_a_case_are_the_same_for_every_user():
+    one = case(grouped())
+    assert torch.equal(one.keys(torch.float32), case(grouped()).keys(torch.float32))
+    assert not torch.equal(one.keys(torch.float32), one.values(torch.float32))
+
+
+def test_csv_has_a_line_per_row_with_the_machine(tmp_path: Path):
+    row = Row("kvgen", "cpu", "tiny", Workload(batch=2, kv_len=100), 10.0, 100, 5.0, 1e-4)
+    write_csv(tmp_path / "results" / "rows.csv", [row, row], {"device": "a box", "date": "2026-01-01"})
+    with (tmp_path / "results" / "rows.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 2
+    assert (lines[0]["provider"], lines[0]["kv_len"], lines[0]["us"], lines[0]["device"]) == ("kvgen", "100", "10.0", "a box")
