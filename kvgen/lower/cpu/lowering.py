@@ -14,7 +14,7 @@ from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, QuantSpec
 
 TEMPLATE = "cpu/module.cpp.jinja"
-FLAGS = ("-fopenmp",)
+FLAGS = ("-fopenmp", "-Wno-psabi")  # every function is internal: no vector crosses a library border
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
 ENOUGH_UNITS = 256

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
-from kvgen.errors import UnsupportedError
+from kvgen._resources import templates
+from kvgen.errors import CompileError, UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.toolchain import ArtifactCache, build
+from kvgen.toolchain.compilers import find_gxx
 from tests.support.specs import base, specs
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu"
 CPU = get_backend("cpu")
+HEADERS = (templates() / "cpu" / "include" / "kvgen").glob("*.hpp")
+COMMON = (templates() / "common" / "include" / "kvgen").glob("*.hpp")
 
 
 def spec_of(**sections: Any) -> KernelSpec:
@@ -115,3 +122,25 @@ def test_the_space_of_a_common_spec_is_small_enough_to_explain() -> None:
     assert any("whole groups" in r or "between two doublings" in r for r in reasons)
     assert all("{" not in r for r in reasons)
     assert CASES["k4v4"][0].workloads[0].batch == 1
+
+
+def test_compile_errors_name_the_line_of_the_template(tmp_path: Path) -> None:
+    spec = CASES["k4v4"][0]
+    source = CPU.lower(spec, CPU.default(spec, "cpu"), "cpu")
+    template = (templates() / "cpu" / "module.cpp.jinja").read_text().splitlines()
+    for broken in ("using Param = ", "static constexpr int params_offset = ", "static constexpr int chunk = "):
+        line = 1 + next(number for number, text in enumerate(template) if broken in text)
+        text = source.text.replace(broken, broken + "nonsense + ", 1)
+        with pytest.raises(CompileError) as error:
+            build(replace(source, text=text, flags=(*source.flags, "-fsyntax-only")), ArtifactCache(tmp_path))
+        assert f"cpu/module.cpp.jinja:{line}:" in error.value.log
+
+
+@pytest.mark.parametrize("header", sorted((*HEADERS, *COMMON)), ids=lambda path: path.name)
+def test_headers_compile_by_themselves_without_warnings(header: Path, tmp_path: Path) -> None:
+    source = CPU.lower(CASES["k4v4"][0], CPU.default(CASES["k4v4"][0], "cpu"), "cpu")
+    (tmp_path / "alone.cpp").write_text(f'#include "kvgen/{header.name}"\n')
+    alone = replace(source, flags=(*source.flags, "-fsyntax-only", "-Wall", "-Wextra", "-Werror"))
+    command = find_gxx().command(alone, tmp_path / "alone.cpp", tmp_path / "none")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
