@@ -13,7 +13,7 @@ struct Variant {
   int page_blocks;   // blocks per page; 0 where the cache is contiguous
   DLDataType dtype;  // of q, k, v, the residual and the output
   int device_type;   // kDLCPU, kDLCUDA
-  int row_align;     // bytes at which rows of tensors must start; 1 where any will do
+  int row_align;     // bytes at whose multiples rows and blocks must start; 1 where any will do
 };
 
 struct Cache {
@@ -64,14 +64,14 @@ inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch) {
   Cache cache;
   const bool paged = v.page_blocks > 0;
   cache.packed = args.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, v.kv_heads, paged ? v.page_blocks : kAny, v.block_bytes},
-                                Memory::contiguous);
-  cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::contiguous);
-  cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::contiguous);
+                                Memory::blocks);
+  cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::blocks);
+  cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::blocks);
   cache.lengths = args.tensor<1>(i + 3, "lengths", kInt32, {batch}, Memory::contiguous);
   if (args.given(i + 4) != paged)
     fail("ValueError",
          paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
-  if (paged) cache.block_table = args.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::rows);
+  if (paged) cache.block_table = args.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::strided);
   cache.batch = batch;
   cache.pages = paged ? cache.packed.size[0] : 0;
   cache.blocks = paged ? cache.block_table.size[1] * v.page_blocks : cache.packed.size[2];
@@ -112,7 +112,7 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
   call.cache = parse_cache(a, v, 1 + extra, batch);
   call.out = a.tensor<4>(6 + extra, "out", v.dtype, {batch, call.q_len, v.q_heads, v.head_dim}, Memory::rows);
   if (a.given(7 + extra)) call.lse = a.tensor<3>(7 + extra, "lse", kFloat32, {batch, v.q_heads, call.q_len}, Memory::contiguous);
-  call.workspace = a.tensor<1>(8 + extra, "workspace", kUint8, {kAny}, Memory::contiguous);
+  call.workspace = a.tensor<1>(8 + extra, "workspace", kUint8, {kAny}, Memory::blocks);
   call.scale = static_cast<float>(a.real(9 + extra, "scale"));
   call.max_len = a.integer(10 + extra, "max_len", 0);
   call.device = a.device();

@@ -75,10 +75,12 @@ struct View {
   }
 };
 
-// What must hold of memory beyond the shape.
+// What must hold of memory beyond the shape. All of it lies at multiples of its elements' size.
 enum class Memory {
   contiguous,  // one run
-  rows,        // any strides but the last, which is 1
+  blocks,      // one run that starts at a multiple of row_align bytes
+  strided,     // any strides but the last, which is 1
+  rows,        // the same, and every row starts at a multiple of row_align bytes
 };
 
 // The arguments of one call.
@@ -123,14 +125,13 @@ class Args {
       if (shape[d] != kAny && shape[d] != t.shape[d])
         fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function_, name, (long long)t.shape[d], d,
              (long long)shape[d]);
-      const bool free = memory == Memory::rows && d != N - 1;
-      if (!free && t.shape[d] > 1 && view.stride[d] != run)
-        fail("ValueError", "%s: %s must be %s", function_, name,
-             memory == Memory::rows ? "contiguous in its last dimension" : "contiguous");
+      const bool strides = memory == Memory::strided || memory == Memory::rows;
+      if (!(strides && d != N - 1) && t.shape[d] > 1 && view.stride[d] != run)
+        fail("ValueError", "%s: %s must be %s", function_, name, strides ? "contiguous in its last dimension" : "contiguous");
       run *= t.shape[d];
       items *= t.shape[d];
     }
-    if (items > 0) check_alignment(view, name, type.bits / 8);
+    if (items > 0) check_alignment(view, name, type.bits / 8, memory);
     return view;
   }
 
@@ -154,12 +155,15 @@ class Args {
   }
 
   template <int N>
-  void check_alignment(const View<N>& view, const char* name, int item) const {
-    const int to = row_align_ > item ? row_align_ : item;
+  void check_alignment(const View<N>& view, const char* name, int item, Memory memory) const {
+    const bool wide = memory == Memory::blocks || memory == Memory::rows;
+    const int to = wide && row_align_ > item ? row_align_ : item;
     bool aligned = reinterpret_cast<uintptr_t>(view.data) % to == 0;
-    if (row_align_ > item)
-      for (int d = 0; d < N - 1; ++d) aligned = aligned && (view.size[d] < 2 || N < 3 || view.stride[d] * item % to == 0);
-    if (!aligned) fail("ValueError", "%s: rows of %s must start at multiples of %d bytes", function_, name, to);
+    if (memory == Memory::rows)
+      for (int d = 0; d < N - 1; ++d) aligned = aligned && (view.size[d] < 2 || view.stride[d] * item % to == 0);
+    if (!aligned)
+      fail("ValueError", "%s: %s%s must start at %s of %d bytes", function_, memory == Memory::rows ? "rows of " : "", name,
+           memory == Memory::rows ? "multiples" : "a multiple", to);
   }
 
   const char* function_;

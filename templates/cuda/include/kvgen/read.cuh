@@ -94,8 +94,8 @@ struct ReadCall {
 
   ReadCall(const char* function, const TVMFFIAny* args, int32_t count, const char* first, const char* second) {
     ffi::Args a(function, args, count, 2, {kDLCUDA, -1}, 16);
-    data = a.tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::contiguous);
-    other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::contiguous);
+    data = a.tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
+    other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
     if (data.size[0] % kReadPiece) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadPiece);
     const int device = a.device().device_id;
     read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
