@@ -50,8 +50,8 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
                 T.call_extern("float32", high, r.raw[n * p.chunks * 4 + i]) * r.factor[0],
             )  # fmt: skip
         for e in static(2):
-            r.score_scale[n * 2 + e] = k.scale * T.call_extern("float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4)
-            r.code_scale[n * 2 + e] = r.score_scale[n * 2 + e] * T.float32(CODE_UNIT)
+            power = T.call_extern("float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4)
+            r.score_scale[n * 2 + e] = k.scale * power * T.float32(CODE_UNIT if p.channel_scaled else 1.0)
 
 
 @T.macro

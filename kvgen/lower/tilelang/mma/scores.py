@@ -31,7 +31,8 @@ def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
     for n, e in columns(p):
         if p.doubled and not p.key.zero:
             r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] + T.shfl_xor(r.key_zero[n * 4 + e], 2)
-        r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] * r.score_scale[n * 2 + e] * T.float32(1.0 if p.key.zero else -p.offset(p.key))
+        factor = (1.0 if p.key.zero else -p.offset(p.key)) / CODE_UNIT
+        r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] * (r.score_scale[n * 2 + e] * T.float32(factor))
 
 
 @T.macro
@@ -140,7 +141,8 @@ def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
     """Logarithm (base 2) of the lane's weight for row g + 8 * `row`, plus `bias`."""
     i = n * 8 + row * 2 + e
     if p.channel_scaled:
-        return r.c[i] * (r.code_scale[n * 2 + e] * T.float32(row_factor(p.key.bits, row // 2, row % 2))) + bias
+        factor = row_factor(p.key.bits, row // 2, row % 2)
+        return (r.c[i] * T.float32(factor)) * r.score_scale[n * 2 + e] + bias  # in this order: products kept would cost registers
     return r.x[i] * r.score_scale[n * 2 + e] + bias
 
 

@@ -21,7 +21,6 @@ def begin_state(p: Any, r: Any) -> None:
     r.v[0] = SCALE_FLOOR
     r.v[1] = SCALE_HEADROOM * 2.0**SCALE_FLOOR
     for i in T.unroll(p.column_tiles * 2):
-        r.m[i] = MIN_SCORE
         r.l[i] = 0.0
         r.reference[i] = MIN_SCORE
         r.bias[i] = -MIN_SCORE
@@ -33,19 +32,19 @@ def begin_state(p: Any, r: Any) -> None:
 
 @T.macro
 def move_reference(p: Any, r: Any, scale: Any) -> None:
-    """Raise m to the columns' maxima in `top` and v to log2 of `scale`, warp-wide, and rescale what was summed."""
+    """Raise m to the columns' maxima in `top` and v to log2 of `scale`, warp-wide, and rescale what was summed; `reference` is m + v."""
     for i in static(p.column_tiles * 2):
         for distance in static(3):
             r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], 4 << distance))
-        r.m[i] = T.max(r.m[i], r.top[i])
-    r.top[0] = scale
+        r.top[i] = T.max(r.top[i], r.reference[i] - r.v[0])
+    r.factor[0] = T.max(scale, T.float32(2.0**SCALE_FLOOR))
     for distance in static(3):
-        r.top[0] = T.max(r.top[0], T.shfl_xor(r.top[0], 4 << distance))
-    r.v[0] = T.max(r.v[0], T.log2(T.max(r.top[0], T.float32(2.0**SCALE_FLOOR))))
+        r.factor[0] = T.max(r.factor[0], T.shfl_xor(r.factor[0], 4 << distance))
+    r.v[0] = T.max(r.v[0], T.log2(r.factor[0]))
     r.v[1] = T.exp2(r.v[0]) * T.float32(SCALE_HEADROOM)
     for i in static(p.column_tiles * 2):
-        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - (r.m[i] + r.v[0]))
-        r.reference[i] = r.m[i] + r.v[0]
+        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - (r.top[i] + r.v[0]))
+        r.reference[i] = r.top[i] + r.v[0]
         r.l[i] = r.l[i] * r.factor[i]
     for group in static(p.groups("value")):
         for n, e in columns(p):

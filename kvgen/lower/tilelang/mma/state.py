@@ -87,7 +87,6 @@ class Registers:
     qs: Any
     ql: Any
     score_scale: Any
-    code_scale: Any
     q_sum: Any
     key_zero: Any
     words: Any
@@ -98,7 +97,6 @@ class Registers:
     p: Any
     pb: Any
     o: Any
-    m: Any
     v: Any
     reference: Any
     bias: Any
@@ -126,7 +124,6 @@ def registers(p: Any) -> Any:
     ql = T.alloc_local((n * p.chunks * 4,), "uint32")
     qs = T.alloc_local((n * p.chunks * 4,), "uint32")
     score_scale = T.alloc_local((n * 2,), "float32")
-    code_scale = T.alloc_local((n * 2,), "float32")
     q_sum = T.alloc_local((p.groups("key") * n * 4,), "float32")
     key_zero = T.alloc_local((n * 4,), "float32")
     words = T.alloc_local((4,), "uint32")
@@ -137,7 +134,6 @@ def registers(p: Any) -> Any:
     prob = T.alloc_local((n * 8,), "float32")
     pb = T.alloc_local((groups * n * 4,), "uint32")
     o = T.alloc_local((n * p.steps * 4,), "float32")
-    m = T.alloc_local((n * 2,), "float32")
     v = T.alloc_local((2,), "float32")
     reference = T.alloc_local((n * 2,), "float32")
     bias = T.alloc_local((n * 2,), "float32")
@@ -150,10 +146,10 @@ def registers(p: Any) -> Any:
     source = T.alloc_local((1,), "int64")
     row = T.alloc_local((2,), "int64")
     page = T.alloc_local((1,), "int32")
-    kv = T.alloc_local((p.chunks * 8,), "uint32")
+    kv = T.alloc_local((8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
     return Registers(
-        raw, q, qx, qs, ql, score_scale, code_scale, q_sum, key_zero, words, a, c, x, params, prob, pb, o, m, v, reference, bias, limit,
+        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, prob, pb, o, v, reference, bias, limit,
         denominator, zo, top, factor, flag, source, row, page, kv, ones,
     )  # fmt: skip
 

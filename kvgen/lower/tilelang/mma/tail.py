@@ -14,24 +14,31 @@ from kvgen.lower.tilelang.mma.softmax import move_reference
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
 
 
+def slot_of(p: Any, at: Any, token: Any) -> Any:
+    """Where the residual has the row of a token."""
+    return T.cast((at.batch * p.kv_heads + at.head) * p.tokens + token, "int64") * (p.dim // 8)
+
+
 @T.macro
-def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any) -> None:
-    """Rows g and g + 8 of the tile at `first`; rows past the end are zero. New rows go on into the residual."""
+def find_rows(p: Any, at: Any, work: Any, r: Any, fresh: Any, first: Any) -> None:
+    """Where the lane's rows g and g + 8 of the tile at `first` are."""
     for half in static(2):
         token = first + half * 8 + at.g
-        r.row[0] = T.cast((at.batch * p.kv_heads + at.head) * p.tokens + token, "int64") * (p.dim // 8)
-        r.row[1] = r.row[0]
+        r.row[half] = slot_of(p, at, token)
         if token >= work.rest:
-            r.row[1] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
-        for x in T.unroll(p.chunks):
-            for i in T.vectorized(4):
-                r.kv[(half * p.chunks + x) * 4 + i] = T.if_then_else(
-                    token < work.tail, tensor[(r.row[1] + x * 4 + at.t) * 4 + i], T.uint32(0)
-                )
+            r.row[half] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
+
+
+@T.macro
+def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, first: Any, chunk: Any) -> None:
+    """32 channels of both rows; rows past the end are zero. New rows go on into the residual."""
+    for half in static(2):
+        token = first + half * 8 + at.g
+        for i in T.vectorized(4):
+            r.kv[half * 4 + i] = T.if_then_else(token < work.tail, tensor[(r.row[half] + chunk * 4 + at.t) * 4 + i], T.uint32(0))
         if token >= work.rest and token < T.min(work.tail, p.tokens):
-            for x in T.unroll(p.chunks):
-                for i in T.vectorized(4):
-                    tensor[(r.row[0] + x * 4 + at.t) * 4 + i] = r.kv[(half * p.chunks + x) * 4 + i]
+            for i in T.vectorized(4):
+                tensor[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.kv[half * 4 + i]
 
 
 @T.macro
@@ -39,12 +46,14 @@ def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
     """p = scores of the tile, masked."""
     for i in T.unroll(p.column_tiles * 8):
         r.c[i] = 0.0
-    for step in static(p.steps):
-        word = step // 2 * 4 + step % 2 * 2
-        for i in static(4):
-            r.a[i] = r.kv[i % 2 * p.chunks * 4 + word + i // 2]
-        for n in static(p.column_tiles):
-            multiply(r.a, 0, r.raw, n * p.chunks * 4 + step * 2, r.c, n * 8, p.mma_type)
+    find_rows(p, at, work, r, k.fresh_k, first)
+    for chunk in static(p.chunks):
+        load_rows(p, at, work, r, k.k_residual, first, chunk)
+        for y in static(2):
+            for i in static(4):
+                r.a[i] = r.kv[i % 2 * 4 + y * 2 + i // 2]
+            for n in static(p.column_tiles):
+                multiply(r.a, 0, r.raw, (n * p.chunks + chunk) * 4 + y * 2, r.c, n * 8, p.mma_type)
     for n, e in columns(p):
         for half in static(2):
             position = work.full * p.tokens + first + half * 8 + at.g
@@ -71,14 +80,16 @@ def weigh_rows(p: Any, r: Any) -> None:
 
 
 @T.macro
-def add_rows(p: Any, r: Any) -> None:
+def add_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
     """o += V's rows, transposed in registers, times probabilities."""
-    for tile in static(p.steps):
-        word = tile // 2 * 4 + tile % 2 * 2
-        for i in static(4):
-            r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.kv[i // 2 * p.chunks * 4 + word + i % 2])
-        for n in static(p.column_tiles):
-            multiply(r.a, 0, r.pb, n * 4, r.o, (n * p.steps + tile) * 4, p.mma_type)
+    find_rows(p, at, work, r, k.fresh_v, first)
+    for chunk in static(p.chunks):
+        load_rows(p, at, work, r, k.v_residual, first, chunk)
+        for y in static(2):
+            for i in static(4):
+                r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.kv[i // 2 * 4 + y * 2 + i % 2])
+            for n in static(p.column_tiles):
+                multiply(r.a, 0, r.pb, n * 4, r.o, (n * p.steps + chunk * 2 + y) * 4, p.mma_type)
 
 
 @T.macro
@@ -96,9 +107,7 @@ def attend_tail(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """The warp's tiles of the tail."""
     for turn in T.serial(T.max(0, T.ceildiv(T.ceildiv(work.tail, 16) - at.warp, p.warps))):
         first = (at.warp + turn * p.warps) * 16
-        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first)
         score_rows(p, k, at, work, r, first)
-        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first)
         weigh_rows(p, r)
-        add_rows(p, r)
+        add_rows(p, k, at, work, r, first)
     to_code_units(p, r)
