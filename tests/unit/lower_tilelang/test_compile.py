@@ -1,0 +1,44 @@
+"""A covering set lowered and compiled for the three architectures: it builds, and nothing spills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.errors import CompileError, ToolchainMissing
+from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.compilers import find_nvcc
+from kvgen.toolchain.pool import build_many
+from tests.support.points import Point
+
+pytest.importorskip("tilelang")
+
+
+def has_nvcc() -> bool:
+    try:
+        find_nvcc()
+    except ToolchainMissing:
+        return False
+    return True
+
+
+pytestmark = [
+    pytest.mark.nvcc,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not has_nvcc(), reason="no nvcc on this machine"),
+]
+
+POINTS = (
+    Point("k4v4", backend="tilelang"), Point("k2v2", "w16u4s4", backend="tilelang"), Point("k4v4:h16/1", target="sm80", backend="tilelang"),
+    Point("k8v8:d256:bf16", target="sm80", backend="tilelang"), Point("k4v4:token:kg32:vg32:page64", target="sm89", backend="tilelang"),
+)  # fmt: skip
+
+
+def test_a_covering_set_compiles_without_spills(tmp_path: Path) -> None:
+    found: dict[str, object] = {}
+    for index, result in build_many([point.source() for point in POINTS], cache=ArtifactCache(tmp_path)):
+        name = str(POINTS[index])
+        found[name] = str(result) if isinstance(result, CompileError) else result.resources.spill_bytes
+    assert found == dict.fromkeys(map(str, POINTS), 0)
