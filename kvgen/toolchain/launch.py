@@ -1,13 +1,16 @@
 """A compiled variant on torch tensors: caches, argument checks, calls.
 
-Streams: TVM-FFI asks torch for the current stream of the first CUDA tensor in each call and hands it to the module as its
-environment's stream (`TVMFFIEnvGetStream`). Nothing is to be done here, and calls inside a `torch.cuda.graph` are captured.
+Streams: wherever a torch tensor on a GPU is an argument, TVM-FFI asks torch for the current stream of its device, by the DLPack
+exchange API or, where torch has none, by `torch._C._cuda_getCurrentRawStream`. It hands it to the module as its environment's
+stream (`TVMFFIEnvGetStream`) for the time of the call, and neither way synchronizes. So nothing is to be done here, and calls
+inside a `torch.cuda.graph` are captured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -151,11 +154,17 @@ class Variant:
         return table.to(device).contiguous(), pages
 
     def prepare(self, cache: KVCache) -> torch.Tensor:
-        """Allocate this variant's workspace for a cache (once); done at the first call otherwise, which a graph must not capture."""
+        """This variant's workspace for a cache, allocated once; the first call does it where nobody did before.
+
+        Raises CacheMismatch for a cache of another layout, and while a graph is captured, which would zero it at every replay.
+        """
         workspace = cache.workspaces.get(self._key)
         if workspace is None:
             self._check_layout(cache)
-            size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
+            if _capturing(cache):
+                raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
+            with torch.cuda.device(cache.device) if cache.packed.is_cuda else nullcontext():
+                size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
             workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
             cache.workspaces[self._key] = workspace
         return workspace
@@ -300,8 +309,11 @@ class Variant:
             raise ValueError(f"{name} is on {tensor.device}, and the cache on {cache.device}")
 
 
+def _capturing(cache: KVCache) -> bool:
+    """Whether calls on the cache are being captured in a CUDA graph."""
+    return cache.packed.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _launch_bound(cache: KVCache, bound: int) -> int:
     """Lengths that a launch must be sized for: a captured launch is replayed while the cache grows to its capacity."""
-    if cache.packed.is_cuda and torch.cuda.is_current_stream_capturing():
-        return cache.max_len
-    return bound or 1
+    return cache.max_len if _capturing(cache) else bound or 1

@@ -1,0 +1,83 @@
+"""What modules check of their arguments, with a module on the CPU that asks for the alignment of CUDA's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen import _resources
+from kvgen.lower.base import Source
+from kvgen.toolchain import ArtifactCache, build
+from kvgen.toolchain.module import load_library
+
+PROBE = """
+#include "kvgen/calls.hpp"
+using namespace kvgen::ffi;
+// 4 query heads on 2 of head_dim 8, blocks of 32 tokens in 64 bytes, pages of 2 blocks
+KVGEN_EXPORT(probe) {
+  return guard(result, [&](TVMFFIAny& answer) {
+    answer.v_int64 = parse_attend({4, 2, 8, 32, 64, 2, kFloat16, kDLCPU, 16}, args, count, false).cache.blocks;
+    return true;
+  });
+}
+"""
+HALF = torch.float16
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("probe")
+    return load_library(build(Source(PROBE, "c++", "cpu", (_resources.templates() / "common" / "include",)), ArtifactCache(folder)).path)
+
+
+def behind(shape: tuple[int, ...], dtype: torch.dtype, elements: int) -> torch.Tensor:
+    """Zeros that start `elements` after an aligned address."""
+    return torch.zeros(torch.Size(shape).numel() + elements, dtype=dtype)[elements:].view(shape)
+
+
+def probe(library: Any, **changes: torch.Tensor) -> int:
+    given = {
+        "q": torch.zeros(3, 1, 4, 8, dtype=HALF),
+        "packed": torch.zeros(9, 2, 2, 64, dtype=torch.uint8),
+        "k_residual": torch.zeros(3, 2, 32, 8, dtype=HALF),
+        "v_residual": torch.zeros(3, 2, 32, 8, dtype=HALF),
+        "lengths": torch.zeros(3, dtype=torch.int32),
+        "block_table": torch.zeros(3, 3, dtype=torch.int32),
+        "out": torch.zeros(3, 1, 4, 8, dtype=HALF),
+        "lse": torch.zeros(3, 4, 1),
+        "workspace": torch.zeros(16, dtype=torch.uint8),
+    }
+    assert changes.keys() <= given.keys()
+    return int(library.get_function("probe")(*(given | changes).values(), 0.5, 100))
+
+
+def test_small_tensors_may_start_anywhere(library: Any) -> None:
+    assert probe(library) == 6
+    assert probe(library, lse=behind((3, 4, 1), torch.float32, 1), lengths=behind((3,), torch.int32, 1)) == 6
+    assert probe(library, block_table=torch.zeros(3, 7, dtype=torch.int32)[:, 1:4]) == 6
+
+
+@pytest.mark.parametrize("name", ["q", "out"])
+def test_rows_are_aligned_wherever_they_start(library: Any, name: str) -> None:
+    assert probe(library, **{name: torch.zeros(3, 2, 8, 8, dtype=HALF)[:, 1:, ::2]}) == 6
+    for odd in (behind((3, 1, 4, 8), HALF, 1), torch.zeros(3, 1, 4, 12, dtype=HALF)[..., :8], torch.zeros(3, 1, 33, dtype=HALF)[..., :32]):
+        with pytest.raises(ValueError, match=f"attend: rows of {name} must start at multiples of 16 bytes"):
+            probe(library, **{name: odd.view(3, 1, 4, 8) if odd.dim() == 3 else odd})
+
+
+@pytest.mark.parametrize("name", ["packed", "k_residual", "workspace"])
+def test_blocks_start_aligned(library: Any, name: str) -> None:
+    shapes = {"packed": (9, 2, 2, 64), "k_residual": (3, 2, 32, 8), "workspace": (16,)}
+    dtype = HALF if name == "k_residual" else torch.uint8
+    with pytest.raises(ValueError, match=f"attend: {name} must start at a multiple of 16 bytes"):
+        probe(library, **{name: behind(shapes[name], dtype, 4)})
+
+
+def test_strides_where_there_must_be_none(library: Any) -> None:
+    with pytest.raises(ValueError, match="attend: lse must be contiguous"):
+        probe(library, lse=torch.zeros(3, 4, 2)[..., :1])
+    with pytest.raises(ValueError, match="attend: block_table must be contiguous in its last dimension"):
+        probe(library, block_table=torch.zeros(3, 6, dtype=torch.int32)[:, ::2])
