@@ -39,7 +39,7 @@ CASES = {
             value={"bits": 8, "axis": "channel", "group": 32, "zero": False},
             cache={"layout": "paged", "page": 64},
         ),
-        {"chunk": 64},
+        {"chunk": 256},
     ),
     "kv16-f32": (
         spec_of(attention={"q_heads": 2, "kv_heads": 2, "head_dim": 64, "dtype": "float32"}, key={"bits": 16}, value={"bits": 16}),

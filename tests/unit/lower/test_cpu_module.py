@@ -47,9 +47,9 @@ def test_every_format_is_right_and_packs_the_codes_of_the_reference(name: str) -
 
 
 SCHEDULES = (
-    {"block": 32, "rows": 1, "key_tiles": 8, "value_tiles": 8, "chunk": 512, "share": 1024, "prefetch": 32},
-    {"block": 256, "rows": 6, "key_tiles": 2, "value_tiles": 4, "chunk": 64, "prefetch": 0},
-    {"block": 64, "rows": 2, "key_tiles": 4, "value_tiles": 4, "chunk": 64, "share": 2048},
+    {"block": 32, "rows": 1, "key_tiles": 8, "value_tiles": 8, "chunk": 512, "share": 1024, "prefetch": 0},
+    {"block": 256, "rows": 6, "key_tiles": 2, "value_tiles": 4, "chunk": 512, "prefetch": 0},
+    {"block": 64, "rows": 4, "key_tiles": 2, "value_tiles": 1, "chunk": 128, "share": 1024},
     {"block": 512, "rows": 3, "key_tiles": 8, "value_tiles": 8, "chunk": 256, "share": 1024},
 )
 
