@@ -156,8 +156,10 @@ class _Run:
                     last = self._final(bench, ahead, keep)
                 except KeyboardInterrupt:
                     interrupted = True
-            decision = self._decide(last or self.records(), present, bench)
-            return self._register(decision, ahead, last, bench, seed, interrupted=interrupted)
+            decision = decide(last, self.spec.workloads, self.default, present, bench.compare)
+            judged = last if decision is not None else self.records()
+            decision = decision or self._decide(judged, present, bench)
+            return self._register(decision, ahead, judged, last, bench, seed, interrupted=interrupted)
 
     def records(self) -> list[Record]:
         """Every finished point."""
@@ -284,12 +286,20 @@ class _Run:
         raise MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
 
     def _register(
-        self, decision: Decision, ahead: Ahead, last: Sequence[Record], bench: Bench, seed: int, *, interrupted: bool
+        self,
+        decision: Decision,
+        ahead: Ahead,
+        judged: Sequence[Record],
+        last: Sequence[Record],
+        bench: Bench,
+        seed: int,
+        *,
+        interrupted: bool,
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(bench.policy)}
         facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
         backends = {c.backend.name: c.backend for c in self.found}
-        entry = make_entry(self.spec, self.target, backends, decision, ahead, last or self.records(), self.default, facts)
+        entry = make_entry(self.spec, self.target, backends, decision, ahead, judged, self.default, facts)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)

@@ -153,6 +153,16 @@ def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -
     assert len(outcomes[0].timings[0].samples) == 2
 
 
+def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+
+    def run(jobs: list[Job], rounds: int, timeout_s: float) -> list[Outcome]:
+        return [Outcome("ok" if len(jobs) == 1 else "timeout", f"{rounds} rounds")] * len(jobs)
+
+    monkeypatch.setattr(worker, "interleave", run)
+    assert [o.detail for o in interleave([job(), job()], rounds=3, worker=worker)] == ["1 rounds", "1 rounds"]
+
+
 def test_no_finalists_need_no_process() -> None:
     assert interleave([], rounds=2) == []
     assert isinstance(Outcome("ok"), Outcome)

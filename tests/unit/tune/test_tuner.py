@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvgen.errors import MeasureError, UnsupportedError
 from kvgen.registry import Store
-from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.point import Point
+from kvgen.tune.point import Point, Record
 from kvgen.tune.progress import Progress
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
@@ -209,3 +210,13 @@ def test_hosts_share_studies_in_a_database(tmp_path: Path):
     assert not set(points(one)) & set(points(other))
     assert len(points(one)) + len(points(other)) == 17
     assert second.entry.layout["block"] == 32
+
+
+def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
+    class Failing(FakeBench):
+        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+            return [Record(point, "timeout", detail="made to fail") for point, _ in entrants]
+
+    result = place.tune(Failing())
+    assert result.entry.layout["block"] == 32
+    assert {record.kind for record in result.failures} == {"timeout"}
