@@ -36,7 +36,7 @@ class Checker:
 
     def run(self) -> dict[str, float]:
         """All scenarios; the worst errors by name. Raises CheckError."""
-        for scenario in scenarios(self.variant.spec, self.variant.layout, self.policy):
+        for scenario in scenarios(self.variant.spec, self.variant.layout, self.policy, self.device.type):
             self._life(scenario)
         return self.accuracy
 
@@ -108,7 +108,7 @@ class Checker:
     def _compare(self, where: str, step: Step, out: torch.Tensor, lse: torch.Tensor) -> None:
         self._bounded("relative_l2", where, relative_l2(out, step.out), self.limit)
         self._bounded("worst_row", where, worst_relative_l2(out, step.out), ROW_FACTOR * self.limit)
-        got, want = lse.double().cpu(), step.lse
+        got, want = lse.double(), step.lse
         nothing = torch.isinf(want)
         if not torch.equal(got[nothing], want[nothing]):
             raise CheckError(f"{where}: LSE of a query that sees nothing is not -inf")
@@ -149,11 +149,11 @@ class Checker:
 
     @staticmethod
     def _blocks(cache: KVCache, b: int, count: int) -> torch.Tensor:
-        """The first `count` blocks of a sequence on the CPU, [kv_heads, count, block_bytes]."""
+        """The first `count` blocks of a sequence, [kv_heads, count, block_bytes]."""
         if cache.block_table is None:
-            return cache.packed[b, :, :count].cpu()
+            return cache.packed[b, :, :count]
         pages = cache.packed[cache.block_table[b].long()]  # [pages, kv_heads, blocks, block_bytes]
-        return pages.transpose(0, 1).flatten(1, 2)[:, :count].cpu()
+        return pages.transpose(0, 1).flatten(1, 2)[:, :count]
 
     def _bounded(self, name: str, where: str, error: float, limit: float) -> None:
         self.accuracy[name] = max(self.accuracy.get(name, 0.0), error)

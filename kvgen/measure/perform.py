@@ -36,7 +36,7 @@ def perform(job: Job, stage: Stage) -> Outcome:
         checker = None
         if job.check is not None:
             clock("reference")
-            scenarios(job.spec, variant.layout, job.check)
+            scenarios(job.spec, variant.layout, job.check, job.device)
             clock("verify")
             checker = Checker(variant, job.device, job.check)
             accuracy = checker.accuracy

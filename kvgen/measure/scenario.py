@@ -1,7 +1,8 @@
 """Inputs that a variant is verified on, and what the reference makes of them.
 
 Two scenarios: `ragged`, plain data at every awkward length, filled in two chunks; and `long`, structured data with scores up
-to 60 over several splits, with as many query tokens as the spec allows (up to 4).
+to 60 over several splits, with as many query tokens as the spec allows (up to 4). The data are the same on every device; what the
+reference makes of them is computed where they are to be used, since a GPU does that a hundred times as fast.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A life of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on the CPU."""
+    """A life of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
 
     name: str
     chunks: tuple[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]], ...]
@@ -63,8 +64,8 @@ class Scenario:
 
 
 @lru_cache(maxsize=8)
-def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy) -> tuple[Scenario, ...]:
-    """The scenarios of a spec and a layout. Reference attention makes this slow; it is kept for the process.
+def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str = "cpu") -> tuple[Scenario, ...]:
+    """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process.
 
     Raises UnsupportedError for what the module ABI cannot say: learned sinks, first or recent tokens kept in `dtype`.
     """
@@ -75,26 +76,28 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy) -> tu
     edges = (0, 1, block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)
     longest = max(policy.long_tokens, 5 * block) + block // 2 + 3
     return (
-        _scenario(spec, layout, policy, "ragged", edges, 1),
-        _scenario(spec, layout, policy, "long", (longest, longest * 5 // 8), min(MOST_Q, spec.attention.q_len)),
+        _scenario(spec, layout, policy, device, edges, 1, ragged=True),
+        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8), min(MOST_Q, spec.attention.q_len), ragged=False),
     )
 
 
-def _scenario(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, name: str, lengths: tuple[int, ...], q_len: int) -> Scenario:
-    ragged = name == "ragged"
+def _scenario(
+    spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str, lengths: tuple[int, ...], q_len: int, *, ragged: bool
+) -> Scenario:
     total = max(lengths) + policy.steps * q_len
     whole = -(-total // layout.tokens) * layout.tokens
     inputs = (normal if ragged else structured)(spec, len(lengths), whole, q_len=q_len * (policy.steps + 1), seed=policy.seed)
-    blocks = pack_blocks(layout, to_blocks(inputs.k, layout.tokens), to_blocks(inputs.v, layout.tokens))
-    read = [from_blocks(x) for x in unpack_blocks(layout, blocks, inputs.k.dtype)]
-    life = _Life(spec, layout, (inputs.k, inputs.v), (read[0], read[1]))
+    all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
+    blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
+    read = [from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype)]
+    life = _Life(spec, layout, (k, v), (read[0], read[1]))
     splits = [tuple(length // 2 for length in lengths), lengths] if ragged else [lengths]
     chunks, past = [], (0,) * len(lengths)
     for upto in splits:
         new = tuple(end - start for start, end in zip(past, upto, strict=True))
         chunks.append((life.slice(0, past, max(new)), life.slice(1, past, max(new)), new))
         past = upto
-    queries = torch.split(inputs.q, q_len, dim=1)
+    queries = torch.split(all_q, q_len, dim=1)
     first = Step(queries[0], None, None, *life.attend(queries[0], past, past))
     steps = []
     for q in queries[1:]:
@@ -102,7 +105,7 @@ def _scenario(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, name:
         steps.append(Step(q, life.slice(0, past, q_len), life.slice(1, past, q_len), *life.attend(q, past, after)))
         past = after
     codes = {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
-    return Scenario(name, tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
+    return Scenario("ragged" if ragged else "long", tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,9 @@ class _Life:
 
     def seen(self, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V in fp64 as attention sees them: full blocks as they read back, the rest as given."""
-        token = torch.arange(self.raw[0].shape[1])
-        full = torch.tensor([length // self.layout.tokens * self.layout.tokens for length in lengths])
+        device, tokens = self.raw[0].device, self.layout.tokens
+        token = torch.arange(self.raw[0].shape[1], device=device)
+        full = torch.tensor([length // tokens * tokens for length in lengths], device=device)
         packed = (token < full.unsqueeze(1))[..., None, None]
         return torch.where(packed, self.read[0], self.raw[0].double()), torch.where(packed, self.read[1], self.raw[1].double())
 
