@@ -137,7 +137,7 @@ struct Walk {
   int depth = 0;
 
   __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int warp, int lane)
-      : ring(shared.ring(), warp, lane), cursor(plan, lengths, warp), upcoming(cursor.here(args, lengths)) {
+      : ring(shared.ring(), warp, lane), cursor(args, plan, lengths, warp, lane), upcoming(cursor.here(args, lengths)) {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1

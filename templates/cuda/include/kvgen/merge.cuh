@@ -132,7 +132,7 @@ __device__ __forceinline__ void load_wide(const float* from, float (&to)[kWide])
 // so that one trip to the L2 serves many.
 template <class Traits, int kWide, class Slot>
 __device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
-  constexpr int kBatch = 16 / kWide < 4 ? 4 : 16 / kWide;
+  constexpr int kBatch = kWide > 2 ? 8 : 16;
   all = Total{};
 #pragma unroll
   for (int j = 0; j < kWide; ++j) value[j] = 0.f;

@@ -159,33 +159,47 @@ template <class Traits>
 struct Cursor {
   Head at;
   Segment segment;
-  int unit;  // within the head
+  int unit;              // within the head
+  int plain;             // units below are packed ones of this head
+  const uint8_t* start;  // the head's first block, for contiguous caches
+  int lane;
 
-  __device__ Cursor(const Plan<Traits>& plan, const Lengths<Traits>& lengths, int warp) : at(plan.first), segment(plan.segment(plan.first)), unit(segment.begin + warp) {
-    settle(plan, lengths);
+  __device__ Cursor(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int warp, int lane_)
+      : at(plan.first), segment(plan.segment(plan.first)), unit(segment.begin + warp), lane(lane_) {
+    settle(args, plan, lengths);
   }
   __device__ __forceinline__ Unit here(const AttendArgs& args, const Lengths<Traits>& lengths) const {
+    if (unit < plain) return packed(args);
     if (unit >= segment.end) return {};
-    if (unit >= at.packed) return Unit::of_tail(at.batch, at.head, lengths.before[at.batch], (unit - at.packed) * Traits::kPieceTokens);
-    const int block = unit / Traits::kUnitsPerBlock, within = unit % Traits::kUnitsPerBlock;
-    const uint8_t* base = args.cache.block<Traits::kPaged>(at.batch, at.head, block, Traits::Format::kBlockBytes);
-    const int group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
-    return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
+    return Unit::of_tail(at.batch, at.head, lengths.before[at.batch], (unit - at.packed) * Traits::kPieceTokens);
   }
   __device__ __forceinline__ Unit next(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
     unit += Traits::kWarps;
-    settle(plan, lengths);
+    if (unit < plain) return packed(args);
+    settle(args, plan, lengths);
     return here(args, lengths);
   }
 
  private:
-  __device__ __forceinline__ void settle(const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
+  __device__ __forceinline__ Unit packed(const AttendArgs& args) const {
+    const int block = unit / Traits::kUnitsPerBlock, within = unit % Traits::kUnitsPerBlock;
+    const uint8_t* base;
+    if constexpr (Traits::kPaged)
+      base = args.cache.block<true>(at.batch, at.head, block, Traits::Format::kBlockBytes) + lane * 16;
+    else
+      base = start + static_cast<int64_t>(block) * Traits::Format::kBlockBytes;
+    const int group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
+    return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
+  }
+  __device__ __forceinline__ void settle(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
     while (unit >= segment.end && plan.end > at.start + at.weight) {
       const int over = unit - segment.end;
       lengths.advance(at);
       segment = plan.segment(at);
       unit = segment.begin + over;
     }
+    plain = min(segment.end, at.packed);
+    if constexpr (!Traits::kPaged) start = args.cache.block<false>(at.batch, at.head, 0, Traits::Format::kBlockBytes) + lane * 16;
   }
 };
 

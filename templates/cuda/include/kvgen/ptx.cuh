@@ -72,6 +72,13 @@ __device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
+// The same by the first kLanes lanes, without a branch.
+template <int kLanes>
+__device__ __forceinline__ void copy_async16_if(uint32_t shared, const void* global, int lane) {
+  asm volatile("{\n.reg .pred mine;\nsetp.lt.s32 mine, %2, %3;\n@mine cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared), "l"(global),
+               "r"(lane), "n"(kLanes)
+               : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }

@@ -48,6 +48,7 @@ struct QueryLoader {
     }
     const int at = warp * 8 + lane / 4;
     if (lane % 4 == 0) factors[at] = args.scale * 1.4426950408889634f / (kCodeUnit<typename Traits::Key> * power);
+    if constexpr (!Traits::kKeyPerToken) return;
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {
       float sum = group_sums[q];
@@ -80,7 +81,7 @@ struct QueryLoader {
     for (uint32_t& word : words) {
       const float2 f = floats(word);
       word = ptx::pack_half2(f.x * power, f.y * power);
-      sum += f.x * power + f.y * power;
+      if constexpr (Traits::kKeyPerToken) sum += f.x * power + f.y * power;
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -129,12 +130,12 @@ struct QueryFragments {
     place(step, 0, q0, scale0, lane), place(step, 1, q1, scale1, lane);
   }
   __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t scale, int lane) {
-    const __half2 product = __hmul2(ptx::as_half2(q), ptx::as_half2(scale));
+    const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale), product = __hmul2(q2, scale2);
     high[step][half] = ptx::as_u32(product);
-    if constexpr (Traits::kResidualQ) {
-      const uint32_t rest = ptx::as_u32(__hfma2(ptx::as_half2(q), ptx::as_half2(scale), __hneg2(product)));
-      if constexpr (kLow) low[step][half] = rest;
-      if constexpr (Traits::kHalves) high[step][half] = lane < 16 ? high[step][half] : rest;
+    if constexpr (kLow) low[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hneg2(product)));
+    if constexpr (Traits::kResidualQ && Traits::kHalves) {  // lanes 0..15 the product, the others what its rounding left
+      const __half2 minus = __float2half2_rn(lane < 16 ? 0.f : -1.f);
+      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(product, minus)));
     }
   }
 };

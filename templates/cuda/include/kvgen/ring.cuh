@@ -8,7 +8,8 @@
 
 namespace kvgen {
 
-// Where a unit lies in global memory: in a block, in the tail of a head, or nowhere.
+// Where a unit lies in global memory: in a block, in the tail of a head, or nowhere. Addresses are a lane's own: each copies
+// every 32nd vector of 16 bytes, and bulk copies are lane 0's.
 struct Unit {
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
@@ -23,11 +24,8 @@ template <int kBytes>
 __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* global, int lane) {
   static_assert(kBytes % 16 == 0);
 #pragma unroll
-  for (int at = 0; at < kBytes / 512; ++at) ptx::copy_async16(shared + at * 512 + lane * 16, global + at * 512 + lane * 16);
-  if constexpr (kBytes % 512 != 0) {
-    constexpr int kDone = kBytes / 512 * 512;
-    if (lane < (kBytes % 512) / 16) ptx::copy_async16(shared + kDone + lane * 16, global + kDone + lane * 16);
-  }
+  for (int at = 0; at < kBytes / 512; ++at) ptx::copy_async16(shared + at * 512, global + at * 512);
+  if constexpr (kBytes % 512 != 0) ptx::copy_async16_if<kBytes % 512 / 16>(shared + kBytes / 512 * 512, global + kBytes / 512 * 512, lane);
 }
 
 template <class Traits, Copy kCopy = Traits::kCopy>
@@ -44,9 +42,9 @@ struct Ring<Traits, Copy::async> {
 
   __device__ __forceinline__ void fill(const AttendArgs& args, int depth, int sub, const Unit& unit) {
     constexpr int kBytes = Traits::Format::kSubtileBytes;
-    const uint32_t to = slot(depth) + Traits::kUnitParams + sub * kBytes;
+    const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams + sub * kBytes;
     if (unit.subtiles) {
-      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(slot(depth), unit.params, lane);
+      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, unit.params, lane);
       warp_copy_async<kBytes>(to, unit.subtiles + sub * kBytes, lane);
     } else if (sub == 0 && unit.first >= 0) {
       fill_piece(args, to, unit);
@@ -64,10 +62,16 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ void fill_piece(const AttendArgs& args, uint32_t to, const Unit& unit) {
     constexpr int kRows = Traits::kPieceTokens, kVectors = Traits::kTailRowBytes / 16;
     const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
+    if (tail.fresh == 0 || unit.first + kRows <= tail.old) {  // all in the residual; rows past its end are copied, and masked later
+      const int64_t at = static_cast<int64_t>(unit.first) * Traits::kTailRowBytes + lane * 16;
+      warp_copy_async<kRows * Traits::kTailRowBytes>(to, reinterpret_cast<const uint8_t*>(tail.k_residual) + at, lane);
+      warp_copy_async<kRows * Traits::kTailRowBytes>(to + kRows * Traits::kTailRowBytes, reinterpret_cast<const uint8_t*>(tail.v_residual) + at, lane);
+      return;
+    }
 #pragma unroll 1
     for (int at = lane; at < 2 * kRows * kVectors; at += 32) {
       const int row = at / kVectors, token = unit.first + row % kRows;
-      if (token < tail.count()) ptx::copy_async16(to + at * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(args, token) : tail.v_row(args, token)) + at % kVectors);
+      if (token < tail.count()) ptx::copy_async16(to + (at - lane) * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(args, token) : tail.v_row(args, token)) + at % kVectors);
     }
   }
 };

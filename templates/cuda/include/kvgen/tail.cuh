@@ -48,16 +48,19 @@ struct TailRows {
   uint32_t slot;
   int valid;
 
-  // Sixteen bytes of row `row` from channel `channel` on; zeros where there is no token.
-  __device__ __forceinline__ uint4 k(int row, int channel) const { return load(row, channel, 0); }
-  __device__ __forceinline__ uint4 v(int row, int channel) const { return load(row, channel, Traits::kPieceTokens); }
+  // Sixteen bytes of row `row` from channel `channel` on. Of K, rows without a token give anything: their scores are masked.
+  __device__ __forceinline__ uint4 k(int row, int channel) const { return load(row, channel); }
+  // Of V they give zeros: no weight of zero would make a NaN harmless.
+  __device__ __forceinline__ uint4 v(int row, int channel) const {
+    return row < valid ? load(Traits::kPieceTokens + row, channel) : make_uint4(0, 0, 0, 0);
+  }
 
  private:
-  __device__ __forceinline__ uint4 load(int row, int channel, int skip) const {
-    if (row >= valid) return make_uint4(0, 0, 0, 0);
-    return ptx::load_shared16(slot + Traits::kUnitParams + (row + skip) * Traits::kTailRowBytes + channel * 2);
-  }
+  __device__ __forceinline__ uint4 load(int row, int channel) const { return ptx::load_shared16(slot + Traits::kUnitParams + row * Traits::kTailRowBytes + channel * 2); }
 };
+
+template <class Traits>
+constexpr bool kPiecesOfSixteen = Traits::kPieceTokens > 8;
 
 // Scores of a piece for a column tile. Its first row is tail token `first`; the tail has `count` in all.
 template <class Traits>
@@ -70,7 +73,7 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
 #pragma unroll
     for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
       const int row = 16 * part + lane / 4, channel = 32 * vector + lane % 4 * 8;
-      const uint4 a = rows.k(row, channel), b = rows.k(row + 8, channel);
+      const uint4 a = rows.k(row, channel), b = kPiecesOfSixteen<Traits> ? rows.k(row + 8, channel) : make_uint4(0, 0, 0, 0);
       const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kHeadDim / 32) + vector) * 32 + lane) * 16);
       ptx::mma(products[part], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
       ptx::mma(products[part], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
@@ -97,11 +100,11 @@ __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const 
 #pragma unroll
     for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
       const int row = 16 * part + lane / 4, channel = 32 * vector + lane % 4 * 8;
-      const uint4 a = rows.v(row, channel), b = rows.v(row + 8, channel);
+      const uint4 a = rows.v(row, channel), b = kPiecesOfSixteen<Traits> ? rows.v(row + 8, channel) : make_uint4(0, 0, 0, 0);
       const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
       uint32_t turned[4][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = ptx::transpose(half2_from(high[i], type));
+      for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = kPiecesOfSixteen<Traits> ? ptx::transpose(half2_from(high[i], type)) : 0;
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
         const uint32_t(&w)[2] = weights[tile][0][part];
