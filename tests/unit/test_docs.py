@@ -64,6 +64,14 @@ def test_the_makefile_has_every_target_that_the_documents_name():
     assert {"demo", "test", "lint", "docs"} <= named <= targets
 
 
+def test_every_environment_variable_is_told():
+    used = set()
+    for source in (ROOT / "kvgen").rglob("*.py"):
+        used |= set(re.findall(r"KVGEN_[A-Z]+(?:_[A-Z]+)*", source.read_text()))
+    told = set(re.findall(r"`(KVGEN_[A-Z_]+)`", (ROOT / "docs" / "python.md").read_text()))
+    assert used == told
+
+
 def test_commands_that_the_readme_names_exist():
     named = set(re.findall(r"`kvgen ([a-z]+)", README.read_text())) - {"presets"}
     listing = subprocess.run([sys.executable, "-m", "kvgen", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
