@@ -5,13 +5,15 @@
 
 namespace kvgen {
 
-// 16 rows of codes: a word holds neighbours along k, the lanes are rows. Signed codes are stored with 2^(Bits-1) added.
-template <int Bits, class Element, bool Signed>
+// 16 rows of codes: a word holds neighbours along k, the lanes are rows. Codes are decoded with 2^(Bits-1) subtracted: symmetric
+// ones are stored with it added, and of the others the sums are smaller, so that less is lost where the zero cancels them.
+template <int Bits, class Element>
 struct Codec {
   static constexpr int per_word = 32 / Bits;
   static constexpr bool quantized = true;
+  static constexpr float middle = 1 << (Bits - 1);
 
-  // Element `k` of the words of N lanes: the code as a float.
+  // Element `k` of the words of N lanes: the centered code as a float.
   template <int N>
   static typename Vec<N>::F code(typename Vec<N>::U word, int k) {
     using F = typename Vec<N>::F;
@@ -20,12 +22,11 @@ struct Codec {
     // A permutation looks at the low 4 bits alone: shift and look up, no mask, no conversion.
     if constexpr (Bits <= 4) return __builtin_shuffle(table(), (I)(word >> (Bits * k)));
 #endif
-    if constexpr (Signed) return __builtin_convertvector((I)((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits), F);
-    return __builtin_convertvector((I)(word >> (Bits * k) & ((1u << Bits) - 1)), F);
+    return __builtin_convertvector((I)((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits), F);
   }
 
  private:
-  static constexpr float entry(int i) { return static_cast<float>((i & ((1 << Bits) - 1)) - (Signed ? 1 << (Bits - 1) : 0)); }
+  static constexpr float entry(int i) { return static_cast<float>(i & ((1 << Bits) - 1)) - middle; }
   static F32 table() {
     return F32{entry(0), entry(1), entry(2),  entry(3),  entry(4),  entry(5),  entry(6),  entry(7),
                entry(8), entry(9), entry(10), entry(11), entry(12), entry(13), entry(14), entry(15)};
@@ -34,7 +35,7 @@ struct Codec {
 };
 
 template <class Element>
-struct Codec<16, Element, false> {
+struct Codec<16, Element> {
   static constexpr int per_word = sizeof(Element) == 4 ? 1 : 2;
   static constexpr bool quantized = false;
 
@@ -48,9 +49,9 @@ struct Codec<16, Element, false> {
 };
 
 // Floats in the order of packed words: what tokens in `dtype` and odd formats are expanded to.
-using Expanded = Codec<16, float, false>;
+using Expanded = Codec<16, float>;
 
-// Scale and zero of 16 neighbours; x = code * scale + zero, where the zero of signed codes is 0.
+// Scale and zero of 16 neighbours.
 struct Affine {
   F32 scale, zero;
 };
@@ -62,7 +63,7 @@ struct Affine {
 template <class C, class Op>
 struct Operand {
   using Param = typename C::Param;
-  using Code = Codec<Op::bits, typename C::Element, Op::bits != 16 && !Op::zero>;
+  using Code = Codec<Op::bits, typename C::Element>;
   static constexpr int params = Op::zero ? 2 : 1;
   static constexpr int k_extent = Op::rows_are_tokens ? C::head_dim : C::subtile;
   static constexpr int row_extent = Op::rows_are_tokens ? C::subtile : C::head_dim;
@@ -74,6 +75,12 @@ struct Operand {
   static const Param* param(const uint8_t* block, const uint8_t* subtile, int group, int index) {
     const uint8_t* section = (Op::per_channel ? block : subtile) + Op::params_offset;
     return reinterpret_cast<const Param*>(section) + static_cast<int64_t>(group) * params * param_extent + index;
+  }
+
+  // x = centered code * scale + zero, from the stored params (x = code * scale + zero, or no zero for symmetric codes).
+  static Affine centered(Affine a) {
+    if constexpr (Op::zero) return {a.scale, a.scale * Code::middle + a.zero};
+    return a;
   }
 
   // Of 16 neighbours along the axis that params lie on: channels of a token group, or tokens of a channel group.
@@ -98,7 +105,7 @@ struct Operand {
     for (int k = 0; k < k_extent; ++k) {
       F32 x = Code::template code<kLanes>(load<U32>(words + k / Code::per_word * 64), k % Code::per_word);
       if constexpr (Code::quantized) {
-        const Affine a = affine_at(block, subtile, token, tile, k);
+        const Affine a = centered(affine_at(block, subtile, token, tile, k));
         x = x * a.scale + a.zero;
       }
       store(out + k * kLanes, x);

@@ -58,7 +58,7 @@ struct PackedKeys {
       const int group = chunk.in_block(begin) / C::Key::group, end = group_end(chunk, begin, C::Key::group);
       F32 zeros[M] = {};
       for (int c = 0; c < dim; c += kLanes) {
-        const Affine a = Op::affine(block, nullptr, group, c);
+        const Affine a = Op::centered(Op::affine(block, nullptr, group, c));
         for (int m = 0; m < M; ++m) {
           const F32 x = load<F32>(q + m * dim + c);
           store(folded + m * dim + c, x * a.scale);
@@ -104,7 +104,8 @@ struct PackedKeys {
     multiply<Code, prefetch>(at, ahead(first), q + g * C::Key::group, dim, words, acc);
     for (int t = 0; t < T; ++t) {
       const int tile = first + t;
-      const Affine a = Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes);
+      const Affine a =
+          Op::centered(Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes));
       for (int m = 0; m < M; ++m) {
         float* to = score + m * C::chunk + tile * kLanes;
         F32 part = acc(m, t) * a.scale;
@@ -147,7 +148,7 @@ struct PackedValues {
     for (int g = 0; g < groups; ++g) {
       F32 zeros[M] = {};
       for (int token = 0; token < chunk.tokens; token += kLanes) {
-        const Affine a = Op::affine(nullptr, chunk.subtile[token / C::subtile], g, token % C::subtile);
+        const Affine a = Op::centered(Op::affine(nullptr, chunk.subtile[token / C::subtile], g, token % C::subtile));
         for (int m = 0; m < M; ++m) {
           const F32 x = load<F32>(p + m * C::chunk + token);
           store(scaled + m * C::chunk + token, x * a.scale);
@@ -201,7 +202,7 @@ struct PackedValues {
       run<T>(first, token, next - token, p, acc);
     }
     for (int t = 0; t < T; ++t) {
-      const Affine a = Op::affine(block, nullptr, group, (first + t) * kLanes);
+      const Affine a = Op::centered(Op::affine(block, nullptr, group, (first + t) * kLanes));
       for (int m = 0; m < M; ++m) {
         float* at = out + m * dim + (first + t) * kLanes;
         F32 part = acc(m, t) * a.scale;
