@@ -35,6 +35,11 @@ class Bench:
         self._q, self._k, self._v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
         self._outs = [torch.empty_like(self._q) for _ in range(copies)]
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the caches."""
+        return sum(cache.nbytes for cache in self._caches)
+
     def time(self, variant: Variant, policy: TimingPolicy) -> tuple[float, ...]:
         """Samples in µs per call of `policy.call`. Raises MeasureError, and CacheMismatch for another layout."""
         if variant.module.set_threads is not None and policy.threads is not None:

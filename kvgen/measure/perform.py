@@ -22,6 +22,8 @@ from kvgen.toolchain.module import load
 Stage = Callable[[str], None]
 """Told what comes next: load, reference, verify, time."""
 _kept: dict[object, Bench] = {}
+KEPT_SHARE = 0.3
+"""Of a GPU's memory, for the inputs of benches that may be asked for again."""
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 
@@ -93,12 +95,18 @@ def _time(job: Job, policy: TimingPolicy, variant: Variant, workload: Workload) 
 
 
 def _kept_bench(variant: Variant, workload: Workload, device: str, cold: int | None) -> Bench:
-    """Candidates of one layout come in a row: the inputs of the last are kept. Of bad ones nothing is, they end the process."""
+    """Candidates of one layout share their inputs. A GPU has room for those of several layouts and workloads: the oldest go first.
+
+    Of bad candidates nothing is kept, they end the process.
+    """
     key = (variant.spec.format_id, variant.layout.id, workload, device, cold)
-    bench = _kept.get(key)
+    bench = _kept.pop(key, None)
     if bench is None:
-        _kept.clear()
-        bench = _kept[key] = Bench(variant, workload, device, cold)
+        room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
+        while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
+            del _kept[next(iter(_kept))]
+        bench = Bench(variant, workload, device, cold)
+    _kept[key] = bench
     return bench
 
 

@@ -72,12 +72,15 @@ class CpuTimer:
 
 
 class CudaTimer:
-    """Replays of a CUDA graph that holds the calls in turn, between two events: launch costs of the host do not count."""
+    """Replays of a CUDA graph that holds the calls in turn, between two events: launch costs of the host do not count.
+
+    All of it goes to a stream of its own, behind what the current stream was given; what comes after waits for it.
+    """
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
         """See `Timer`."""
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        stream.wait_stream(torch.cuda.current_stream())  # a torch stream does not wait for the default one by itself
         with torch.cuda.stream(stream):
             for call in calls:
                 call()
