@@ -26,8 +26,8 @@ from kvgen.tune.point import Point, Record
 
 SEARCH = TimingPolicy(seconds=0.2)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-FIRST_ROUNDS = 5
-MORE_ROUNDS = 10
+FIRST_ROUNDS = 3
+MORE_ROUNDS = 12
 """Rounds of the final: the first tell how many more there is time for."""
 TIMEOUT_S = 60.0
 
