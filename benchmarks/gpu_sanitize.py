@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from tests.support.points import Point, compile_points, variant
+from tests.support.points import Compilation, Point, variant
 
 POINTS = (
     Point("k4v4"), Point("k4v4", "w8u4d1.unit"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2", "w8u4d1.cl8"),
@@ -43,7 +43,9 @@ def live(point: Point) -> None:
 
 
 if __name__ == "__main__":
-    compile_points(POINTS)
+    compilation = Compilation(POINTS)
+    compilation.wait()
+    compilation.close()
     if "--compile" not in sys.argv:
         for point in POINTS:
             live(point)

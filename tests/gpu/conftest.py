@@ -1,4 +1,4 @@
-"""GPU tests: skipped where there is no device; all points of a run are compiled at once, before the first test."""
+"""GPU tests: skipped where there is no device; what the selected ones need is compiled while the first of them run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.points import Point, compile_points
+from tests.support.points import Compilation, Point
 
 HERE = Path(__file__).parent
+COMPILATION = pytest.StashKey[Compilation]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,8 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compile the points that the selected tests take as parameters."""
+    """Begin to compile the points that the selected tests take as parameters, in the order of the tests."""
     if not torch.cuda.is_available() or session.config.option.collectonly:
         return
     found = [value for item in session.items for value in getattr(getattr(item, "callspec", None), "params", {}).values()]
-    compile_points(value for value in found if isinstance(value, Point))
+    session.stash[COMPILATION] = Compilation(value for value in found if isinstance(value, Point))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Drop what has not begun."""
+    compilation = session.stash.get(COMPILATION, None)
+    if compilation is not None:
+        compilation.close()

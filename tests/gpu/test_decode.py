@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvgen.errors import CacheMismatch
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.toolchain.launch import KVCache, Variant
 from tests.gpu.oracle import attend, contents
@@ -104,17 +105,38 @@ def test_long_and_unequal_sequences(point: Point) -> None:
 
 
 @pytest.mark.parametrize("point", [Point("k4v4"), Point("k2v2", "w8u4d1.cl8")], ids=str)
-def test_scale_and_streams(point: Point) -> None:
+def test_calls_follow_the_current_stream(point: Point) -> None:
+    """The query arrives late on the side stream: on any other stream a call would read what was there before."""
     v = variant(point)
-    cache = filled(v, [1500, 64], 1600)
-    q = random(2, 1, v.spec.attention.q_heads, v.spec.attention.head_dim, dtype=v.dtype, seed=4)
+    a, lengths = v.spec.attention, (1500, 64)
+    cache = filled(v, list(lengths), 1600)
+    right = random(2, 1, a.q_heads, a.head_dim, dtype=v.dtype, seed=4)
+    q = torch.zeros_like(right)
+    k, x = (random(2, 1, a.kv_heads, a.head_dim, dtype=v.dtype, seed=seed) for seed in (5, 6))
+    out = v.attend(q, cache)  # what waits for the device happens once: loading, allocating
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        out = v.attend(q, cache, scale=0.25)
+        torch.cuda._sleep(200_000_000)
+        q.copy_(right)
+        v.attend(q, cache, out=out, scale=0.25)
+        v.decode(q, k, x, cache)
     stream.synchronize()
-    for b, length in enumerate((1500, 64)):
-        assert relative_l2(out[b], attend(v.spec, q[b], *contents(v.layout, cache, b, length), scale=0.25)[0]) <= tolerance(v.dtype)
+    assert cache.lengths.tolist() == [length + 1 for length in lengths]
+    for b, length in enumerate(lengths):
+        want, _ = attend(v.spec, right[b], *contents(v.layout, cache, b, length), scale=0.25)
+        assert relative_l2(out[b], want) <= tolerance(v.dtype)
+
+
+def test_a_workspace_is_not_made_while_a_graph_is_captured() -> None:
+    first = variant(Point("k4v4"))
+    cache = filled(first, [700], 800)
+    q = random(1, 1, 32, 128, dtype=first.dtype)
+    other = Variant(first.spec, first.layout, first.module)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        first.attend(q, cache)
+        with pytest.raises(CacheMismatch, match=r"call prepare\(cache\) before the graph is captured"):
+            other.attend(q, cache)
 
 
 def test_the_workspace_may_hold_what_calls_left_but_must_be_large_enough() -> None:

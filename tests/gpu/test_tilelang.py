@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from kvgen.measure.check import check
 from tests.support.points import Point, variant
+
+pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")
 
 FORMATS = (
     "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k4v4:kg32:vg32", "k2v2:kg64:vg64", "k4v4:sym", "k8v8:sym", "k2v2:sym:vg64",

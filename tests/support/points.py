@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,7 +17,6 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, build
 from kvgen.toolchain.launch import Variant
 from kvgen.toolchain.module import load
-from kvgen.toolchain.pool import build_many
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,23 @@ class Point:
         return self.target != "sm90"
 
 
-def compile_points(points: Iterable[Point]) -> None:
-    """Compile what is not in the cache yet, in parallel; failures are met again where a test asks for the point."""
-    for foreign in (False, True):
-        sources = [point.source() for point in dict.fromkeys(points) if point.foreign == foreign]
-        for _ in build_many(sources, ptx_only=foreign):
-            pass
+class Compilation:
+    """Compiles points in the background, in order, each once. Whoever asks for one earlier than it is ready waits for it.
+
+    Failures are met again by whoever asks for the point.
+    """
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="compile")
+        self._jobs = [self._pool.submit(artifact, point) for point in dict.fromkeys(points)]
+
+    def wait(self) -> None:
+        """Until all is compiled, or failed."""
+        wait(self._jobs)
+
+    def close(self) -> None:
+        """Drop what has not begun, wait for the rest."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def artifact(point: Point) -> Artifact:
