@@ -44,7 +44,7 @@ def bench(
     if csv is not None:
         from kvgen.bench.run import write_csv
 
-        write_csv(csv, rows, facts(target))
+        write_csv(csv, rows, facts(target, policy))
     if as_json:
         print_json([row.to_json() for row in rows])
     else:
@@ -101,8 +101,8 @@ def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list
     return chosen
 
 
-def facts(target: Target) -> dict[str, Any]:
-    """What a table of results must say of its machine."""
+def facts(target: Target, policy: TimingPolicy) -> dict[str, Any]:
+    """What a table of results must say of its machine and its measurement."""
     from datetime import datetime, timezone
 
     import torch
@@ -111,7 +111,10 @@ def facts(target: Target) -> dict[str, Any]:
     from kvgen.registry.device import here
 
     device = here(target)
+    load = f"after {policy.sustained_seconds:g} s of load" if policy.sustained_seconds else "burst"
     return {
+        "call": policy.call,
+        "load": load if target != "cpu" else "",
         "device": device.get("name"),
         "threads": torch.get_num_threads() if target == "cpu" else "",
         "driver": device.get("driver", ""),
