@@ -21,6 +21,7 @@ class Case:
     target: Target
     length: int
     _made: dict[tuple[torch.dtype, int], torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _spread: dict[tuple[torch.dtype, int], list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _expected: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -45,6 +46,15 @@ class Case:
         """[batch, length, kv_heads, head_dim]."""
         return self._normal(dtype, 3, self.length, self.spec.attention.kv_heads)
 
+    def by_heads(self, dtype: torch.dtype, heads: int, copies: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of (K, V) as [batch, heads, length, head_dim], each KV head repeated to make `heads`; made once for all that ask."""
+        made = self._spread.setdefault((dtype, heads), [])
+        times = heads // self.spec.attention.kv_heads
+        while len(made) < copies:
+            k, v = (x.transpose(1, 2).contiguous() for x in (self.keys(dtype), self.values(dtype)))
+            made.append((k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)) if times > 1 else (k, v))
+        return made[:copies]
+
     def expected(self, dtype: torch.dtype) -> torch.Tensor:
         """fp64 attention over the unquantized tensors of a type, first sequences only: [checked, q_len, q_heads, head_dim]."""
         if dtype not in self._expected:
@@ -52,10 +62,10 @@ class Case:
         return self._expected[dtype]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """fp64 attention of the first sequences: [checked, q_len, q_heads, head_dim]."""
+        """fp64 attention of the first sequences, on the device: [checked, q_len, q_heads, head_dim]."""
         from kvgen.reference.attention import attend
 
-        q, k, v = (x[: self.checked].cpu() for x in (q, k, v))
+        q, k, v = (x[: self.checked] for x in (q, k, v))
         lengths = torch.full((self.checked,), k.shape[1], dtype=torch.int32)
         attention = self.spec.attention
         return attend(q, k, v, lengths, softcap=attention.softcap, window=attention.window)[0]

@@ -48,15 +48,15 @@ class TorchSdpa:
             raise UnsupportedError(f"{self.name} {self.backend}", f"K and V of {nbytes >> 20} MiB do not fit beside the others")
         room = max(1, int(MEMORY_SHARE * free_bytes(case.device) / nbytes))
         copies = max(1, min(MOST_COPIES, room, -(-cold_bytes(case.device.type) // nbytes)))
-        q, k, v = case.query(dtype), case.keys(dtype), case.values(dtype)
-        calls = [self._call(case, q, k, v) for _ in range(copies)]
+        q, held = case.query(dtype), case.by_heads(dtype, heads, copies)
+        calls = [self._call(case, q, k, v) for k, v in held]
         self._try(case, calls[0])
 
         def sample(policy: TimingPolicy) -> tuple[float, ...]:
             return timer_for(case.device).time(calls, policy)
 
         def error() -> float:
-            first = [x[: case.checked] for x in (q, k, v)]
+            first = [x[: case.checked] for x in (q, *held[0])]
             return relative_l2(self._call(case, *first)(), case.expected(dtype))
 
         return Entrant(sample, nbytes, error)
@@ -80,13 +80,10 @@ class TorchSdpa:
             raise UnsupportedError(f"{self.name} {self.backend}", str(error).strip().splitlines()[0]) from error
 
     def _call(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """A call over copies of K and V of its own; its result is [batch, q_len, q_heads, head_dim]."""
+        """A call over k and v [batch, heads, length, head_dim]; its result is [batch, q_len, q_heads, head_dim]."""
         group = case.spec.attention.group
         batch, tokens, q_heads, dim = q.shape
         queries = q.transpose(1, 2).contiguous()
-        k, v = (x.transpose(1, 2).contiguous() for x in (k, v))
-        if self.form == "expanded":
-            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         if self.form == "folded":
             queries = queries.reshape(batch, q_heads // group, group * tokens, dim)
         mask = None

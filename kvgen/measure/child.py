@@ -7,7 +7,6 @@ Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import resource
@@ -50,7 +49,6 @@ def main() -> None:
         def stage(name: str) -> None:
             say(stage=name)
 
-        gc.freeze()  # capturing a CUDA graph collects garbage first: nothing of torch is among it
         if memory:
             limit_memory(memory)
         say(ready=True)
