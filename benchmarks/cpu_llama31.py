@@ -1,6 +1,6 @@
 """Decode attention of Llama-3.1-8B on this CPU: int8, int4 and int2 caches beside torch, in one process with the same threads.
 
-    python benchmarks/cpu_llama31.py [--budget 2m] [--no-build]
+    python -m benchmarks.cpu_llama31 [--budget 2m] [--no-build]
 
 Tunes each format (a later run goes on from there), then writes benchmarks/results/cpu_llama31.csv.
 """

@@ -1,6 +1,6 @@
 """Decode attention on this GPU: several formats and shapes beside torch's kernels and FlashInfer, with the read ceiling.
 
-    python benchmarks/gpu_compare.py [--build 8m] [--only int4] [--sustained 2] [--alone]
+    python -m benchmarks.gpu_compare [--build 8m] [--only int4] [--sustained 2] [--alone]
 
 Takes what is registered (or, with --build, tunes first), and writes benchmarks/results/gpu_<device>.csv.
 """

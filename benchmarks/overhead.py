@@ -1,6 +1,6 @@
 """What kvgen costs around its kernels: fetching one in a new process, fetching it again, calling it.
 
-    python benchmarks/overhead.py
+    python -m benchmarks.overhead
 
 Builds a tiny spec into a temporary registry, then writes benchmarks/results/overhead.csv: medians in µs.
 """

@@ -24,7 +24,8 @@ from kvgen.toolchain import Artifact
 from kvgen.tune.decide import Kind
 from kvgen.tune.point import Point, Record
 
-SEARCH = TimingPolicy(seconds=0.2)
+CPU_SEARCH = TimingPolicy(seconds=0.2)
+CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
 FIRST_ROUNDS = 3
 MORE_ROUNDS = 12
@@ -55,7 +56,8 @@ class Cage:
         names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
         self.devices = len(names)
         self.exclusive = target == "cpu"
-        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(SEARCH), "check": asdict(CheckPolicy())}
+        self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
+        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(CheckPolicy())}
         self._workers = [Worker(memory_bytes, {} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
@@ -63,7 +65,7 @@ class Cage:
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """See `Bench`."""
         verified = self._verified.get(artifact.id)
-        job = self._job(point, artifact, SEARCH, check=verified is None)
+        job = self._job(point, artifact, self._search, check=verified is None)
         with self._alone(device):
             outcome = self._workers[device].run(job, self._timeout_s)
         if outcome.ok and verified is None:
