@@ -9,6 +9,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
+BOOK_BYTES = 128
 MAX_BATCH = 1024
 """Sequences per call: a CTA keeps their lengths in shared memory."""
 

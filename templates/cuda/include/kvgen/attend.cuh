@@ -34,6 +34,10 @@ struct Shared {
     merge = reinterpret_cast<float*>(at + Traits::kMerge);
     lengths = reinterpret_cast<int*>(at + Traits::kLengths);
   }
+  __device__ Book<Traits>& book(int warp) const {
+    static_assert(sizeof(Book<Traits>) <= Traits::kBookBytes);
+    return *reinterpret_cast<Book<Traits>*>(memory + Traits::kBooks + warp * Traits::kBookBytes);
+  }
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
   __device__ uint32_t query() const { return ptx::shared_address(memory + Traits::kQuery); }
 };
@@ -136,18 +140,23 @@ struct Walk {
   Unit upcoming;
   int depth = 0;
 
-  __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int warp, int lane)
-      : ring(shared.ring(), warp, lane), cursor(args, plan, lengths, warp, lane), upcoming(cursor.here(args, lengths)) {
+  __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Book<Traits>& book, int warp,
+                  int lane)
+      : ring(shared.ring(), warp, lane), cursor(args, lengths, plan, book, warp, lane), upcoming(cursor.here(args)) {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int sub = 0; sub < Traits::kUnit; ++sub) ring.fill(args, slot, sub, upcoming);
-      upcoming = cursor.next(args, plan, lengths);
+      for (int sub = 0; sub < Traits::kUnit; ++sub) fill(args, lengths, slot, sub);
+      upcoming = cursor.next(args, lengths);
     }
   }
+  __device__ __forceinline__ void fill(const AttendArgs& args, const Lengths<Traits>& lengths, int slot, int sub) {
+    const Head& ahead = cursor.book.ahead;
+    ring.fill(slot, sub, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
+  }
   // The oldest slot is done with and refilled.
-  __device__ __forceinline__ void step(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
-    upcoming = cursor.next(args, plan, lengths);
+  __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
+    upcoming = cursor.next(args, lengths);
     if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
   }
 };
@@ -155,9 +164,9 @@ struct Walk {
 // This warp's units of one head, every kWarps-th from `unit` to `end`: packed ones, then pieces of the tail. Gives the first
 // unit that is not the head's.
 template <class Traits>
-__device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, const Head& head,
-                                           int unit, int end, int lane, Walk<Traits>& walk, State<Traits> (&state)[Traits::kColumnTiles]) {
-  const int length = lengths.before[head.batch] + lengths.fresh;
+__device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<Traits>& shared, const Lengths<Traits>& lengths, const Head& head, int unit, int end,
+                                           int lane, Walk<Traits>& walk, State<Traits> (&state)[Traits::kColumnTiles]) {
+  const int length = Traits::kQueries > 1 ? lengths.before[head.batch] + lengths.fresh : 0;
   float factors[Traits::kColumnTiles][Traits::kParts][4];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]), state[tile].clear();
@@ -173,9 +182,9 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
       const int position = unit * Traits::kUnitTokens + sub * 32;
       attend_subtile<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
-      walk.ring.fill(args, walk.depth, sub, walk.upcoming);
+      walk.fill(args, lengths, walk.depth, sub);
     }
-    walk.step(args, plan, lengths);
+    walk.step(args, lengths);
   }
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) unmix_values<Traits>(state[tile]);
@@ -187,9 +196,9 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
       walk.ring.wait(walk.depth, sub);
       if (sub == 0) attend_piece<Traits>(walk.ring.slot(walk.depth), first, count, args.q_len, shared.query(), shared.factors, lane, state);
       __syncwarp();
-      walk.ring.fill(args, walk.depth, sub, walk.upcoming);
+      walk.fill(args, lengths, walk.depth, sub);
     }
-    walk.step(args, plan, lengths);
+    walk.step(args, lengths);
   }
   return unit;
 }
@@ -242,10 +251,10 @@ __device__ void append(const AttendArgs& args, const Shared<Traits>& shared, con
       if (tail.count() >= Format::kTokens) {
         uint8_t* block = args.cache.block<Traits::kPaged>(head.batch, head.head, length / Format::kTokens, Format::kBlockBytes);
         __syncthreads();
-        pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(args, token); }, [&](int token) { return tail.v_row(args, token); }, block, shared.memory);
-        tail.store(args, Format::kTokens, tail.count(), 0);
+        pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory);
+        tail.store(Format::kTokens, tail.count(), 0);
       } else {
-        tail.store(args, tail.old, tail.count(), tail.old);
+        tail.store(tail.old, tail.count(), tail.old);
       }
     }
     if (plan.end <= head.start + head.weight) return;
@@ -263,25 +272,29 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
   __syncthreads();
   int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
   if (kAppend && threadIdx.x == 0) readers = atomicAdd(work.lengths_read, 1);
-  const Plan<Traits> plan(lengths, grid, lane);
+  Book<Traits>& book = shared.book(warp);
+  const Plan<Traits> drawn(lengths, grid, lane);
   constexpr bool kTogether = Traits::kCombine == Combine::cluster;  // a cluster's CTAs all go through their one head, even with nothing to do
-
   QueryLoader<Traits> loader;
-  if (!plan.idle() || kTogether) loader.fetch(args, plan.first.batch, plan.first.head, warp, lane);
-  Walk<Traits> walk(args, shared, plan, lengths, warp, lane);
-  Head head = plan.first;
+  if (!drawn.idle() || kTogether) loader.fetch(args, drawn.first.batch, drawn.first.head, warp, lane);
+  write_down(book.plan, drawn, lane);
+  Walk<Traits> walk(args, shared, lengths, drawn, book, warp, lane);
+  write_down(book.head, drawn.first, lane);
+  const Plan<Traits>& plan = book.plan;
   int completed = 0;
   for (int skip = warp; !plan.idle() || kTogether;) {
-    const Segment segment = plan.segment(head);
+    const Segment segment = plan.segment(book.head);
     loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
     __syncthreads();
     State<Traits> state[Traits::kColumnTiles];
-    skip = attend_head<Traits>(args, shared, plan, lengths, head, segment.begin + skip, segment.end, lane, walk, state) - segment.end;
-    const Head done = head;
-    const bool last = plan.end <= head.start + head.weight;
+    skip = attend_head<Traits>(args, shared, lengths, book.head, segment.begin + skip, segment.end, lane, walk, state) - segment.end;
+    const Head done = book.head;
+    const bool last = plan.end <= done.start + done.weight;
     if (!last) {
-      lengths.advance(head);
-      loader.fetch(args, head.batch, head.head, warp, lane);  // arrives while this head is merged
+      Head next = done;
+      lengths.advance(next);
+      write_down(book.head, next, lane);
+      loader.fetch(args, next.batch, next.head, warp, lane);  // arrives while this head is merged
     }
     if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state)) completed |= plan.covers_end(done) ? 2 : 1;
     if (last) break;
@@ -304,16 +317,16 @@ struct Attend {
   static constexpr int kSharedBytes = std::max(Variant::kSharedBytes, pack_smem_bytes<Format>());
 
   // CTAs that run at once on the current device.
-  static int resident_ctas() {
+  static int most_ctas() {
     int device = 0, processors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     return processors * Schedule::kCtasPerSm;
   }
 
-  // The CTAs for a batch: ranges cut per head where that fills the chip, else equal shares for all CTAs that run at once.
+  // The CTAs for a batch: ranges cut per head where that fills the chip, else equal shares for as many CTAs as there may be.
   static Grid grid(int batch, int kv_heads, int max_len) {
-    const int heads = batch * kv_heads, most = resident_ctas();
+    const int heads = batch * kv_heads, most = most_ctas();
     if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster, true};
     const int64_t units = std::max<int64_t>(1, max_len / Format::kTokens * Variant::kUnitsPerBlock);
     const int splits = heads <= most ? static_cast<int>(std::min<int64_t>(most / heads, units)) : 0;
@@ -325,7 +338,7 @@ struct Attend {
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int max_len, int) {
-    return Workspace<Variant>::bytes(batch * kv_heads, std::max(grid(batch, kv_heads, max_len).ctas, resident_ctas()));
+    return Workspace<Variant>::bytes(batch * kv_heads, std::max(grid(batch, kv_heads, max_len).ctas, most_ctas()));
   }
 
   template <bool kAppend>

@@ -61,10 +61,11 @@ struct Segment {
 
 template <class Traits>
 struct Plan {
+  Plan() = default;
   int begin = 0, end = 0;  // this CTA's range of weight
   Head first;              // the head that holds `begin`
-  bool per_head;
-  int cta;                   // this CTA's number
+  bool per_head = false;
+  int cta = 0;               // this CTA's number
   int share = 0, extra = 0;  // weight of a CTA's range; the first `extra` CTAs have one more
   int parts = 1;             // CTAs of a head that have something to do, if per_head
 
@@ -154,30 +155,48 @@ struct Plan {
   }
 };
 
+// What a warp seldom looks at lies in shared memory: registers are for the inner loop.
+template <class Traits>
+struct Book {
+  Plan<Traits> plan;
+  Head head;        // that the warp works on
+  Head ahead;       // that its ring is being filled from
+  Segment segment;  // of that
+};
+
+// Every lane gives the same value.
+template <class T>
+__device__ __forceinline__ void write_down(T& place, const T& value, int lane) {
+  __syncwarp();
+  if (lane == 0) place = value;
+  __syncwarp();
+}
+
 // Walks the units of one warp: every kWarps-th of the CTA's, across heads.
 template <class Traits>
 struct Cursor {
-  Head at;
-  Segment segment;
+  Book<Traits>& book;
   int unit;              // within the head
   int plain;             // units below are packed ones of this head
   const uint8_t* start;  // the head's first block, for contiguous caches
   int lane;
 
-  __device__ Cursor(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int warp, int lane_)
-      : at(plan.first), segment(plan.segment(plan.first)), unit(segment.begin + warp), lane(lane_) {
-    settle(args, plan, lengths);
+  __device__ Cursor(const AttendArgs& args, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Book<Traits>& book_, int warp, int lane_)
+      : book(book_), lane(lane_) {
+    const Segment segment = plan.segment(plan.first);
+    unit = segment.begin + warp;
+    settle(args, lengths, plan, plan.first, segment);
   }
-  __device__ __forceinline__ Unit here(const AttendArgs& args, const Lengths<Traits>& lengths) const {
+  __device__ __forceinline__ Unit here(const AttendArgs& args) const {
     if (unit < plain) return packed(args);
-    if (unit >= segment.end) return {};
-    return Unit::of_tail(at.batch, at.head, lengths.before[at.batch], (unit - at.packed) * Traits::kPieceTokens);
+    if (unit >= book.segment.end) return {};
+    return Unit::of_tail((unit - book.ahead.packed) * Traits::kPieceTokens);
   }
-  __device__ __forceinline__ Unit next(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
+  __device__ __forceinline__ Unit next(const AttendArgs& args, const Lengths<Traits>& lengths) {
     unit += Traits::kWarps;
     if (unit < plain) return packed(args);
-    settle(args, plan, lengths);
-    return here(args, lengths);
+    settle(args, lengths, book.plan, book.ahead, book.segment);
+    return here(args);
   }
 
  private:
@@ -185,19 +204,21 @@ struct Cursor {
     const int block = unit / Traits::kUnitsPerBlock, within = unit % Traits::kUnitsPerBlock;
     const uint8_t* base;
     if constexpr (Traits::kPaged)
-      base = args.cache.block<true>(at.batch, at.head, block, Traits::Format::kBlockBytes) + lane * 16;
+      base = args.cache.block<true>(book.ahead.batch, book.ahead.head, block, Traits::Format::kBlockBytes) + lane * 16;
     else
       base = start + static_cast<int64_t>(block) * Traits::Format::kBlockBytes;
     const int group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
     return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
   }
-  __device__ __forceinline__ void settle(const AttendArgs& args, const Plan<Traits>& plan, const Lengths<Traits>& lengths) {
+  __device__ __forceinline__ void settle(const AttendArgs& args, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Head at, Segment segment) {
     while (unit >= segment.end && plan.end > at.start + at.weight) {
       const int over = unit - segment.end;
       lengths.advance(at);
       segment = plan.segment(at);
       unit = segment.begin + over;
     }
+    write_down(book.ahead, at, lane);
+    write_down(book.segment, segment, lane);
     plain = min(segment.end, at.packed);
     if constexpr (!Traits::kPaged) start = args.cache.block<false>(at.batch, at.head, 0, Traits::Format::kBlockBytes) + lane * 16;
   }

@@ -13,11 +13,10 @@ namespace kvgen {
 struct Unit {
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
-  int batch = 0, head = 0, length = 0;
   int first = -1;  // of the tail's tokens
 
   __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles}; }
-  __device__ static Unit of_tail(int batch, int head, int length, int first) { return {nullptr, nullptr, batch, head, length, first}; }
+  __device__ static Unit of_tail(int first) { return {nullptr, nullptr, first}; }
 };
 
 template <int kBytes>
@@ -31,6 +30,8 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
+// `fill` copies stage `sub` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to.
+
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
 template <class Traits>
 struct Ring<Traits, Copy::async> {
@@ -40,14 +41,15 @@ struct Ring<Traits, Copy::async> {
   __device__ Ring(uint32_t shared, int warp, int lane_) : base(shared + warp * Traits::kDepth * Traits::kSlotBytes), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  __device__ __forceinline__ void fill(const AttendArgs& args, int depth, int sub, const Unit& unit) {
+  template <class TailOf>
+  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
     constexpr int kBytes = Traits::Format::kSubtileBytes;
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams + sub * kBytes;
     if (unit.subtiles) {
       if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, unit.params, lane);
       warp_copy_async<kBytes>(to, unit.subtiles + sub * kBytes, lane);
     } else if (sub == 0 && unit.first >= 0) {
-      fill_piece(args, to, unit);
+      fill_piece(to, unit.first, tail_of());
     }
     ptx::copy_commit();
   }
@@ -59,19 +61,18 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ void next_round() {}
 
  private:
-  __device__ __forceinline__ void fill_piece(const AttendArgs& args, uint32_t to, const Unit& unit) {
+  __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {
     constexpr int kRows = Traits::kPieceTokens, kVectors = Traits::kTailRowBytes / 16;
-    const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
-    if (tail.fresh == 0 || unit.first + kRows <= tail.old) {  // all in the residual; rows past its end are copied, and masked later
-      const int64_t at = static_cast<int64_t>(unit.first) * Traits::kTailRowBytes + lane * 16;
+    if (tail.fresh == 0 || first + kRows <= tail.old) {  // all in the residual; rows past its end are copied, and masked later
+      const int64_t at = static_cast<int64_t>(first) * Traits::kTailRowBytes + lane * 16;
       warp_copy_async<kRows * Traits::kTailRowBytes>(to, reinterpret_cast<const uint8_t*>(tail.k_residual) + at, lane);
       warp_copy_async<kRows * Traits::kTailRowBytes>(to + kRows * Traits::kTailRowBytes, reinterpret_cast<const uint8_t*>(tail.v_residual) + at, lane);
       return;
     }
 #pragma unroll 1
     for (int at = lane; at < 2 * kRows * kVectors; at += 32) {
-      const int row = at / kVectors, token = unit.first + row % kRows;
-      if (token < tail.count()) ptx::copy_async16(to + (at - lane) * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(args, token) : tail.v_row(args, token)) + at % kVectors);
+      const int row = at / kVectors, token = first + row % kRows;
+      if (token < tail.count()) ptx::copy_async16(to + (at - lane) * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(token) : tail.v_row(token)) + at % kVectors);
     }
   }
 };
@@ -98,7 +99,8 @@ struct BulkRing {
   }
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  __device__ __forceinline__ void fill(const AttendArgs& args, int depth, int sub, const Unit& unit) {
+  template <class TailOf>
+  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
     if (kWholeUnit && sub != Traits::kUnit - 1) return;  // refilled when its last sub-tile is done
     if (lane != 0) return;
     const int first = kWholeUnit ? 0 : sub, count = kWholeUnit ? Traits::kUnit : 1;
@@ -111,7 +113,7 @@ struct BulkRing {
       ptx::copy_bulk(to, unit.subtiles + first * kBytes, count * kBytes, barrier);
     } else if (unit.first >= 0) {
       if (first == 0)
-        fill_piece(args, to, unit, barrier);
+        fill_piece(to, unit.first, tail_of(), barrier);
       else
         ptx::barrier_expect(barrier, 0);
     }
@@ -125,15 +127,14 @@ struct BulkRing {
  private:
   __device__ __forceinline__ uint32_t barrier_of(int depth, int sub) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnit + sub) * 8; }
 
-  __device__ __forceinline__ void fill_piece(const AttendArgs& args, uint32_t to, const Unit& unit, uint32_t barrier) {
+  __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail, uint32_t barrier) {
     constexpr int kRows = Traits::kPieceTokens, kRowBytes = Traits::kTailRowBytes;
-    const Tail<Traits> tail(args, unit.batch, unit.head, unit.length);
-    const int valid = max(0, min(kRows, tail.count() - unit.first));
+    const int valid = max(0, min(kRows, tail.count() - first));
     ptx::barrier_expect(barrier, valid * 2 * kRowBytes);
 #pragma unroll 1
     for (int row = 0; row < valid; ++row) {
-      ptx::copy_bulk(to + row * kRowBytes, tail.k_row(args, unit.first + row), kRowBytes, barrier);
-      ptx::copy_bulk(to + (kRows + row) * kRowBytes, tail.v_row(args, unit.first + row), kRowBytes, barrier);
+      ptx::copy_bulk(to + row * kRowBytes, tail.k_row(first + row), kRowBytes, barrier);
+      ptx::copy_bulk(to + (kRows + row) * kRowBytes, tail.v_row(first + row), kRowBytes, barrier);
     }
   }
 };

@@ -14,24 +14,25 @@ struct Tail {
   int batch, head;
   int old;    // tokens in the residual before this call
   int fresh;  // new tokens
+  const AttendArgs& args;
 
-  __device__ Tail(const AttendArgs& args, int batch_, int head_, int length)
-      : batch(batch_), head(head_), old(length % Format::kTokens), fresh(args.k_new.data ? args.q_len : 0) {
+  __device__ Tail(const AttendArgs& args_, int batch_, int head_, int length)
+      : batch(batch_), head(head_), old(length % Format::kTokens), fresh(args_.k_new.data ? args_.q_len : 0), args(args_) {
     const int64_t at = (static_cast<int64_t>(batch) * args.cache.kv_heads + head) * Format::kTokens * Format::kHeadDim;
     k_residual = static_cast<Element*>(args.cache.k_residual) + at;
     v_residual = static_cast<Element*>(args.cache.v_residual) + at;
   }
   __device__ int count() const { return old + fresh; }
-  __device__ const Element* k_row(const AttendArgs& args, int token) const { return row(k_residual, args.k_new, token); }
-  __device__ const Element* v_row(const AttendArgs& args, int token) const { return row(v_residual, args.v_new, token); }
+  __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
+  __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
 
   // Stores tokens [from, to) of the tail at residual slots from `slot` on.
-  __device__ void store(const AttendArgs& args, int from, int to, int slot) const {
+  __device__ void store(int from, int to, int slot) const {
     constexpr int kVectors = Format::kHeadDim / 8;
     for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
       const int token = at / kVectors, offset = at % kVectors * 8;
-      copy16(k_residual + (slot + token) * Format::kHeadDim + offset, k_row(args, from + token) + offset);
-      copy16(v_residual + (slot + token) * Format::kHeadDim + offset, v_row(args, from + token) + offset);
+      copy16(k_residual + (slot + token) * Format::kHeadDim + offset, k_row(from + token) + offset);
+      copy16(v_residual + (slot + token) * Format::kHeadDim + offset, v_row(from + token) + offset);
     }
   }
 

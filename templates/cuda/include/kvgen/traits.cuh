@@ -60,7 +60,7 @@ struct Traits : Schedule {
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
   static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
 
-  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small.
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | books.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
   static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * kStages * 8, 16);
@@ -71,7 +71,9 @@ struct Traits : Schedule {
   static constexpr int kLengths = kMerge + kMergeBytes;
   static constexpr int kSmall = kLengths + kMaxBatch * 4;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2 + 8 * 2;
-  static constexpr int kSharedBytes = align_up(kSmall + kSmallFloats * 4 + 16, 128);
+  static constexpr int kBooks = align_up(kSmall + kSmallFloats * 4 + 16, 16);
+  static constexpr int kBookBytes = 128;  // per warp
+  static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
 };
 
 // Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.
