@@ -66,6 +66,7 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage) -> list[
     for workload in dict.fromkeys(work for job in jobs for work in job.workloads):
         benches: dict[str, Bench] = {}
         for _ in range(rounds):
+            read_us: dict[int, float] = {}  # by bytes: one read a round does for all
             for index, job in enumerate(jobs):
                 policy = job.timing or TimingPolicy()
                 if index in failed or workload not in job.workloads:
@@ -76,7 +77,9 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage) -> list[
                     bench = _shared_bench(benches, variant, workload, job)
                     samples[index].setdefault(workload, []).append(median(bench.time(variant, policy)))
                     if policy.read:
-                        reads[index].setdefault(workload, []).append(median(_yardstick(job).samples(bench.nbytes, policy)))
+                        if bench.nbytes not in read_us:
+                            read_us[bench.nbytes] = median(_yardstick(job).samples(bench.nbytes, policy))
+                        reads[index].setdefault(workload, []).append(read_us[bench.nbytes])
                     _settle(job)
                 except Exception as error:
                     failed[index] = Outcome(_kind(error), _sentence(error))
