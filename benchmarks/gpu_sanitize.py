@@ -23,14 +23,14 @@ POINTS = (
     Point("k2v2", "w8u4d1.flat.two"), Point("k4v4:token:kg32:vg32:page64"), Point("k4v4:bf16:q4:page128"), Point("k4v4:d64:h5/1"),
     Point("k8v8:d256"), Point("k16v4:h16/1"),
 )  # fmt: skip
-LENGTHS = (0, 1, 127, 128, 650)
+LENGTHS = (0, 1, 127, 128, 300)
 
 
 def live(point: Point) -> None:
     """Prefill, attend, decode over a flush, unpack."""
     v = variant(point)
     a = v.spec.attention
-    cache = v.new_cache(len(LENGTHS), 720, "cuda")
+    cache = v.new_cache(len(LENGTHS), 320, "cuda")
     k, x = (torch.ones(len(LENGTHS), max(LENGTHS), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
     v.prefill(cache, k, x, LENGTHS)
     q = torch.ones(len(LENGTHS), a.q_len, a.q_heads, a.head_dim, dtype=v.dtype, device="cuda")
