@@ -20,7 +20,7 @@ KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "wrong": "wrong", "b
 
 def run(root: Path) -> TuningResult:
     cache = ArtifactCache(root / "cache")
-    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=1 << 30, timeout_s=10.0)
+    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=1 << 29, timeout_s=30.0)
     return tune(naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, bench=cage)
 
 
