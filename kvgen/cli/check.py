@@ -62,13 +62,14 @@ def _stores(registry: Path | None) -> list[Store]:
 
 def _check_store(store: Store, keys: list[str], archs: list[str], *, speed: bool, accept: bool) -> tuple[int, list[dict[str, Any]]]:
     """Entries that are damaged or regressed, and what is told of each entry."""
+    from kvgen.registry import packaged_store
     from kvgen.registry.manifest import MANIFEST, manifest_problems, write_manifest
     from kvgen.tune.regression import check_entry
 
     told: list[dict[str, Any]] = []
     bad = 0
-    shipped = (store.root / MANIFEST).exists()
-    for problem in manifest_problems(store.root) if shipped else []:
+    shipped = (store.root / MANIFEST).exists() or store.root == packaged_store().root
+    for problem in manifest_problems(store.root) if shipped and store.all() else []:
         bad += 1
         told.append(_finding(MANIFEST, store.name, problem))
     for found in store.all():
