@@ -41,7 +41,8 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     query = tiles * dim * 16
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16 + 16) * 4
-    attend = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 128)
+    books = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 16)
+    attend = _align(books + warps * BOOK_BYTES, 128)
     return Shared(slot, ring, max(attend, _flush(layout) if per_channel else 16))
 
 
