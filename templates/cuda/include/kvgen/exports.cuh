@@ -61,6 +61,8 @@ struct Exports {
   static int workspace_bytes(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
     return ffi::guard(result, [&](TVMFFIAny& answer) {
       const ffi::Bound bound = ffi::parse_bound(variant(), args, count);
+      int devices = 0;  // what a launch needs depends on the device
+      detail::check(cudaGetDeviceCount(&devices), "workspace_bytes");
       answer.v_int64 = workspace("workspace_bytes", bound.batch, bound.max_len, bound.q_len);
       return true;
     });
