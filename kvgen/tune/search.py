@@ -23,6 +23,9 @@ STARTERS = 3
 JOINERS = 2
 """Layouts that join where the lead has changed."""
 
+NEARLY = 1.1
+"""A launch within this factor of the best at one workload is worth a measurement at the others."""
+
 Suggest = Callable[[Arm, Workload], Schedule | None]
 
 
@@ -36,6 +39,8 @@ class Lane:
     start: Schedule
     given: int = 0
     best: Record | None = None
+    found: list[Record] = field(default_factory=list)
+    """Right ones, in the order in which they came."""
 
     def take(self, schedule: Schedule) -> Point | None:
         """The point of a schedule that is still to be tried; None for any other."""
@@ -138,9 +143,13 @@ class Search:
         return point or Point(lane.todo.pop(next(iter(lane.todo))), lane.workload)
 
     def _transfer(self, lane: Lane) -> Schedule | None:
-        """The best launch of another workload over the same layout."""
-        others = [other.best for other in self.lanes if other.arm == lane.arm and other is not lane and other.best]
-        return next((r.point.schedule for r in others if r.point.schedule.id in lane.todo), None)
+        """The launch that did best, or nearly so, at another workload over the same layout: it is compiled already."""
+        near: list[tuple[float, Schedule]] = []
+        for other in self.lanes:
+            if other.arm == lane.arm and other is not lane and other.best is not None:
+                ratios = ((record.cost / other.best.cost, record.point.schedule) for record in other.found)
+                near += [(ratio, schedule) for ratio, schedule in ratios if ratio <= NEARLY and schedule.id in lane.todo]
+        return min(near, key=lambda item: item[0])[1] if near else None
 
     def _neighbour(self, lane: Lane) -> Schedule | None:
         return lane.nearest(lane.best.point.schedule, self.order) if lane.best else None
@@ -153,6 +162,8 @@ class Search:
         for lane in self.lanes:
             if lane.arm == record.point.arm and lane.workload.key == record.point.workload.key:
                 lane.todo.pop(record.point.schedule.id, None)
+                if record.ok:
+                    lane.found.append(record)
                 if record.ok and (lane.best is None or record.cost < lane.best.cost):
                     lane.best = record
 
