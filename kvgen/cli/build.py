@@ -50,6 +50,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C keeps the best so far; a later run goes on from there."""
+    from kvgen.cli.app import Exit
+
     chosen = [resolve_spec(name, arch, workload) for name in specs]
     if compile_only:
         _compile(chosen, backend, jobs, limit, as_json=as_json)
@@ -67,7 +69,7 @@ def build(
     if as_json:
         print_json([result.to_json() for result in results])
     if interrupted:
-        raise KeyboardInterrupt
+        raise typer.Exit(Exit.INTERRUPTED)
 
 
 def _budget(text: str | None, trials: int | None) -> Budget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -74,8 +75,9 @@ def test_ctrl_c_registers_the_best_so_far(tmp_path: Path):
     process = machine.start("build", machine.spec, "--backend", "cpu", "--budget", "10m", "--json")
     wait_for_points(machine, process, 2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
+    assert json.loads(output)[0]["interrupted"] is True
     assert "Traceback" not in errors
     (answer,) = machine.json("why", machine.spec)
     assert answer["how"] == "exact"

@@ -92,3 +92,15 @@ def test_pending_points_hold_the_next_round_back():
     for point in first:
         found.take(Record(point, "crash"))
     assert found.next(1)
+
+
+def test_what_is_nearly_best_at_one_workload_is_tried_at_the_other():
+    found = search()
+    for point in found.next(1000):
+        found.take(Record(point, "ok", 10.0))
+    best = Point(Schedule("cpu", Params(block=64), Params(threads=8, tile=3)), WORKLOADS[0])
+    far = Point(Schedule("cpu", Params(block=64), Params(threads=1, tile=1)), WORKLOADS[0])
+    found.take(Record(best, "ok", 5.0))
+    found.take(Record(far, "ok", 9.0))
+    first = next(p for p in found.next(20) if p.workload == WORKLOADS[1] and p.arm == best.arm)
+    assert first.schedule == best.schedule
