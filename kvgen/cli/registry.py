@@ -101,7 +101,9 @@ def _print_entry(entry: Entry, one: Found) -> None:
     ]
     if kernels:
         print_table("\nresources", ["source", "kernel", "registers", "spills B", "static smem B"], kernels)
-    for title, facts in (("provenance", entry.provenance), ("toolchain", entry.toolchain), ("accuracy", entry.accuracy)):
+    errors = {key: f"{found['relative_l2']:.1e}" for key, found in entry.accuracy.items() if "relative_l2" in found}
+    told = {key: value for key, value in entry.provenance.items() if not isinstance(value, (dict, list))}
+    for title, facts in (("relative L2", errors), ("provenance", told), ("toolchain", entry.toolchain)):
         typer.echo(f"\n{title}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None))
     typer.echo(f"\n{one.path}")
 
