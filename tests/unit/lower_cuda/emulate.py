@@ -122,6 +122,7 @@ def _compile(layout: PackedLayout, dtype: torch.dtype, folder: Path) -> Path:
     flags = [
         "-std=c++17",
         "-O1",
+        "-fno-gnu-unique",  # other emulators in this process have variables of the same names
         "-shared",
         "-fPIC",
         "-w",
