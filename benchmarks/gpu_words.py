@@ -24,6 +24,7 @@ _WORDS: dict[str, tuple[str, Value]] = {
     "two": ("combine", "two_level"),
     "noexact": ("exact_q", False),
     **{name: ("splits", name) for name in ("wave", "waves2")},
+    "gemm": ("form", "gemm"),
 }
 _LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas"}
 
@@ -123,7 +124,7 @@ def schedule_word(schedule: Schedule) -> str:
     parts = [f"n{schedule.layout['block']}", "".join(f"{letter}{launch[name]}" for letter, name in _LETTERS.items() if name in launch)]
     parts += [
         str(launch[name])
-        for name, plain in (("copy", "async"), ("split", "automatic"), ("splits", "automatic"), ("combine", "last"))
+        for name, plain in (("copy", "async"), ("split", "automatic"), ("splits", "automatic"), ("combine", "last"), ("form", "mma"))
         if launch.get(name, plain) != plain
     ]
     return ".".join(parts + ([] if launch.get("exact_q", True) else ["noexact"])).replace("cluster", "cl")

@@ -50,6 +50,11 @@ def test_schedules_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
 
+@pytest.mark.parametrize("point", points(("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4"), ("w4u2s2.gemm",)), ids=str)
+def test_the_tile_level_form_agrees_with_the_reference(point: Point) -> None:
+    check(variant(point), "cuda")
+
+
 OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
 
 

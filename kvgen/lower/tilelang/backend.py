@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
@@ -10,6 +10,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source, Target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace, spec_facts
+from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
 from kvgen.lower.tilelang.isolate import lower_apart
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.lower.tilelang.render import source
@@ -80,16 +81,12 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         launch = Params(warps=warps, stages=stages, unit=unit, column_tiles=column_tiles, ctas=1, exact_q=True)
         return make_plan(spec, Schedule(NAME, Params(block=block), launch))
 
-    def shared_bytes(*point: int) -> int:
-        return plan(*point).shared_bytes
+    def shared_bytes(form: str, *point: int) -> int:
+        return gemm_bytes(plan(*point)) if form == "gemm" else plan(*point).shared_bytes
 
-    def ring_bytes(*point: int) -> int:
-        return plan(*point).warps * plan(*point).ring_words * 4
-
-    sizes: dict[str, Callable[..., int]] = {"shared_bytes": shared_bytes, "ring_bytes": ring_bytes}
     return {
         **spec_facts(spec),
-        **sizes,
+        "shared_bytes": shared_bytes,
         "target": target,
         "columns": spec.attention.group * spec.attention.q_len,
         "shared_per_cta": SHARED_PER_CTA[target],

@@ -167,6 +167,12 @@ class Plan:
         """What symmetric codes are stored with on top."""
         return 0 if operand.zero else 1 << (operand.bits - 1)
 
+    @staticmethod
+    def centre(operand: Operand) -> float:
+        """The code in the middle. Probability * scale is rounded: what a code is away from it is multiplied by that, what it
+        stands for by the probability itself, so that errors do not grow with a zero that is far from all values."""
+        return float(1 << (operand.bits - 1)) if not operand.zero else ((1 << operand.bits) - 1) / 2
+
     def row_params(self, which: Which) -> int:
         """Words of token params that a lane loads per group: scale and zero of its row in each 8-row run."""
         return self.layout.subtile // 8 * self.layout.operand(which).params // 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.lower.schedule import Value
 from tests.unit.lower_tilelang.emulate import Emulated, emulated, schedule
 
 
@@ -16,7 +17,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Emulated]:
     """`kernel(words, block=..., warps=..., ...)`: a lowered kernel, compiled for the emulator."""
     made: dict[str, Emulated] = {}
 
-    def make(words: str, block: int = 128, **launch: int) -> Emulated:
+    def make(words: str, block: int = 128, **launch: Value) -> Emulated:
         key = f"{words} {block} {launch}"
         if key not in made:
             folder: Path = tmp_path_factory.mktemp("kernel")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.tilelang.isolate import Lowered, lower_apart
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.reference.cache import ReferenceCache
@@ -22,9 +22,18 @@ LOG2E = 1.4426950408889634
 CTYPES = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
 
-def schedule(block: int = 128, **launch: int) -> Schedule:
+def schedule(block: int = 128, **launch: Value) -> Schedule:
     """A small schedule: two warps, so that few threads are emulated."""
-    plain = {"form": "mma", "warps": 2, "stages": 4, "unit": 4, "column_tiles": 1, "ctas": 1, "exact_q": True, "splits": "automatic"}
+    plain: dict[str, Value] = {
+        "form": "mma",
+        "warps": 2,
+        "stages": 4,
+        "unit": 4,
+        "column_tiles": 1,
+        "ctas": 1,
+        "exact_q": True,
+        "splits": "automatic",
+    }
     return Schedule("tilelang", Params(block=block, order="mma"), Params({**plain, **launch}))
 
 

@@ -23,6 +23,14 @@ using std::min;
 using uchar = unsigned char;
 
 struct dim3 { int x = 0, y = 0, z = 0; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct uint1 { unsigned x; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
@@ -30,7 +38,10 @@ inline uint1 make_uint1(unsigned x) { return {x}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-alignas(1024) unsigned memory[1 << 16];  // the shared array, by the name that programs give it
+using half_t = _Float16;
+
+alignas(1024) unsigned memory[1 << 16];       // the shared array, by the name that programs give it
+alignas(1024) uchar buf_dyn_shmem[1 << 18];  // several of them
 inline dim3 threadIdx, blockIdx;
 
 namespace emulator {
@@ -86,6 +97,7 @@ inline void run_block(int threads) {
   for (Meeting& each : warps) each.size = 32;
   block = {}, block.size = threads;
   std::memset(memory, 0xff, sizeof memory);
+  std::memset(buf_dyn_shmem, 0xff, sizeof buf_dyn_shmem);
   for (int i = 0; i < threads; ++i) {
     fibres.push_back(std::make_unique<Fibre>());
     Fibre& fibre = *fibres.back();
@@ -155,6 +167,7 @@ inline int __any_sync(unsigned, int x) {
   });
   return warp.out[0];
 }
+inline unsigned __pack_half2(half_t low, half_t high) { return emulator::to_half(low) | emulator::to_half(high) << 16; }
 inline float __ldcg(const float* x) { return *x; }
 
 namespace tl {
@@ -194,6 +207,26 @@ void cp_async_gs(void* shared, const void* global) {
   std::memcpy(&copy.value, global, 16);
   emulator::self().open.push_back(copy);
 }
+template <bool kTranspose>
+void load_matrices(const void* shared, void* fragments) {
+  auto& warp = emulator::warp();
+  const int lane = emulator::lane();
+  uint16_t rows[32][8];
+  static uint16_t all[32][32][8];  // by warp
+  auto& mine = all[&warp - emulator::warps.data()];
+  std::memcpy(mine[lane], shared, 16);
+  emulator::meet(warp, [] {});
+  std::memcpy(rows, mine, sizeof rows);
+  emulator::meet(warp, [] {});
+  for (int i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (int j = 0; j < 2; ++j) pair[j] = kTranspose ? rows[8 * i + lane % 4 * 2 + j][lane / 4] : rows[8 * i + lane / 4][lane % 4 * 2 + j];
+    static_cast<unsigned*>(fragments)[i] = pair[0] | pair[1] << 16;
+  }
+}
+inline void ptx_ldmatrix_x4(const void* shared, void* fragments) { load_matrices<false>(shared, fragments); }
+inline void ptx_ldmatrix_x4_trans(const void* shared, void* fragments) { load_matrices<true>(shared, fragments); }
+
 inline void cp_async_commit() { emulator::self().groups.push_back(std::move(emulator::self().open)), emulator::self().open.clear(); }
 template <int kPending>
 void cp_async_wait() {

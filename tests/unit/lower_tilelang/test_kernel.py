@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvgen.lower.schedule import Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import normal, structured
 from kvgen.reference.tolerance import relative_l2, tolerance
@@ -16,9 +17,10 @@ pytest.importorskip("tilelang")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Make = Callable[..., Emulated]
-CASES = (
+CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v4:h8/2", {}),
     ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"unit": 2, "stages": 2}),
+    ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "unit": 2}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "unit": 1, "stages": 2, "column_tiles": 2}),
 )
 
@@ -45,7 +47,7 @@ def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
 @pytest.mark.parametrize(("words", "launch"), CASES)
 @pytest.mark.parametrize(("lengths", "splits", "hard"), [([300, 0, 1, 128], 1, False), ([513, 127], 3, True)])
 def test_attend_agrees_with_the_reference(
-    kernel: Make, words: str, launch: dict[str, int], lengths: list[int], splits: int, hard: bool
+    kernel: Make, words: str, launch: dict[str, Value], lengths: list[int], splits: int, hard: bool
 ) -> None:
     built = kernel(words, **launch)
     cache, q = reference(built, lengths, hard=hard)
@@ -54,8 +56,8 @@ def test_attend_agrees_with_the_reference(
     agree(step, cache.attend(q))
 
 
-@pytest.mark.parametrize(("words", "launch"), CASES[:2])
-def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, launch: dict[str, int]) -> None:
+@pytest.mark.parametrize(("words", "launch"), CASES[:3])
+def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, launch: dict[str, Value]) -> None:
     built = kernel(words, **launch)
     cache, q = reference(built, [200, 0, 130])
     new = normal(built.spec, 3, q.shape[1], q_len=q.shape[1], seed=2)

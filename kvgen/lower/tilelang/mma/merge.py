@@ -25,7 +25,7 @@ def finish_sums(p: Any, r: Any) -> None:
             r.l[n * 2 + e] = r.l[n * 2 + e] + T.shfl_xor(r.l[n * 2 + e], 4 << distance)
         if p.value.zero:
             for group in static(p.groups("value")):
-                i = (group * p.column_tiles + n) * 4 + e
+                i = (group * p.column_tiles + n) * 4 + 2 + e
                 for distance in static(3):
                     r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], 4 << distance)
     height = 2 if p.value.bits == 2 else 1

@@ -85,6 +85,11 @@ def row_zero(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
     return T.call_extern("float32", "kvgen::half_high", r.params[group * p.row_params(which) + row])
 
 
+def row_centre(p: Any, r: Any, group: int, row: int) -> Any:
+    """What V's middle code stands for in the lane's row g + 8 * `row`."""
+    return row_zero(p, "value", r, group, row) + row_scale(p, "value", r, group, row) * T.float32(p.centre(p.value))
+
+
 @T.macro
 def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """c = codes times query; K per token folds each group of channels into x, scaled."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.scores import row_scale, row_zero, score, zero_term
+from kvgen.lower.tilelang.mma.scores import row_centre, row_scale, score, zero_term
 from kvgen.lower.tilelang.mma.state import MASKED, MIN_SCORE, SCALE_FLOOR, columns, static
 
 HEADROOM = 8.0
@@ -18,8 +18,7 @@ SCALE_HEADROOM = 16.0
 @T.macro
 def begin_state(p: Any, r: Any) -> None:
     """No token seen."""
-    r.v[0] = SCALE_FLOOR
-    r.v[1] = SCALE_HEADROOM * 2.0**SCALE_FLOOR
+    r.v[0] = SCALE_HEADROOM * 2.0**SCALE_FLOOR
     for i in T.unroll(p.column_tiles * 2):
         r.l[i] = 0.0
         r.reference[i] = MIN_SCORE
@@ -36,20 +35,21 @@ def move_reference(p: Any, r: Any, scale: Any) -> None:
     for i in static(p.column_tiles * 2):
         for distance in static(3):
             r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], 4 << distance))
-        r.top[i] = T.max(r.top[i], r.reference[i] - r.v[0])
+        r.top[i] = T.max(r.top[i], r.reference[i] - T.log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
     r.factor[0] = T.max(scale, T.float32(2.0**SCALE_FLOOR))
     for distance in static(3):
         r.factor[0] = T.max(r.factor[0], T.shfl_xor(r.factor[0], 4 << distance))
-    r.v[0] = T.max(r.v[0], T.log2(r.factor[0]))
-    r.v[1] = T.exp2(r.v[0]) * T.float32(SCALE_HEADROOM)
+    r.v[0] = T.max(r.v[0], r.factor[0] * T.float32(SCALE_HEADROOM))
     for i in static(p.column_tiles * 2):
-        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - (r.top[i] + r.v[0]))
-        r.reference[i] = r.top[i] + r.v[0]
+        r.top[i] = r.top[i] + T.log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM))
+        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - r.top[i])
+        r.reference[i] = r.top[i]
         r.l[i] = r.l[i] * r.factor[i]
     for group in static(p.groups("value")):
-        for n, e in columns(p):
-            i = (group * p.column_tiles + n) * 4 + e
-            r.zo[i] = r.zo[i] * r.factor[n * 2 + e]
+        for n in static(p.column_tiles):
+            for i in T.unroll(4):
+                at = (group * p.column_tiles + n) * 4 + i
+                r.zo[at] = r.zo[at] * r.factor[n * 2 + i % 2]
     for n in static(p.column_tiles):
         for i in T.unroll(p.steps * 4):
             r.o[n * p.steps * 4 + i] = r.o[n * p.steps * 4 + i] * r.factor[n * 2 + i % 2]
@@ -65,7 +65,7 @@ def refresh_bias(p: Any, r: Any) -> None:
 
 @T.macro
 def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
-    """Probabilities of a sub-tile that begins at position `token`, in p; sums of them and of probability * zero."""
+    """Probabilities of a sub-tile that begins at position `token`, in p; sums of them and of probability * middle."""
     r.top[p.column_tiles * 2] = largest_scale(p, r)
     exponents(p, at, r, token)
     r.flag[0] = T.any_sync(T.cast(passes(p, r), "int32"))
@@ -85,8 +85,8 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
             r.l[n * 2 + e] = r.l[n * 2 + e] + r.p[n * 8 + row * 2 + e]
             if p.value.zero:
                 for group in static(p.groups("value")):
-                    i = (group * p.column_tiles + n) * 4 + e
-                    r.zo[i] = r.zo[i] + r.p[n * 8 + row * 2 + e] * row_zero(p, "value", r, group, row)
+                    i = (group * p.column_tiles + n) * 4 + 2 + e
+                    r.zo[i] = r.zo[i] + r.p[n * 8 + row * 2 + e] * row_centre(p, r, group, row)
 
 
 @T.macro
@@ -119,4 +119,4 @@ def passes(p: Any, r: Any) -> Any:
     for n, e in columns(p):
         for row in range(p.row_tiles * 2):
             top = T.max(top, r.p[n * 8 + row * 2 + e])
-    return T.Or(top > T.float32(HEADROOM), r.top[p.column_tiles * 2] > r.v[1])
+    return T.Or(top > T.float32(HEADROOM), r.top[p.column_tiles * 2] > r.v[0])

@@ -134,7 +134,7 @@ def registers(p: Any) -> Any:
     prob = T.alloc_local((n * 8,), "float32")
     pb = T.alloc_local((groups * n * 4,), "uint32")
     o = T.alloc_local((n * p.steps * 4,), "float32")
-    v = T.alloc_local((2,), "float32")
+    v = T.alloc_local((1,), "float32")
     reference = T.alloc_local((n * 2,), "float32")
     bias = T.alloc_local((n * 2,), "float32")
     limit = T.alloc_local((n * 2,), "int32")

@@ -27,7 +27,8 @@ def scale_probabilities(p: Any, r: Any) -> None:
 
 @T.macro
 def sum_probabilities(p: Any, r: Any) -> None:
-    """Symmetric V: the sum of scaled probabilities as rounded, which the codes' offset multiplies."""
+    """Sum of scaled probabilities as rounded, which the middle code multiplies: the first two sums of `zo`, of a whole warp. The
+    others see zeros, and are those of probability times what the middle code stands for, of a lane."""
     for group in static(p.groups("value")):
         for n in static(p.column_tiles):
             for step in static(p.row_tiles):
@@ -38,8 +39,7 @@ def sum_probabilities(p: Any, r: Any) -> None:
 def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """o += codes times scaled probabilities."""
     scale_probabilities(p, r)
-    if not p.value.zero:
-        sum_probabilities(p, r)
+    sum_probabilities(p, r)
     for vector in static(p.vectors("value")):
         load_codes(p, "value", at, r, memory, subtile, vector)
         for fragment in p.fragments("value", vector):
@@ -53,6 +53,7 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
 def true_output(p: Any, r: Any, n: int, tile: int, half: int, e: int) -> Any:
     """The lane's output row 16 * `tile` + 8 * `half` + g once sums are separated: codes in units of one, and the zeros' part."""
     group = tile // p.group_steps("value")
-    zero = r.zo[(group * p.column_tiles + n) * 4 + e] * T.float32(1.0 if p.value.zero else -p.offset(p.value))
+    at = (group * p.column_tiles + n) * 4 + e
+    zero = r.zo[at + 2] - r.zo[at] * T.float32(p.centre(p.value))
     factor = row_factor(p.value.bits, tile, half) * CODE_UNIT
     return r.o[(n * p.steps + tile) * 4 + half * 2 + e] * T.float32(factor) + zero

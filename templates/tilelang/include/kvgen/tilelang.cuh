@@ -9,6 +9,9 @@
 
 using uint = unsigned int;
 using uchar = unsigned char;
+using half_t = __half;
+
+__device__ __forceinline__ unsigned __pack_half2(half_t low, half_t high) { return kvgen::ptx::as_u32(__halves2half2(low, high)); }
 
 namespace tl {
 
@@ -32,6 +35,22 @@ template <int kBytes>
 __device__ __forceinline__ void cp_async_gs(const void* shared, const void* global) {
   static_assert(kBytes == 16, "the one size in use");
   kvgen::ptx::copy_async16(kvgen::ptx::shared_address(shared), global);
+}
+
+// Four 8x8 matrices of halves, a row per lane, as fragments; transposed on the way.
+__device__ __forceinline__ void ptx_ldmatrix_x4(const void* shared, void* fragments) {
+  unsigned* to = static_cast<unsigned*>(fragments);
+  asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(kvgen::ptx::shared_address(shared))
+               : "memory");
+}
+__device__ __forceinline__ void ptx_ldmatrix_x4_trans(const void* shared, void* fragments) {
+  unsigned* to = static_cast<unsigned*>(fragments);
+  asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(kvgen::ptx::shared_address(shared))
+               : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { kvgen::ptx::copy_commit(); }

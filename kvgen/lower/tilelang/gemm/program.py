@@ -1,0 +1,291 @@
+# mypy: disable-error-code="untyped-decorator, valid-type"
+"""The tile-level kernel. Codes stay codes: scales are on the query or on scores, zeros are sums apart, as in form "mma"."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tilelang.language as T
+
+from kvgen.lower.tilelang.gemm.sizes import ROWS, lost_row, memory_words, query_rows
+from kvgen.lower.tilelang.gemm.tiles import channel_param, fill_codes, token_param
+from kvgen.lower.tilelang.mma.merge import combine, finish_sums, merge_warps, share_warps, state_at, store_partial, write_output
+from kvgen.lower.tilelang.mma.program import array, locate, set_limits, share_of
+from kvgen.lower.tilelang.mma.query import load_query, normalize_query
+from kvgen.lower.tilelang.mma.ring import find_block
+from kvgen.lower.tilelang.mma.softmax import begin_state
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, Args, registers, static
+from kvgen.lower.tilelang.mma.step import advance_length, count_reader, flush
+from kvgen.lower.tilelang.mma.tail import attend_tail
+from kvgen.lower.tilelang.plan import Plan
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Shared memory and fragments. Of a column: `scale` of scores, `top` score, `v` (log2 of V's largest scale), `total`
+    (denominator), zeros' part `zo`, and the `factor` by which the last unit changed what was summed before."""
+
+    q: Any
+    qs: Any
+    keys: Any
+    values: Any
+    probs: Any
+    scores: Any
+    scale: Any
+    top: Any
+    total: Any
+    v: Any
+    zo: Any
+    factor: Any
+    o: Any
+    s: Any
+
+
+@T.macro
+def allocate(p: Any) -> Any:
+    """The tiles of a CTA."""
+    tokens = p.unit_tokens
+    q = T.alloc_shared((ROWS, p.dim), "float16")
+    qs = T.alloc_shared((query_rows(p), p.dim), "float16")
+    keys = T.alloc_shared((tokens, p.dim), "float16")
+    values = T.alloc_shared((tokens, p.dim), "float16")
+    probs = T.alloc_shared((ROWS, tokens), "float16")
+    scores = T.alloc_shared((query_rows(p), tokens), "float32")
+    scale = T.alloc_shared((ROWS,), "float32")
+    top = T.alloc_shared((ROWS,), "float32")
+    total = T.alloc_shared((ROWS,), "float32")
+    v = T.alloc_shared((ROWS,), "float32")
+    zo = T.alloc_shared((ROWS,), "float32")
+    factor = T.alloc_shared((ROWS,), "float32")
+    o = T.alloc_fragment((ROWS, p.dim), "float32")
+    s = T.alloc_fragment((query_rows(p), tokens), "float32")
+    return Tiles(q, qs, keys, values, probs, scores, scale, top, total, v, zo, factor, o, s)
+
+
+@T.macro
+def begin_tiles(p: Any, at: Any, r: Any, t: Any) -> None:
+    """The normalized query as a tile, and columns that have seen nothing."""
+    for i, j in T.Parallel(ROWS, p.dim):
+        t.q[i, j] = T.float16(0.0)
+        t.o[i, j] = 0.0
+    for i, j in T.Parallel(ROWS, p.unit_tokens):
+        t.probs[i, j] = T.float16(0.0)
+    for i in T.Parallel(ROWS):
+        t.top[i] = MIN_SCORE
+        t.total[i] = 0.0
+        t.v[i] = SCALE_FLOOR
+        t.zo[i] = 0.0
+    T.sync_threads()
+    if at.warp == 0:
+        for n in static(p.column_tiles):
+            column = n * 8 + at.g
+            if column < p.columns:
+                for word in T.unroll(p.chunks * 4):
+                    channel = word // 4 * 32 + at.t * 8 + word % 4 * 2
+                    pair = r.q[n * p.chunks * 4 + word]
+                    t.q[column, channel] = T.cast(T.call_extern("float32", "kvgen::half_low", pair), "float16")
+                    t.q[column, channel + 1] = T.cast(T.call_extern("float32", "kvgen::half_high", pair), "float16")
+            if at.g == 0:
+                for e in static(2):
+                    t.scale[n * 8 + at.t * 2 + e] = r.score_scale[n * 2 + e] * T.float32(1.0 / CODE_UNIT if p.channel_scaled else 1.0)
+    T.sync_threads()
+
+
+@T.macro
+def scale_query(p: Any, k: Any, t: Any, group: Any) -> None:
+    """K per channel: the query times the scales in two halves; the second is what rounding took from the first."""
+    for i, j in T.Parallel(lost_row(p), p.dim):
+        product = T.cast(t.q[i, j], "float32") * channel_param(p, k, group, j, 0)
+        t.qs[i, j] = T.cast(product, "float16")
+        t.qs[lost_row(p) + i, j] = T.cast(product - T.cast(T.cast(product, "float16"), "float32"), "float16")
+
+
+@T.macro
+def affine_term(p: Any, k: Any, at: Any, r: Any, t: Any, group: Any, column: Any) -> None:
+    """factor[0] = what a column's scores get by K's zeros: per channel the whole term, per token the sum of the query."""
+    r.factor[0] = 0.0
+    for x in T.unroll(p.chunks):
+        channel = x * 32 + at.lane
+        if p.channel_scaled and p.key.zero:
+            r.factor[0] = r.factor[0] + T.cast(t.q[column, channel], "float32") * channel_param(p, k, group, channel, 1)
+        elif p.channel_scaled:
+            scaled = T.cast(t.qs[column, channel], "float32") + T.cast(t.qs[lost_row(p) + column, channel], "float32")
+            r.factor[0] = r.factor[0] - scaled * T.float32(p.offset(p.key))
+        else:
+            r.factor[0] = r.factor[0] + T.cast(t.q[column, channel], "float32") * T.float32(1.0 if p.key.zero else -p.offset(p.key))
+    add_lanes(r.factor, 0)
+
+
+@T.macro
+def add_lanes(values: Any, at: Any) -> None:
+    """Sum over a warp, in every lane."""
+    for distance in static(5):
+        values[at] = values[at] + T.shfl_xor(values[at], 1 << distance)
+
+
+@T.macro
+def score_column(p: Any, k: Any, r: Any, t: Any, unit: Any, column: Any, token: Any, position: Any, limit: Any, i: Any) -> None:
+    """x[i] = log2 of the weight of a token of the unit at word `unit`; p[i] = V's scale."""
+    subtile = unit + token // p.layout.subtile * p.subtile_words
+    local = token % p.layout.subtile
+    if p.channel_scaled:
+        r.x[i] = t.scores[column, token] + t.scores[lost_row(p) + column, token] + r.factor[0]
+    elif p.key.zero:
+        r.x[i] = token_param(p, k, "key", subtile, local, 0) * t.scores[column, token]
+        r.x[i] = r.x[i] + token_param(p, k, "key", subtile, local, 1) * r.factor[0]
+    else:
+        r.x[i] = token_param(p, k, "key", subtile, local, 0) * (t.scores[column, token] + r.factor[0])
+    r.x[i] = T.if_then_else(position < limit, r.x[i] * t.scale[column], T.float32(MASKED))
+    r.p[i] = token_param(p, k, "value", subtile, local, 0)
+
+
+@T.macro
+def weigh_column(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, unit: Any, group: Any, first: Any, column: Any) -> None:
+    """One warp: probabilities of a column over the unit's tokens, a token per lane and sub-tile."""
+    limit = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - (at.column + column) // p.group)
+    affine_term(p, k, at, r, t, group, column)
+    r.top[0] = MIN_SCORE
+    r.top[1] = 2.0**SCALE_FLOOR
+    for i in static(p.unit):
+        score_column(p, k, r, t, unit, column, i * 32 + at.lane, first + i * 32 + at.lane, limit, i)
+        r.top[0] = T.max(r.top[0], r.x[i])
+        r.top[1] = T.max(r.top[1], r.p[i])
+    for distance in static(5):
+        for i in static(2):
+            r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], 1 << distance))
+    r.top[0] = T.max(r.top[0], t.top[column])
+    r.top[1] = T.max(T.log2(r.top[1]), t.v[column])
+    r.factor[1] = T.exp2(t.top[column] + t.v[column] - (r.top[0] + r.top[1]))
+    r.l[0] = 0.0
+    r.l[1] = 0.0
+    for i in static(p.unit):
+        token = i * 32 + at.lane
+        r.x[i] = T.exp2(r.x[i] - (r.top[0] + r.top[1]))
+        r.l[0] = r.l[0] + r.x[i]
+        t.probs[column, token] = T.cast(r.x[i] * r.p[i], "float16")
+        r.l[1] = r.l[1] - T.cast(t.probs[column, token], "float32") * T.float32(p.centre(p.value))
+        if p.value.zero:
+            subtile = unit + token // p.layout.subtile * p.subtile_words
+            zero = token_param(p, k, "value", subtile, token % p.layout.subtile, 1)
+            r.l[1] = r.l[1] + r.x[i] * (zero + r.p[i] * T.float32(p.centre(p.value)))
+    add_lanes(r.l, 0)
+    add_lanes(r.l, 1)
+    T.sync_warp()
+    if at.lane == 0:
+        t.top[column] = r.top[0]
+        t.v[column] = r.top[1]
+        t.factor[column] = r.factor[1]
+        t.total[column] = t.total[column] * r.factor[1] + r.l[0]
+        t.zo[column] = t.zo[column] * r.factor[1] + r.l[1]
+
+
+@T.macro
+def attend_unit(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, number: Any) -> None:
+    """Codes of unit `number` to tiles, scores, probabilities, output."""
+    if p.page_blocks:
+        r.page[0] = k.table[at.batch * k.table_stride + number // p.units // p.page_blocks]
+    find_block(p, k, at, r, number // p.units)
+    start = number % p.units * p.unit
+    unit = r.source[0] * 4 + p.header_words + start * p.subtile_words
+    group = r.source[0] * 4 + (start * p.layout.subtile // p.key.group * p.channel_words if p.channel_scaled else 0)
+    T.sync_threads()
+    fill_codes(p, k, "key", t.keys, unit)
+    fill_codes(p, k, "value", t.values, unit)
+    if p.channel_scaled:
+        scale_query(p, k, t, group)
+    T.sync_threads()
+    T.clear(t.s)
+    T.gemm(t.qs if p.channel_scaled else t.q, t.keys, t.s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
+    for i, j in T.Parallel(query_rows(p), p.unit_tokens):
+        t.scores[i, j] = t.s[i, j]
+    T.sync_threads()
+    for turn in T.serial(T.max(0, T.ceildiv(p.columns - at.warp, p.warps))):
+        weigh_column(p, k, at, work, r, t, unit, group, number * p.unit_tokens, at.warp + turn * p.warps)
+    T.sync_threads()
+    for i, j in T.Parallel(ROWS, p.dim):
+        t.o[i, j] = t.o[i, j] * t.factor[i]
+    T.gemm(t.probs, t.values, t.o, policy=T.GemmWarpPolicy.FullCol)
+
+
+@T.macro
+def share_tiles(p: Any, joint: Any, t: Any, memory: Any) -> None:
+    """The tiles' result as that of one more warp."""
+    for i, j in T.Parallel(ROWS, p.dim):
+        if i < p.columns:
+            memory[(p.warps * p.columns + i) * p.merge_stride + j] = T.reinterpret(t.o[i, j] + t.zo[i], "uint32")
+    for i in T.Parallel(ROWS):
+        if i < p.columns:
+            memory[state_at(joint, p.warps, i)] = T.reinterpret(t.top[i] + t.v[i], "uint32")
+            memory[state_at(joint, p.warps, i) + 1] = T.reinterpret(t.total[i], "uint32")
+
+
+@T.macro
+def finish(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
+    """All warps' tails and the tiles' result to the output, or to the workspace where the head is split."""
+    for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+        item = turn * p.threads + at.thread
+        if item < p.columns * p.dim // 2:
+            column = item // (p.dim // 2)
+            channel = item % (p.dim // 2) * 2
+            merge_warps(joint, r, memory, column, channel)
+            if k.splits == 1:
+                write_output(p, k, at, r, column, channel)
+            else:
+                store_partial(p, k, at, r, column, channel)
+
+
+@T.macro
+def attention(p: Any, joint: Any, k: Any, at: Any, memory: Any) -> None:
+    """One CTA: a split of a KV head of a sequence. The tail is that of form "mma"."""
+    r = registers(p)
+    work = share_of(p, k, at)
+    t = allocate(p)
+    load_query(p, k, at, r)
+    begin_state(p, r)
+    set_limits(p, k, at, work, r)
+    normalize_query(p, k, at, r)
+    begin_tiles(p, at, r, t)
+    if at.split == k.splits - 1:
+        attend_tail(p, k, at, work, r)
+    finish_sums(p, r)
+    share_warps(joint, at, r, memory)
+    for turn in T.serial(work.count):
+        attend_unit(p, k, at, work, r, t, work.first + turn)
+    T.sync_threads()
+    count_reader(k, at, r)
+    share_tiles(p, joint, t, memory)
+    T.sync_threads()
+    finish(p, joint, k, at, r, memory)
+    combine(p, k, at, r, memory)
+    advance_length(p, k, at, r)
+    flush(p, k, at, work, r, memory)
+
+
+def program(p: Plan) -> Any:
+    """The program as a TileLang function, with the arguments of form "mma"."""
+    joint = replace(p, warps=p.warps + 1)
+
+    @T.prim_func
+    def attend(
+        q: array("uint32"), packed: array("uint32"), k_residual: array("uint32"), v_residual: array("uint32"),
+        lengths: array("int32"), table: array("int32"), out: array("uint32"), lse: array("float32"),
+        partial: array("float32"), stats: array("float32"),
+        arrivals: array("int32"), flushed: array("int32"), readers: array("int32"),
+        q_batch: T.int64, q_token: T.int64, q_head: T.int64, out_batch: T.int64, out_token: T.int64, out_head: T.int64,
+        fresh_k: T.int64, fresh_v: T.int64, fresh_k_batch: T.int64, fresh_k_token: T.int64, fresh_k_head: T.int64,
+        fresh_v_batch: T.int64, fresh_v_token: T.int64, fresh_v_head: T.int64,
+        packed_outer: T.int64, packed_head: T.int64, table_stride: T.int64,
+        fresh: T.int32, q_len: T.int32, with_lse: T.int32, scale: T.float32, cells: T.int32, runs: T.int32, splits: T.int32,
+    ) -> None:  # fmt: skip
+        with T.Kernel(cells, splits, threads=p.threads) as (cell, split):
+            if p.min_ctas > 1:
+                T.annotate_min_blocks_per_sm(p.min_ctas)
+            memory = T.alloc_shared((memory_words(p),), "uint32")
+            k = Args(
+                q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals, flushed, readers,
+                (q_batch, q_token, q_head), (out_batch, out_token, out_head),
+                (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
+                (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, runs, splits,
+            )  # fmt: skip
+            attention(p, joint, k, locate(p, cell, split, runs), memory)
+
+    return attend

@@ -1,0 +1,40 @@
+"""Shapes of the tiles, and the shared memory that they take; no TileLang here."""
+
+from __future__ import annotations
+
+from kvgen.lower.tilelang.plan import COLUMNS, Plan
+
+ROWS = 16
+"""Rows of a matrix instruction: the tile of probabilities has no fewer."""
+SLACK = 256
+"""Bytes lost to alignment, at most."""
+
+
+def columns(p: Plan) -> int:
+    """Columns that are room for: whole column tiles."""
+    return COLUMNS * p.column_tiles
+
+
+def query_rows(p: Plan) -> int:
+    """Rows of the query's tile: the columns, and where K is scaled per channel what rounding took from them."""
+    return max(ROWS, 2 * columns(p)) if p.channel_scaled else ROWS
+
+
+def lost_row(p: Plan) -> int:
+    """Row of the first column's rest."""
+    return query_rows(p) // 2
+
+
+def memory_words(p: Plan) -> int:
+    """The arena of merge and flush: a state per warp and one of the tiles; statistics of K while a block is packed."""
+    states = (p.warps + 1) * p.columns * (p.merge_stride + 2)
+    packing = p.dim * (p.tokens // 16 + p.tokens // p.key.group * 3) if p.channel_scaled else 4
+    return -(-max(states, packing) // 4) * 4
+
+
+def shared_bytes(p: Plan) -> int:
+    """All of it, were nothing laid over anything else."""
+    tokens, dim = p.unit_tokens, p.dim
+    halves = ROWS * dim + query_rows(p) * dim + 2 * tokens * dim + ROWS * tokens
+    floats = query_rows(p) * tokens + 6 * ROWS
+    return 2 * halves + 4 * (floats + memory_words(p)) + SLACK
