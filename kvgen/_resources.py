@@ -42,7 +42,7 @@ def user_cache() -> Path:
     """What kvgen may lose and make again: `KVGEN_CACHE_DIR`, or its folder in the user's cache."""
     override = os.environ.get("KVGEN_CACHE_DIR")
     if override:
-        return Path(override)
+        return Path(override).absolute()
     from platformdirs import user_cache_path
 
     return user_cache_path("kvgen")
