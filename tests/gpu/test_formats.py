@@ -30,7 +30,7 @@ def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
 
 SCHEDULES = (
     "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.unit", "w8u2d2.bulk",
-    "w8u2d2.unit", "w8u4d1.aligned", "w8u4d1.flat", "w8u4d1.two", "w8u4d1.flat.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8",
+    "w8u2d2.unit", "w8u4d1.flat", "w8u4d1.two", "w8u4d1.flat.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8",
     "w8u4d1.cl8.bulk",
     "w4u2d2c2.cl8.unit",
 )  # fmt: skip

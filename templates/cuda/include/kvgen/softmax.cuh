@@ -44,7 +44,7 @@ struct State {
 template <class Traits>
 using Scores = float[Traits::kParts][4];
 
-// Scale and zero of V for the rows a lane scores: [part][group][half].
+// Scale and zero of V for the rows a lane scores: [part][group][half]. Scales may be negative.
 template <class Traits>
 struct ValueParams {
   float scale[Traits::kParts][Traits::kValueGroups][2];
@@ -69,7 +69,7 @@ __device__ __forceinline__ float probabilities(const Scores<Traits>& x, const Va
 #pragma unroll
       for (int q = 0; q < Traits::kValueGroups; ++q) {
         y[q][part][i] = p[part][i] * v.scale[part][q][i / 2];
-        largest = fmaxf(largest, y[q][part][i]);
+        largest = fmaxf(largest, fabsf(y[q][part][i]));
       }
     }
   return largest;
@@ -86,9 +86,9 @@ __device__ __forceinline__ void move_reference(const Scores<Traits>& x, const Va
     for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float scale = v.scale[part][0][half];
+        float scale = fabsf(v.scale[part][0][half]);
 #pragma unroll
-        for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v.scale[part][q][half]);
+        for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, fabsf(v.scale[part][q][half]));
         best = fmaxf(best, x[part][2 * half + c] + __log2f(scale));
       }
 #pragma unroll

@@ -37,16 +37,26 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
     }
 }
 
+// Tokens 16..31 of a sub-tile count backwards: their codes are complemented and their weights negative, since
+// p * s * code = -p * s * (top - code) + p * s * top. Sums of codes then hover around zero over a long cache, where
+// otherwise what is left after the zeros are added would drown in the rounding of the tensor cores.
 template <class Traits>
 __device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
   if constexpr (Traits::Value::kQuantized) {
     load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
+    constexpr float kTop = (1 << Traits::Value::kBits) - 1;
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int part = 0; part < Traits::kParts; ++part) {
+      const bool backwards = Traits::kHalves ? lane % 4 >= 2 : part == 1;
 #pragma unroll
       for (int q = 0; q < Traits::kValueGroups; ++q)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) params.scale[part][q][half] = fmaxf(params.scale[part][q][half], kSmallestScale);
+        for (int half = 0; half < 2; ++half) {
+          float& scale = params.scale[part][q][half];
+          params.zero[part][q][half] = fmaf(scale, backwards ? kTop : 0.f, params.zero[part][q][half]);
+          scale = fmaxf(scale, kSmallestScale) * (backwards ? -1.f : 1.f);
+        }
+    }
   } else {
 #pragma unroll
     for (int part = 0; part < Traits::kParts; ++part)
@@ -121,7 +131,11 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
   visit_words<kBits, 2 * kTiles>(codes, lane, [&](int pair, const uint32_t* words) {
     const int part = pair / kTiles;
-    expand<kBits, typename Traits::Format::Element>(words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+    constexpr int kWords = Fragment<kBits>::kWords;
+    uint32_t turned[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) turned[i] = Traits::Value::kQuantized && part == 1 ? ~words[i] : words[i];
+    expand<kBits, typename Traits::Format::Element>(turned, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
         const uint32_t(&b)[2] = weights[tile][rows / kTilesPerGroup][part];
