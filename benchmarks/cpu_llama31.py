@@ -10,12 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kvgen.bench.ours import Ours
-from kvgen.bench.run import Row, compare, write_csv
-from kvgen.bench.torch_sdpa import cpu_providers
-from kvgen.cli.bench import facts, show
-from kvgen.measure.bytes import half_full
-from kvgen.measure.job import TimingPolicy
+from kvgen.cli.bench import facts, pin_threads, show
 from kvgen.spec import KernelSpec, load_spec
 
 RESULTS = Path(__file__).parent / "results" / "cpu_llama31.csv"
@@ -39,9 +34,15 @@ def spec_of(bits: int) -> KernelSpec:
 
 def main() -> None:
     """Build, compare, write."""
+    pin_threads()
     import torch
 
     from kvgen.api import build, get_kernel
+    from kvgen.bench.ours import Ours
+    from kvgen.bench.run import Row, compare, write_csv
+    from kvgen.bench.torch_sdpa import cpu_providers
+    from kvgen.measure.bytes import half_full
+    from kvgen.measure.job import TimingPolicy
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget", default="2m", help="tuning time per format")

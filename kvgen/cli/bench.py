@@ -35,6 +35,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Compare in one run, taking turns: our kernel, torch's attention over an unquantized cache, and a pure read."""
+    pin_threads()
     from kvgen.spec.target import resolve
 
     spec = resolve_spec(spec_name, arch, workload)
@@ -49,6 +50,13 @@ def bench(
         print_json([row.to_json() for row in rows])
     else:
         show(rows)
+
+
+def pin_threads() -> None:
+    """Keep OpenMP threads, ours and torch's, on cores of their own. Without effect once torch is imported."""
+    import os
+
+    os.environ.setdefault("OMP_PROC_BIND", "true")
 
 
 def _policy(call: str, sustained: float) -> TimingPolicy:

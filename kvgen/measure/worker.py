@@ -33,6 +33,8 @@ VERIFY_FLOOR_S, VERIFY_FACTOR = 10.0, 20.0
 POLL_S = 0.02
 NEARLY = 0.8
 LOG_LINES = 3
+PINNED = {"OMP_PROC_BIND": "true"}
+"""CPU threads stay on cores of their own: two that share one, while another process holds the other, wait for time slices."""
 
 
 def run_job(job: Job, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = None) -> Outcome:
@@ -108,7 +110,8 @@ class Worker:
         if self._process is not None and not self._process.usable(device):
             self.close()
         if self._process is None:
-            self._process = _Process(device, self.memory_bytes, self._environment)
+            pinned = PINNED if device == "cpu" else {}
+            self._process = _Process(device, self.memory_bytes, {**pinned, **self._environment})
             self._process.wait_ready()
         return self._process
 
