@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from kvgen.digest import digest, files_digest
 from kvgen.lower.base import Language, Source, Target
@@ -97,7 +97,8 @@ class Code:
         return cls(text, language, include, flags, headers, headers_digest, found, data["artifact"], data["machine"])
 
 
-class Launch(NamedTuple):
+@dataclass(frozen=True)
+class Launch:
     """How the entry's layout is computed on at one workload; `file` names the code."""
 
     workload: Workload
