@@ -19,7 +19,7 @@ from kvgen.spec import Workload
 from kvgen.tune.point import Arm, Key, Point, Record
 
 STARTERS = 3
-"""Layouts per back end in the first round."""
+"""Most layouts per back end in the first round: the default's and those that differ least from it."""
 JOINERS = 2
 """Layouts that join where the lead has changed."""
 
@@ -52,6 +52,12 @@ class Lane:
         return min(self.todo.values(), key=lambda s: _distance(s.launch, to.launch, order), default=None)
 
 
+def _starters(arms: Sequence[Arm], away: Mapping[Arm, tuple[int, int]]) -> list[Arm]:
+    """The nearest arm, and those that share the next distance."""
+    second = min((away[arm] for arm in arms[1:]), default=(0, 0))
+    return [arm for arm in arms if away[arm] <= second][:STARTERS]
+
+
 def _distance(one: Params, other: Params, order: Mapping[str, Sequence[Value]]) -> tuple[int, int]:
     changed = steps = 0
     for name, value in one.items():
@@ -82,13 +88,14 @@ class Search:
 
     def __post_init__(self) -> None:
         """Arms in order of their distance from the default of their back end."""
-        starts = {lane.arm.backend: lane.start for lane in self.lanes}
-        arms = list(dict.fromkeys(lane.arm for lane in self.lanes))
-        self.alive = sorted(arms, key=lambda arm: _distance(arm.layout, starts[arm.backend].layout, self.order))
+        starts = {lane.arm.backend: lane.start.layout for lane in self.lanes}
+        away = {lane.arm: _distance(lane.arm.layout, starts[lane.arm.backend], self.order) for lane in self.lanes}
+        self.alive = sorted(away, key=lambda arm: away[arm])
         self.lanes.sort(key=lambda lane: self.alive.index(lane.arm))
         if not self.exhaustive:
-            places = {arm: [other for other in self.alive if other.backend == arm.backend].index(arm) for arm in arms}
-            self.alive, self.waiting = ([a for a in self.alive if (places[a] < STARTERS) == chosen] for chosen in (True, False))
+            starters = [arm for backend in starts for arm in _starters([a for a in self.alive if a.backend == backend], away)]
+            self.waiting = [arm for arm in self.alive if arm not in starters]
+            self.alive = [arm for arm in self.alive if arm in starters]
         self._leaders = {backend: self._leader(backend) for backend in starts}
 
     def lead(self, points: Iterable[Point]) -> None:
