@@ -56,7 +56,11 @@ def pin_threads() -> None:
     """Keep OpenMP threads, ours and torch's, on cores of their own. Without effect once torch is imported."""
     import os
 
+    cores = os.sched_getaffinity(0)
     os.environ.setdefault("OMP_PROC_BIND", "true")
+    import torch  # noqa: F401 - loads OpenMP, which binds this thread, too
+
+    os.sched_setaffinity(0, cores)  # it starts the calls, and what counts cores asks it
 
 
 def _policy(call: str, sustained: float) -> TimingPolicy:
