@@ -127,5 +127,5 @@ def test_the_report_is_one_page_with_the_entry_in_it(machine: Machine, built: di
     assert built["key"] in text
     assert "3 points" in text
     assert "http" not in text.replace("http-equiv", "")
-    (view,) = machine.json("report")
+    (view,) = machine.json("report", "--key", built["key"])
     assert view["studies"][0]["trials"] == 3
