@@ -296,7 +296,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
       write_down(book.head, next, lane);
       loader.fetch(args, next.batch, next.head, warp, lane);  // arrives while this head is merged
     }
-    if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state)) completed |= plan.covers_end(done) ? 2 : 1;
+    const bool shared_head = !(plan.covers_begin(done) && plan.covers_end(done));
+    if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state) && shared_head) completed |= plan.covers_end(done) ? 2 : 1;
     if (last) break;
   }
 
