@@ -334,7 +334,7 @@ struct Attend {
     int whole = most;  // CTAs of whole heads each, where there are more heads than CTAs
     while (heads > most && heads % whole != 0) --whole;
     const int flat = static_cast<int>(std::min<int64_t>(most, units * heads)), aligned = splits > 0 ? splits * heads : whole;
-    if (Schedule::kSplit == Split::flat || (Schedule::kSplit == Split::automatic && aligned < flat * 0.93f)) return {flat, 0, false};
+    if (Schedule::kSplit == Split::flat || aligned < flat * 0.93f) return {flat, 0, false};
     return {aligned, splits, splits > 0 && batch == 1};
   }
 

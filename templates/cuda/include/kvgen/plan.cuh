@@ -3,6 +3,8 @@
 // each CTA takes an equal range of weight. Where all lengths agree and the grid allows it, ranges are cut per head, so that no
 // CTA straddles two.
 #pragma once
+#include <climits>
+
 #include "kvgen/args.cuh"
 #include "kvgen/ring.cuh"
 #include "kvgen/traits.cuh"

@@ -1,6 +1,8 @@
 // q of one KV head as B fragments in shared memory: [column tile][head_dim / 32][32 lanes] of 16 bytes, two k-steps each.
 // Each column is multiplied by a power of two that brings its largest element to [8, 16): q * scale then keeps its bits.
 #pragma once
+#include <type_traits>
+
 #include "kvgen/args.cuh"
 #include "kvgen/fragments.cuh"
 #include "kvgen/traits.cuh"
@@ -60,7 +62,7 @@ struct QueryLoader {
 
  private:
   __device__ static float2 floats(uint32_t x) {
-    if constexpr (sizeof(typename Traits::Format::Element) == 2 && std::is_same_v<Element, __nv_bfloat16>)
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>)
       return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
     else
       return __half22float2(ptx::as_half2(x));

@@ -7,7 +7,7 @@
 namespace kvgen {
 
 enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
-enum class Split { aligned, flat, automatic };  // splits end at heads; anywhere; whichever fills the chip
+enum class Split { flat, automatic };           // cut anywhere; or per head, where that fills the chip
 enum class Combine { last, two_level, cluster };
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
@@ -39,9 +39,6 @@ struct Traits : Schedule {
 
   // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
   static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kColumnTiles == 1));
-  // Scaled q lives in registers if there is room, else it is made again for every sub-tile.
-  static constexpr bool kQueryInRegisters = kColumnTiles == 1 && kHeadDim <= 128;
-
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
