@@ -194,7 +194,11 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
 #pragma unroll 1
     for (int sub = 0; sub < Traits::kUnit; ++sub) {
       walk.ring.wait(walk.depth, sub);
-      if (sub == 0) attend_piece<Traits>(walk.ring.slot(walk.depth), first, count, args.q_len, shared.query(), shared.factors, lane, state);
+      if (sub == 0) {
+        const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
+        attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
+        if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
+      }
       __syncwarp();
       walk.fill(args, lengths, walk.depth, sub);
     }
@@ -237,29 +241,32 @@ __device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared
   return whole || combine<Traits>(args, work, plan, head, shared.flag);
 }
 
-// After the step: new tokens go to the residual; where that makes a whole block, it is packed, and what is left over moves
-// to the front. Done by the CTA that completed the head, when nobody reads its residual any more. A CTA's range has at most
-// two heads that it shares, one begun before it and one ending after it: bits 1 and 0 of `completed` say which it completed.
+// Heads that this CTA completed and whose residual became a whole block, as a list in the workspace: they are packed when the
+// rings are no longer in use.
 template <class Traits>
-__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int completed) {
-  using Format = typename Traits::Format;
-  for (Head head = plan.first;; lengths.advance(head)) {
-    const int length = lengths.before[head.batch];
-    const bool whole = plan.covers_begin(head) && plan.covers_end(head);
-    if (whole || completed & (plan.covers_end(head) ? 2 : 1)) {
-      const Tail<Traits> tail(args, head.batch, head.head, length);
-      if (tail.count() >= Format::kTokens) {
-        uint8_t* block = args.cache.block<Traits::kPaged>(head.batch, head.head, length / Format::kTokens, Format::kBlockBytes);
-        __syncthreads();
-        pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory);
-        tail.store(Format::kTokens, tail.count(), 0);
-      } else {
-        tail.store(tail.old, tail.count(), tail.old);
-      }
-    }
-    if (plan.end <= head.start + head.weight) return;
+struct Flushes {
+  int last = -1;  // batch * heads + head
+
+  __device__ void add(const Workspace<Traits>& work, const Lengths<Traits>& lengths, const Head& head) {
+    if (lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh < Traits::Format::kTokens) return;
+    const int number = head.batch * lengths.heads + head.head;
+    if (threadIdx.x == 0) __stcg(work.links + number, last);
+    last = number;
   }
-}
+  // Packs the blocks; what is left over of the new tokens moves to the front of the residual.
+  __device__ void run(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Lengths<Traits>& lengths) {
+    using Format = typename Traits::Format;
+    while (last >= 0) {
+      const int batch = last / lengths.heads, head = last % lengths.heads, length = lengths.before[batch];
+      const Tail<Traits> tail(args, batch, head, length);
+      uint8_t* block = args.cache.block<Traits::kPaged>(batch, head, length / Format::kTokens, Format::kBlockBytes);
+      __syncthreads();
+      pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory);
+      tail.store(Format::kTokens, tail.count(), 0);
+      last = __ldcg(work.links + last);
+    }
+  }
+};
 
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_kernel(const AttendArgs args, const Grid grid) {
@@ -281,7 +288,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
   Walk<Traits> walk(args, shared, lengths, drawn, book, warp, lane);
   write_down(book.head, drawn.first, lane);
   const Plan<Traits>& plan = book.plan;
-  int completed = 0;
+  Flushes<Traits> flushes;
   for (int skip = warp; !plan.idle() || kTogether;) {
     const Segment segment = plan.segment(book.head);
     loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
@@ -296,13 +303,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
       write_down(book.head, next, lane);
       loader.fetch(args, next.batch, next.head, warp, lane);  // arrives while this head is merged
     }
-    const bool shared_head = !(plan.covers_begin(done) && plan.covers_end(done));
-    if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state) && shared_head) completed |= plan.covers_end(done) ? 2 : 1;
+    if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state) && kAppend) flushes.add(work, lengths, done);
     if (last) break;
   }
 
   if constexpr (kAppend) {
-    if (!plan.idle() || kTogether) append<Traits>(args, shared, plan, lengths, completed);
+    flushes.run(args, shared, work, lengths);
     // The last CTA to have read the lengths writes the new ones: nobody reads them any more.
     if (threadIdx.x == 0 && readers == grid.ctas - 1) {
       *work.lengths_read = 0;

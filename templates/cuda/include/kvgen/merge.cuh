@@ -19,6 +19,7 @@ struct Workspace {
   static constexpr int kGroupCounters = 32;  // of the first level, per head
   static constexpr int kLevels = 2;          // a column's totals outlive their group's, which other threads may still read
   int* lengths_read;
+  int* links;         // of heads to be flushed, one per head
   int* counters;
   Total* totals;
   float* sums;
@@ -27,11 +28,12 @@ struct Workspace {
     const int64_t slots = 2LL * ctas * Traits::kColumns;
     return counter_bytes(heads) + kLevels * slots * sizeof(Total) + slots * Traits::kHeadDim * 4;
   }
-  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (1 + kGroupCounters) + 255) / 256 * 256; }
+  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (2 + kGroupCounters) + 255) / 256 * 256; }
 
   __device__ Workspace(void* memory, int heads, int ctas) {
     lengths_read = static_cast<int*>(memory);
-    counters = lengths_read + 4;
+    links = lengths_read + 4;
+    counters = links + heads;
     totals = reinterpret_cast<Total*>(static_cast<uint8_t*>(memory) + counter_bytes(heads));
     sums = reinterpret_cast<float*>(totals + kLevels * 2LL * ctas * Traits::kColumns);
   }
@@ -130,9 +132,8 @@ __device__ __forceinline__ void load_wide(const float* from, float (&to)[kWide])
 
 // Adds up `count` partial results of kWide neighbouring channels of a column; slot(i) names the i-th. Loads come in batches,
 // so that one trip to the L2 serves many.
-template <class Traits, int kWide, class Slot>
-__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
-  constexpr int kBatch = kWide > 2 ? 8 : 16;
+template <class Traits, int kWide, int kBatch, class Slot>
+__device__ __forceinline__ void gather_batches(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
   all = Total{};
 #pragma unroll
   for (int j = 0; j < kWide; ++j) value[j] = 0.f;
@@ -161,6 +162,14 @@ __device__ __forceinline__ void gather(const Workspace<Traits>& work, int level,
       for (int j = 0; j < kWide; ++j) value[j] += factor * values[i][j];
     }
   }
+}
+
+template <class Traits, int kWide, class Slot>
+__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
+  if (count <= 4)
+    gather_batches<Traits, kWide, 4>(work, level, count, column, channel, slot, value, all);
+  else
+    gather_batches<Traits, kWide, (kWide > 2 ? 8 : 16)>(work, level, count, column, channel, slot, value, all);
 }
 
 // Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
