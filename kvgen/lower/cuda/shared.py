@@ -36,9 +36,10 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     ring = warps * depth * slot
     barriers = 0 if launch.text("copy") == "async" else _align(warps * unit * depth * 8, 16)
     columns = spec.attention.group * spec.attention.q_len
+    residual = per_channel and columns <= 4
     tiles = -(-columns // 8)
     key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
-    query = tiles * dim * 16
+    query = tiles * dim * 16 * (2 if residual else 1)
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
     inbox = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 16)

@@ -65,37 +65,37 @@ __device__ __forceinline__ void prepare_query(const Shared<Traits>& shared, uint
 
 // From products to scores in log2 units, of one column tile.
 template <class Traits>
-__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits>& products, const UnitQuery<Traits>& query,
-                                          const float (&factors)[Traits::kParts][4], uint32_t key_params, int tile, int lane, Scores<Traits>& x) {
+__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits>& products, const UnitQuery<Traits>& query, const Rows16<Traits>& factors,
+                                          uint32_t subtile, int tile, int lane, Scores<Traits>& x) {
   if constexpr (Traits::kKeyPerToken) {
     float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
-    load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(key_params, lane, scale, zero);
-    Scores<Traits> offset;
+    load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(subtile + Traits::Format::kKeyTokenParams, lane, scale, zero);
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {
-      Scores<Traits> own;
-      own_products<Traits, false>(products[q][0], products[q][1], lane, own);
+      Rows16<Traits> own;
+      own_products<Traits>(products[q][0], products[q][1], lane, own);
 #pragma unroll
       for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
           const float sum = shared.query_sums[q * Traits::kColumnTiles * 8 + column] * shared.factors[column] * kCodeUnit<typename Traits::Key>;
-          x[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x[part][i] : 0.f);
-          offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? offset[part][i] : 0.f);
+          x.product[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x.product[part][i] : 0.f);
+          x.offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? x.offset[part][i] : 0.f);
         }
     }
-#pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[part][i] = fmaf(x[part][i], factors[part][i], offset[part][i]);
+  } else if constexpr (Traits::kResidualHalves) {
+    own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products[0][0], products[0][1], lane, x.product[0]);
   } else {
-    own_products<Traits, Traits::kResidualQ && Traits::kHalves>(products[0][0], products[0][1], lane, x);
-#pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[part][i] = fmaf(x[part][i], factors[part][i], Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f);
+    own_products<Traits>(products[0][0], products[0][1], lane, x.product);
   }
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x.factor[part][i] = factors[part][i];
+      if constexpr (!Traits::kKeyPerToken) x.offset[part][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
+    }
 }
 
 // Scores of tokens that a query may not see become minus infinity. `first` is the sub-tile's position, `length` the sequence's.
@@ -106,13 +106,13 @@ __device__ __forceinline__ void mask_future(int first, int length, int q_len, in
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
-      if (first + first_row<Traits>(part, lane) + i / 2 * 8 > length - q_len + column / Traits::kGroup) x[part][i] = -INFINITY;
+      if (first + first_row<Traits>(part, lane) + i / 2 * 8 > length - q_len + column / Traits::kGroup) x.offset[part][i] = -INFINITY;
     }
 }
 
 template <class Traits>
 __device__ __forceinline__ void attend_subtile(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query,
-                                               const float (&factors)[Traits::kColumnTiles][Traits::kParts][4], int position, int length, int q_len, int lane,
+                                               const Rows16<Traits> (&factors)[Traits::kColumnTiles], int position, int length, int q_len, int lane,
                                                State<Traits> (&state)[Traits::kColumnTiles]) {
   using Format = typename Traits::Format;
   Products<Traits> products[Traits::kColumnTiles];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void attend_subtile(const Shared<Traits>& shared, uin
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     Scores<Traits> x;
-    to_scores<Traits>(shared, products[tile], query, factors[tile], subtile + Format::kKeyTokenParams, tile, lane, x);
+    to_scores<Traits>(shared, products[tile], query, factors[tile], subtile, tile, lane, x);
     if (Traits::kQueries > 1 && position + 31 > length - q_len) mask_future<Traits>(position, length, q_len, tile, lane, x);
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
@@ -144,13 +144,14 @@ struct Walk {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int sub = 0; sub < Traits::kUnit; ++sub) fill(args, lengths, slot, sub);
+      for (int sub = 0; sub < Traits::kUnit; ++sub) fill<true>(args, lengths, slot, sub);
       upcoming = cursor.next(args, lengths);
     }
   }
+  template <bool kRolled>
   __device__ __forceinline__ void fill(const AttendArgs& args, const Lengths<Traits>& lengths, int slot, int sub) {
     const Head& ahead = cursor.book.ahead;
-    ring.fill(slot, sub, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
+    ring.template fill<kRolled>(slot, sub, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
   }
   // The oldest slot is done with and refilled.
   __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
@@ -165,7 +166,7 @@ template <class Traits>
 __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<Traits>& shared, const Lengths<Traits>& lengths, const Head& head, int unit, int end,
                                            int lane, Walk<Traits>& walk, State<Traits> (&state)[Traits::kColumnTiles]) {
   const int length = Traits::kQueries > 1 ? lengths.before[head.batch] + lengths.fresh : 0;
-  float factors[Traits::kColumnTiles][Traits::kParts][4];
+  Rows16<Traits> factors[Traits::kColumnTiles];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]), state[tile].clear();
   UnitQuery<Traits> query;
@@ -180,7 +181,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
       const int position = unit * Traits::kUnitTokens + sub * 32;
       attend_subtile<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
-      walk.fill(args, lengths, walk.depth, sub);
+      walk.template fill<false>(args, lengths, walk.depth, sub);
     }
     walk.step(args, lengths);
   }
@@ -198,7 +199,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
         if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
       }
       __syncwarp();
-      walk.fill(args, lengths, walk.depth, sub);
+      walk.template fill<true>(args, lengths, walk.depth, sub);
     }
     walk.step(args, lengths);
   }

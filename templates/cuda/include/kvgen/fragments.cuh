@@ -25,21 +25,28 @@ __device__ __forceinline__ uint32_t half2_from(uint32_t x, const __nv_bfloat16*)
 }
 __device__ __forceinline__ uint32_t half2_from(uint32_t x, const __half*) { return x; }
 
+// Some fields of a word, of two rows each; turned: as -(top - code).
+template <bool kTurned>
+__device__ __forceinline__ uint32_t fields(uint32_t x, uint32_t mask) {
+  return kTurned ? ptx::not_and_or(x, mask, 0x80008000u) : x & mask;
+}
+
 // Gives the fragments of one row tile and k-step to `use(tile16, a0, a1, a2, a3)`; two-bit words hold two 16-row tiles.
-template <int kBits, class Element, class Use>
+// Turned: k-slots 0..7 count backwards.
+template <int kBits, class Element, bool kTurned, class Use>
 __device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
   if constexpr (kBits == 16) {
     const Element* type = nullptr;
     use(tile, half2_from(w[0], type), half2_from(w[1], type), half2_from(w[2], type), half2_from(w[3], type));
   } else if constexpr (kBits == 8) {
-    use(tile, w[0] & 0x00ff00ffu, w[1] & 0x00ff00ffu, ptx::odd_bytes(w[0]), ptx::odd_bytes(w[1]));
+    use(tile, fields<kTurned>(w[0], 0x00ff00ffu), fields<kTurned>(w[1], 0x00ff00ffu), ptx::odd_bytes(w[0]), ptx::odd_bytes(w[1]));
   } else if constexpr (kBits == 4) {
     const uint32_t x = w[0], y = ptx::odd_bytes(x);
-    use(tile, x & 0x000f000fu, x & 0x00ff00ffu, y & 0x000f000fu, y);
+    use(tile, fields<kTurned>(x, 0x000f000fu), fields<kTurned>(x, 0x00ff00ffu), y & 0x000f000fu, y);
   } else {
     const uint32_t x = w[0], y = ptx::odd_bytes(x);
-    use(2 * tile, x & 0x00030003u, x & 0x000c000cu, y & 0x00030003u, y & 0x000c000cu);
-    use(2 * tile + 1, x & 0x00300030u, x & 0x00ff00ffu, y & 0x00300030u, y);
+    use(2 * tile, fields<kTurned>(x, 0x00030003u), fields<kTurned>(x, 0x000c000cu), y & 0x00030003u, y & 0x000c000cu);
+    use(2 * tile + 1, fields<kTurned>(x, 0x00300030u), fields<kTurned>(x, 0x00ff00ffu), y & 0x00300030u, y);
   }
 }
 

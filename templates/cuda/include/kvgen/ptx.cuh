@@ -45,6 +45,13 @@ __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
 __device__ __forceinline__ uint32_t as_u32(__half2 x) { return *reinterpret_cast<uint32_t*>(&x); }
 __device__ __forceinline__ __half2 as_half2(uint32_t x) { return *reinterpret_cast<__half2*>(&x); }
 
+// (~x & mask) | set
+__device__ __forceinline__ uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xae;" : "=r"(y) : "r"(x), "r"(mask), "r"(set));
+  return y;
+}
+
 // Bytes 1 and 3 of a word as two 16-bit fields.
 __device__ __forceinline__ uint32_t odd_bytes(uint32_t x) { return __byte_perm(x, 0, 0x4341); }
 
@@ -65,6 +72,10 @@ __device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
+}
+
+__device__ __forceinline__ void store_shared16(uint32_t address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 // --- asynchronous copies ---------------------------------------------------------------------------------------------

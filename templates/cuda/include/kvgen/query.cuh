@@ -1,5 +1,6 @@
 // q of one KV head as B fragments in shared memory: [column tile][head_dim / 32][32 lanes] of 16 bytes, two k-steps each.
 // Each column is multiplied by a power of two that brings its largest element to [8, 16): q * scale then keeps its bits.
+// Where the upper columns carry the rounding residual of q * scale, a second copy holds -q for them and zeros for the others.
 #pragma once
 #include <type_traits>
 
@@ -13,6 +14,7 @@ template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   static constexpr int kVectors = Traits::kHeadDim / 32;
+  static constexpr uint32_t kSigns = 0x80008000u;
   uint4 raw[kVectors];
 
   // Warp `tile` owns column tile `tile`; the others have nothing to do.
@@ -46,7 +48,10 @@ struct QueryLoader {
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) {
       const uint4 v = scaled(raw[x], power, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
-      reinterpret_cast<uint4*>(fragments)[(warp * kVectors + x) * 32 + lane] = v;
+      uint4* place = reinterpret_cast<uint4*>(fragments) + (warp * kVectors + x) * 32 + lane;
+      *place = v;
+      if constexpr (Traits::kResidualHalves)
+        place[Traits::kQueryPlainBytes / 16] = lane < 16 ? make_uint4(0, 0, 0, 0) : make_uint4(v.x ^ kSigns, v.y ^ kSigns, v.z ^ kSigns, v.w ^ kSigns);
     }
     const int at = warp * 8 + lane / 4;
     if (lane % 4 == 0) factors[at] = args.scale * 1.4426950408889634f / (kCodeUnit<typename Traits::Key> * power);
@@ -107,9 +112,12 @@ struct QueryFragments {
     float even[4] = {}, odd[4] = {};
 #pragma unroll
     for (int x = 0; x < Traits::kSteps / 2; ++x) {
-      const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16);
-      scale_step(2 * x, q.x, q.y, params, lane, even);
-      scale_step(2 * x + 1, q.z, q.w, params, lane, odd);
+      const uint32_t at = fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16;
+      const uint4 q = ptx::load_shared16(at);
+      uint4 minus = make_uint4(0, 0, 0, 0);
+      if constexpr (Traits::kResidualHalves) minus = ptx::load_shared16(at + Traits::kQueryPlainBytes);
+      scale_step(2 * x, q.x, q.y, minus.x, minus.y, params, lane, even);
+      scale_step(2 * x + 1, q.z, q.w, minus.z, minus.w, params, lane, odd);
     }
     affine[0] = even[0] + odd[0], affine[1] = even[1] + odd[1];
   }
@@ -118,7 +126,7 @@ struct QueryFragments {
   __device__ __forceinline__ void set_plain(int x, const uint4& q) {
     high[2 * x][0] = q.x, high[2 * x][1] = q.y, high[2 * x + 1][0] = q.z, high[2 * x + 1][1] = q.w;
   }
-  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t params, int lane, float (&affine)[4]) {
+  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t minus0, uint32_t minus1, uint32_t params, int lane, float (&affine)[4]) {
     uint32_t scale0, scale1, zero0, zero1;
     const int quad = step * 4 + lane % 4;
     if constexpr (Traits::Key::kZero) {
@@ -128,16 +136,18 @@ struct QueryFragments {
       const uint2 v = ptx::load_shared8(params + quad * 8);
       zero0 = scale0 = v.x, zero1 = scale1 = v.y;
     }
-    ptx::mma(affine, zero0, zero0, zero1, zero1, q0, q1);
-    place(step, 0, q0, scale0, lane), place(step, 1, q1, scale1, lane);
+    ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);  // rows 0..7 are the zeros; scales lie beside them, where they cost no moves
+    place(step, 0, q0, minus0, scale0), place(step, 1, q1, minus1, scale1);
   }
-  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t scale, int lane) {
-    const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale), product = __hmul2(q2, scale2);
-    high[step][half] = ptx::as_u32(product);
-    if constexpr (kLow) low[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hneg2(product)));
-    if constexpr (Traits::kResidualQ && Traits::kHalves) {  // lanes 0..15 the product, the others what its rounding left
-      const __half2 minus = __float2half2_rn(lane < 16 ? 0.f : -1.f);
-      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(product, minus)));
+  // With halves `minus` is zero on lanes 0..15, which keep the product, and -q on the others, which keep what its rounding left.
+  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t minus, uint32_t scale) {
+    const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
+    if constexpr (Traits::kResidualHalves) {
+      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(ptx::as_half2(minus), scale2)));
+    } else {
+      const __half2 product = __hmul2(q2, scale2);
+      high[step][half] = ptx::as_u32(product);
+      if constexpr (kLow) low[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hneg2(product)));
     }
   }
 };

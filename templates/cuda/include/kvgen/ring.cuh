@@ -30,7 +30,8 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
-// `fill` copies stage `sub` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to.
+// `fill` copies stage `sub` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to. `kRolled` where code
+// that runs once had better be small.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
 template <class Traits>
@@ -41,26 +42,52 @@ struct Ring<Traits, Copy::async> {
   __device__ Ring(uint32_t shared, int warp, int lane_) : base(shared + warp * Traits::kDepth * Traits::kSlotBytes), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  template <class TailOf>
+  template <bool kRolled, class TailOf>
   __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
-    constexpr int kBytes = Traits::Format::kSubtileBytes;
-    const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams + sub * kBytes;
+    const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
     if (unit.subtiles) {
-      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, unit.params, lane);
-      warp_copy_async<kBytes>(to, unit.subtiles + sub * kBytes, lane);
+      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
+      copy_stage<kRolled>(to, unit.subtiles, sub);
     } else if (sub == 0 && unit.first >= 0) {
       fill_piece(to, unit.first, tail_of());
     }
     ptx::copy_commit();
   }
-  // Waits for the oldest stage.
-  __device__ __forceinline__ void wait(int, int) {
-    ptx::copy_wait<Traits::kStages - 1>();
+  // Waits for the stages that hold sub-tile `sub` of the oldest unit.
+  __device__ __forceinline__ void wait(int, int sub) {
+    if (end_of(sub) < (sub + 1) * kBytes)
+      ptx::copy_wait<Traits::kStages - 2>();
+    else
+      ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
   __device__ __forceinline__ void next_round() {}
 
  private:
+  static constexpr int kBytes = Traits::Format::kSubtileBytes, kRow = 512;  // what the lanes copy at once
+  static constexpr bool kWholeRows = Traits::kStages >= 4;
+
+  // A unit's bytes that may be copied once its sub-tile `sub` is done with. With stages enough they are cut at whole rows; then
+  // the end of a sub-tile may come with the stage behind it.
+  __device__ static constexpr int end_of(int sub) {
+    return kWholeRows && sub + 1 < Traits::kUnit ? (sub + 1) * kBytes / kRow * kRow : (sub + 1) * kBytes;
+  }
+  template <bool kRolled>
+  __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int sub) {
+    const int begin = sub == 0 ? 0 : end_of(sub - 1), end = end_of(sub);
+    if constexpr (kRolled) {
+#pragma unroll 1
+      for (int at = begin; at < end; at += kRow)
+        if (at + lane * 16 < end) ptx::copy_async16(to + at, from + at);
+    } else {
+#pragma unroll
+      for (int row = 0; row <= kBytes / kRow + 1; ++row)
+        if (const int at = begin + row * kRow; at + kRow <= end)
+          ptx::copy_async16(to + at, from + at);
+        else if (at < end)
+          ptx::copy_async16_if<kBytes % kRow / 16>(to + at, from + at, lane);
+    }
+  }
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {
     constexpr int kRows = Traits::kPieceTokens, kVectors = Traits::kTailRowBytes / 16;
     if (tail.fresh == 0 || first + kRows <= tail.old) {  // all in the residual; rows past its end are copied, and masked later
@@ -99,7 +126,7 @@ struct BulkRing {
   }
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  template <class TailOf>
+  template <bool kRolled, class TailOf>
   __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
     if (kWholeUnit && sub != Traits::kUnit - 1) return;  // refilled when its last sub-tile is done
     if (lane != 0) return;

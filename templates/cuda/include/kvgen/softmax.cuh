@@ -6,9 +6,9 @@
 
 namespace kvgen {
 
-constexpr float kWeightLimit = 60000.f;  // below fp16's largest
+constexpr float kWeightLimit = 60000.f;  // below fp16's largest, for the sum of a lane's weights
 constexpr float kWeightAim = 10.f;       // log2 of the largest weight after the reference moved
-constexpr float kSmallestScale = 9.1e-13f;  // a constant group weighs nothing, but its probabilities stay bounded
+constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // added: bounds probabilities of constant groups, vanishes beside other scales
 
 // What a warp knows of one column tile. Lane (g, t) holds columns 2t, 2t + 1; with halves, of four columns, t % 2 in place of t.
 template <class Traits>
@@ -40,11 +40,21 @@ struct State {
   }
 };
 
-// Scores of a lane for one sub-tile, in log2 units: x[part][2 * half + column] with rows g, g + 8 of 16-row part `part`.
+// Values of a lane for one sub-tile: [part][2 * half + column] with rows g, g + 8 of 16-row part `part`.
 template <class Traits>
-using Scores = float[Traits::kParts][4];
+using Rows16 = float[Traits::kParts][4];
 
-// Scale and zero of V for the rows a lane scores: [part][group][half]. Scales may be negative.
+// Scores in log2 units, product * factor + offset, not yet worked out: the reference joins the offset first.
+template <class Traits>
+struct Scores {
+  Rows16<Traits> product;
+  Rows16<Traits> factor;
+  Rows16<Traits> offset;
+
+  __device__ __forceinline__ float above(float reference, int part, int i) const { return fmaf(product[part][i], factor[part][i], offset[part][i] - reference); }
+};
+
+// Scale and zero of V for the rows a lane scores: [part][group][half]. Scales are positive.
 template <class Traits>
 struct ValueParams {
   float scale[Traits::kParts][Traits::kValueGroups][2];
@@ -57,22 +67,25 @@ using Weights = uint32_t[Traits::kValueGroups][2][2];
 
 namespace detail {
 
+// Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds.
 template <class Traits>
-__device__ __forceinline__ float probabilities(const Scores<Traits>& x, const ValueParams<Traits>& v, const State<Traits>& state, Scores<Traits>& p,
-                                               float (&y)[Traits::kValueGroups][Traits::kParts][4]) {
-  float largest = 0.f;
+__device__ __forceinline__ bool weigh(const Scores<Traits>& x, const ValueParams<Traits>& v, const State<Traits>& state, Rows16<Traits>& p,
+                                      uint32_t (&y)[Traits::kValueGroups][Traits::kParts][2]) {
+  __half2 total = __float2half2_rn(0.f);
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      p[part][i] = ptx::exp2(x[part][i] - state.reference[i % 2]);
+    for (int half = 0; half < 2; ++half) {
+      float(&pair)[4] = p[part];
+      pair[2 * half] = ptx::exp2(x.above(state.reference[0], part, 2 * half)), pair[2 * half + 1] = ptx::exp2(x.above(state.reference[1], part, 2 * half + 1));
 #pragma unroll
       for (int q = 0; q < Traits::kValueGroups; ++q) {
-        y[q][part][i] = p[part][i] * v.scale[part][q][i / 2];
-        largest = fmaxf(largest, fabsf(y[q][part][i]));
+        const float scale = v.scale[part][q][half];
+        y[q][part][half] = ptx::pack_half2(pair[2 * half] * scale, pair[2 * half + 1] * scale);
+        total = part + half + q == 0 ? ptx::as_half2(y[q][part][half]) : __hadd2(total, ptx::as_half2(y[q][part][half]));
       }
     }
-  return largest;
+  return __hgt(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
 }
 
 // Rare: moves the reference so that the largest weight of this sub-tile is near 2^kWeightAim.
@@ -86,10 +99,10 @@ __device__ __forceinline__ void move_reference(const Scores<Traits>& x, const Va
     for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float scale = fabsf(v.scale[part][0][half]);
+        float scale = v.scale[part][0][half];
 #pragma unroll
-        for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, fabsf(v.scale[part][q][half]));
-        best = fmaxf(best, x[part][2 * half + c] + __log2f(scale));
+        for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v.scale[part][q][half]);
+        best = fmaxf(best, x.above(0.f, part, 2 * half + c) + __log2f(scale));
       }
 #pragma unroll
     for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
@@ -105,11 +118,11 @@ __device__ __forceinline__ void move_reference(const Scores<Traits>& x, const Va
 // Adds a sub-tile's probabilities to the sums and gives its weights as B fragments.
 template <class Traits>
 __device__ __forceinline__ void softmax_step(const Scores<Traits>& x, const ValueParams<Traits>& v, State<Traits>& state, Weights<Traits>& weights) {
-  Scores<Traits> p;
-  float y[Traits::kValueGroups][Traits::kParts][4];
-  if (__any_sync(~0u, detail::probabilities<Traits>(x, v, state, p, y) > kWeightLimit)) {
+  Rows16<Traits> p;
+  uint32_t y[Traits::kValueGroups][Traits::kParts][2];
+  if (__any_sync(~0u, detail::weigh<Traits>(x, v, state, p, y))) {
     detail::move_reference<Traits>(x, v, state);
-    detail::probabilities<Traits>(x, v, state, p, y);
+    detail::weigh<Traits>(x, v, state, p, y);
   }
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
@@ -125,7 +138,7 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits>& x, const Valu
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int part = 0; part < Traits::kParts; ++part)
-        weights[q][part][half] = ptx::transpose(ptx::pack_half2(y[q][part][2 * half], y[q][part][2 * half + 1]));
+        weights[q][part][half] = ptx::transpose(y[q][part][half]);
       // With halves, columns 4..7 are the other part's: rubbish for part 0, which nobody reads, and the weights of part 1.
       if constexpr (Traits::kHalves) weights[q][1][half] = __shfl_xor_sync(~0u, weights[q][0][half], 16);
     }

@@ -37,26 +37,22 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
     }
 }
 
-// Tokens 16..31 of a sub-tile count backwards: their codes are complemented and their weights negative, since
-// p * s * code = -p * s * (top - code) + p * s * top. Sums of codes then hover around zero over a long cache, where
-// otherwise what is left after the zeros are added would drown in the rounding of the tensor cores.
+// In every run of 16 tokens the first eight count backwards: p * s * code = p * s * -(top - code) + p * s * top. Sums of codes
+// then hover around zero over a long cache, where otherwise what is left after the zeros are added would drown in the rounding
+// of the tensor cores. Codes get their sign where they are masked, for nothing.
 template <class Traits>
 __device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
   if constexpr (Traits::Value::kQuantized) {
     load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
     constexpr float kTop = (1 << Traits::Value::kBits) - 1;
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part) {
-      const bool backwards = Traits::kHalves ? lane % 4 >= 2 : part == 1;
+    for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
-      for (int q = 0; q < Traits::kValueGroups; ++q)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& scale = params.scale[part][q][half];
-          params.zero[part][q][half] = fmaf(scale, backwards ? kTop : 0.f, params.zero[part][q][half]);
-          scale = fmaxf(scale, kSmallestScale) * (backwards ? -1.f : 1.f);
-        }
-    }
+      for (int q = 0; q < Traits::kValueGroups; ++q) {
+        float(&scale)[2] = params.scale[part][q];
+        scale[0] += kSmallestScale, scale[1] += kSmallestScale;
+        params.zero[part][q][0] = fmaf(scale[0], kTop, params.zero[part][q][0]);
+      }
   } else {
 #pragma unroll
     for (int part = 0; part < Traits::kParts; ++part)
@@ -78,7 +74,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
       for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
   visit_words<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps>(codes, lane, [&](int pair, const uint32_t* words) {
     const int step = pair % Traits::kSteps;
-    expand<kBits, typename Traits::Format::Element>(words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+    expand<kBits, typename Traits::Format::Element, false>(words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
         float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
@@ -93,26 +89,40 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
     for (int q = 0; q < Traits::kKeyGroups; ++q) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
 }
 
-// The products of a lane's own rows. With halves, lanes t < 2 take rows 0..15, the others rows 16..31: what the other half
-// of the columns holds is either the same again, or the product with q's rounding residual, which is added.
-template <class Traits, bool kAddHalves>
-__device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, float (&own)[Traits::kParts][4]) {
-  if constexpr (!Traits::kHalves) {
+// The products of a lane's own rows. With halves, lanes t < 2 take rows 0..15, the others rows 16..31; the other half of the
+// columns holds the same again.
+template <class Traits>
+__device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, Rows16<Traits>& own) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) own[0][i] = low[i], own[1][i] = high[i];
+  for (int i = 0; i < 4; ++i) {
+    own[0][i] = Traits::kHalves && lane % 4 >= 2 ? high[i] : low[i];
+    if constexpr (!Traits::kHalves) own[1][i] = high[i];
+  }
+}
+
+// The same where the other half of the columns holds products with q's rounding residual, which are added. Lanes change places
+// through shared memory, over the sub-tile's K codes, where they can: shuffles take twice the instructions.
+template <class Traits>
+__device__ __forceinline__ void own_sums(uint32_t codes, const float (&low)[4], const float (&high)[4], int lane, float (&own)[4]) {
+  const bool first = lane % 4 < 2;
+  if constexpr (Traits::kExchangeShared) {
+    const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32: other banks
+    __syncwarp();
+    ptx::store_shared16(mine, low[0], low[1], low[2], low[3]);
+    ptx::store_shared16(mine + 512, high[0], high[1], high[2], high[3]);
+    __syncwarp();
+    const uint4 a = ptx::load_shared16(codes + at), b = ptx::load_shared16(codes + (at ^ 32));
+    own[0] = __uint_as_float(a.x) + __uint_as_float(b.x), own[1] = __uint_as_float(a.y) + __uint_as_float(b.y);
+    own[2] = __uint_as_float(a.z) + __uint_as_float(b.z), own[3] = __uint_as_float(a.w) + __uint_as_float(b.w);
   } else {
-    const bool first = lane % 4 < 2;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      own[0][i] = first ? low[i] : high[i];
-      if constexpr (kAddHalves) own[0][i] += __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
-    }
+    for (int i = 0; i < 4; ++i) own[i] = (first ? low[i] : high[i]) + __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
   }
 }
 
 // Powers of two of the rows that a lane scores, times the columns' factors to log2 units: [part][2 * half + column].
 template <class Traits>
-__device__ __forceinline__ void row_factors(const float* column_factors, int tile, int lane, float (&factors)[Traits::kParts][4]) {
+__device__ __forceinline__ void row_factors(const float* column_factors, int tile, int lane, Rows16<Traits>& factors) {
   constexpr int kBits = Traits::Key::kBits;
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
@@ -131,11 +141,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
   visit_words<kBits, 2 * kTiles>(codes, lane, [&](int pair, const uint32_t* words) {
     const int part = pair / kTiles;
-    constexpr int kWords = Fragment<kBits>::kWords;
-    uint32_t turned[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) turned[i] = Traits::Value::kQuantized && part == 1 ? ~words[i] : words[i];
-    expand<kBits, typename Traits::Format::Element>(turned, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+    expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
         const uint32_t(&b)[2] = weights[tile][rows / kTilesPerGroup][part];

@@ -79,7 +79,7 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
       ptx::mma(products[part], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
       ptx::mma(products[part], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
     }
-  own_products<Traits, false>(products[0], products[1], lane, x);
+  own_products<Traits>(products[0], products[1], lane, x.product);
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
@@ -87,7 +87,8 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
       const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
       const int token = first + first_row<Traits>(part, lane) + i / 2 * 8;
       const int last = min(count - 1, count - q_len + column / Traits::kGroup);  // a query sees itself and what came before
-      x[part][i] = token <= last && token < first + rows.valid ? x[part][i] * column_factors[column] * kCodeUnit<typename Traits::Key> : -INFINITY;
+      x.product[part][i] = token <= last && token < first + rows.valid ? x.product[part][i] * column_factors[column] * kCodeUnit<typename Traits::Key> : -INFINITY;
+      x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
     }
 }
 

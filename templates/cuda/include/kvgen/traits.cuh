@@ -39,6 +39,9 @@ struct Traits : Schedule {
 
   // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
   static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kColumnTiles == 1));
+  static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
+  // Lanes exchange products where a sub-tile's K codes were, if these are large enough, and refilled in order with plain stores.
+  static constexpr bool kExchangeShared = kResidualHalves && Schedule::kCopy == Copy::async && Format::template codes_bytes<Key>() >= 1024;
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
@@ -61,7 +64,8 @@ struct Traits : Schedule {
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
   static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * kStages * 8, 16);
-  static constexpr int kQueryBytes = kColumnTiles * kHeadDim * 16;
+  static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
+  static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
