@@ -1,5 +1,5 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles; each sub-tile is one stage. A piece of the tail
+// A slot holds the unit's K channel params, then its sub-tiles; kSpan of these are one stage. A piece of the tail
 // takes a slot, too: rows of K, then of V, where the first sub-tile would lie.
 #pragma once
 #include "kvgen/ptx.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
-// `fill` copies stage `sub` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to. `kRolled` where code
+// `fill` copies stage `stage` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to. `kRolled` where code
 // that runs once had better be small.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
@@ -43,20 +43,20 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <bool kRolled, class TailOf>
-  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
+  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
     if (unit.subtiles) {
-      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
-      copy_stage<kRolled>(to, unit.subtiles, sub);
-    } else if (sub == 0 && unit.first >= 0) {
+      if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
+      copy_stage<kRolled>(to, unit.subtiles, stage);
+    } else if (stage == 0 && unit.first >= 0) {
       fill_piece(to, unit.first, tail_of());
     }
     ptx::copy_commit();
   }
-  // Waits for the stages that hold sub-tile `sub` of the oldest unit.
-  __device__ __forceinline__ void wait(int, int sub) {
-    if (end_of(sub) < (sub + 1) * kBytes)
-      ptx::copy_wait<Traits::kStages - 2>();
+  // Waits for stage `stage` of the oldest unit.
+  __device__ __forceinline__ void wait(int, int stage) {
+    if (end_of(stage) < (stage + 1) * kBytes)
+      ptx::copy_wait<std::max(Traits::kStages - 2, 0)>();
     else
       ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
@@ -64,17 +64,17 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ void next_round() {}
 
  private:
-  static constexpr int kBytes = Traits::Format::kSubtileBytes, kRow = 512;  // what the lanes copy at once
+  static constexpr int kBytes = Traits::kStageBytes, kRow = 512;  // what the lanes copy at once
   static constexpr bool kWholeRows = Traits::kStages >= 4;
 
-  // A unit's bytes that may be copied once its sub-tile `sub` is done with. With stages enough they are cut at whole rows; then
-  // the end of a sub-tile may come with the stage behind it.
-  __device__ static constexpr int end_of(int sub) {
-    return kWholeRows && sub + 1 < Traits::kUnit ? (sub + 1) * kBytes / kRow * kRow : (sub + 1) * kBytes;
+  // A unit's bytes that are copied once its stage `stage` is done with. With stages enough they are cut at whole rows; then the
+  // end of a stage may come with the one behind it.
+  __device__ static constexpr int end_of(int stage) {
+    return kWholeRows && stage + 1 < Traits::kUnitStages ? (stage + 1) * kBytes / kRow * kRow : (stage + 1) * kBytes;
   }
   template <bool kRolled>
-  __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int sub) {
-    const int begin = sub == 0 ? 0 : end_of(sub - 1), end = end_of(sub);
+  __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int stage) {
+    const int begin = stage == 0 ? 0 : end_of(stage - 1), end = end_of(stage);
     if constexpr (kRolled) {
 #pragma unroll 1
       for (int at = begin; at < end; at += kRow)
@@ -105,7 +105,7 @@ struct Ring<Traits, Copy::async> {
 };
 
 #if KVGEN_SM90
-// 1-D bulk copies by one lane, per sub-tile or per unit, completing on barriers.
+// 1-D bulk copies by one lane, per stage or per unit, completing on barriers.
 template <class Traits, bool kWholeUnit>
 struct BulkRing {
   static constexpr int kBarriers = kWholeUnit ? Traits::kDepth : Traits::kStages;
@@ -116,7 +116,7 @@ struct BulkRing {
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
       : base(shared + warp * Traits::kDepth * Traits::kSlotBytes),
-        barriers(shared + Traits::kBarriers + warp * Traits::kStages * 8),
+        barriers(shared + Traits::kBarriers + warp * kBarriers * 8),
         lane(lane_) {
     if (lane == 0) {
       for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + i * 8, 1);
@@ -127,12 +127,12 @@ struct BulkRing {
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <bool kRolled, class TailOf>
-  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
-    if (kWholeUnit && sub != Traits::kUnit - 1) return;  // refilled when its last sub-tile is done
+  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
+    if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
     if (lane != 0) return;
-    const int first = kWholeUnit ? 0 : sub, count = kWholeUnit ? Traits::kUnit : 1;
-    constexpr int kBytes = Traits::Format::kSubtileBytes;
-    const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, sub);
+    const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
+    constexpr int kBytes = Traits::kStageBytes;
+    const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
     if (unit.subtiles) {
       const bool params = first == 0 && Traits::kUnitParams > 0;
       ptx::barrier_expect(barrier, count * kBytes + (params ? Traits::kUnitParams : 0));
@@ -145,14 +145,14 @@ struct BulkRing {
         ptx::barrier_expect(barrier, 0);
     }
   }
-  __device__ __forceinline__ void wait(int depth, int sub) {
-    if (!kWholeUnit || sub == 0) ptx::barrier_wait(barrier_of(depth, sub), parity);
+  __device__ __forceinline__ void wait(int depth, int stage) {
+    if (!kWholeUnit || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
   }
   // After every slot was used once, completions have the other parity.
   __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
-  __device__ __forceinline__ uint32_t barrier_of(int depth, int sub) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnit + sub) * 8; }
+  __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnitStages + stage) * 8; }
 
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail, uint32_t barrier) {
     constexpr int kRows = Traits::kPieceTokens, kRowBytes = Traits::kTailRowBytes;
