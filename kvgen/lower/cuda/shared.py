@@ -41,8 +41,11 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
     query = tiles * dim * 16 * (2 if residual else 1)
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
-    small = (tiles * 8 * (1 + key_groups) + warps * 16 + 16) * 4
-    books = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 16)
+    small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
+    inbox = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 16)
+    combine = launch.text("combine")
+    cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
+    books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)
     attend = _align(books + warps * BOOK_BYTES, 128)
     return Shared(slot, ring, max(attend, _flush(layout) if per_channel else 16))
 

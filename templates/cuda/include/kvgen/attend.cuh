@@ -21,7 +21,6 @@ struct Shared {
   float* query_sums;  // per K group and column: sum of q
   float* merge;
   Total* warp_totals;
-  Total* totals;
   int* lengths;
   int* flag;
 
@@ -29,8 +28,7 @@ struct Shared {
     factors = reinterpret_cast<float*>(at + Traits::kSmall);
     query_sums = factors + Traits::kColumnTiles * 8;
     warp_totals = reinterpret_cast<Total*>(query_sums + Traits::kColumnTiles * 8 * Traits::kKeyGroups);
-    totals = warp_totals + Traits::kWarps * 8;
-    flag = reinterpret_cast<int*>(totals + 8);
+    flag = reinterpret_cast<int*>(warp_totals + Traits::kWarps * 8);
     merge = reinterpret_cast<float*>(at + Traits::kMerge);
     lengths = reinterpret_cast<int*>(at + Traits::kLengths);
   }
@@ -210,7 +208,11 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
 #pragma unroll 1
     for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
       walk.ring.wait(walk.depth, stage);
-      if (stage == 0) attend_piece<Traits>(walk.ring.slot(walk.depth), first, count, args.q_len, shared.query(), shared.factors, lane, state);
+      if (stage == 0) {
+        const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
+        attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
+        if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
+      }
       __syncwarp();
       walk.template fill<true>(args, lengths, walk.depth, stage);
     }
@@ -221,9 +223,9 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
 
 // One head's part of this CTA is in the warps' states: merge it and hand it on. True if with it the head is complete.
 template <class Traits>
-__device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head,
+__device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Book<Traits>& book, const Head& head,
                                             int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
-  const bool whole = plan.covers_begin(head) && plan.covers_end(head);
+  const bool whole = book.plan.covers(head);
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
@@ -232,76 +234,86 @@ __device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared
     merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
 #if KVGEN_SM90
     if constexpr (Traits::kCombine == Combine::cluster) {
-      combine_cluster<Traits>(args, head, tile, merged, shared.merge, shared.totals);
+      combine_cluster<Traits>(args, head, tile, merged, shared.memory + Traits::kInbox);
       continue;
     }
 #endif
-    const int slot = 2 * plan.cta + (plan.begins_at(plan.cta, head) || !plan.covers_begin(head) ? 0 : 1);
     Merged<Traits>::each([&](int i, int column, int channel) {
       const int at = tile * 8 + column;
       if (at >= Traits::kColumns) return;
       if (whole) {
         write_output<Traits>(args, head, at, channel, merged.value[i], merged.total[i]);
       } else {
+        const int slot = book.parts.own_slot;
         __stcg(work.sum(slot, at) + channel, merged.value[i]);
         if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slot, at)), make_float2(merged.total[i].reference, merged.total[i].sum));
       }
     });
-    __syncthreads();
+    if (tile + 1 < Traits::kColumnTiles) __syncthreads();
   }
   if constexpr (Traits::kCombine == Combine::cluster) return blockIdx.x == 0;
-  return whole || combine<Traits>(args, work, plan, head, shared.flag);
+  return whole || combine<Traits>(args, work, book.parts, book.plan.cta, head, shared.flag);
 }
 
-// After the step: new tokens go to the residual; where that makes a whole block, it is packed, and what is left over moves
-// to the front. Done by the CTA that completed the head, when nobody reads its residual any more. A CTA's range has at most
-// two heads that it shares, one begun before it and one ending after it: bits 1 and 0 of `completed` say which it completed.
+// Heads that this CTA completed and whose residual became a whole block, as a list in the workspace: they are packed when the
+// rings are no longer in use.
 template <class Traits>
-__device__ void append(const AttendArgs& args, const Shared<Traits>& shared, const Plan<Traits>& plan, const Lengths<Traits>& lengths, int completed) {
-  using Format = typename Traits::Format;
-  for (Head head = plan.first;; lengths.advance(head)) {
-    const int length = lengths.before[head.batch];
-    const bool whole = plan.covers_begin(head) && plan.covers_end(head);
-    if (whole || completed & (plan.covers_end(head) ? 2 : 1)) {
-      const Tail<Traits> tail(args, head.batch, head.head, length);
-      if (tail.count() >= Format::kTokens) {
-        uint8_t* block = args.cache.block<Traits::kPaged>(head.batch, head.head, length / Format::kTokens, Format::kBlockBytes);
-        __syncthreads();
-        pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory);
-        tail.store(Format::kTokens, tail.count(), 0);
-      } else {
-        tail.store(tail.old, tail.count(), tail.old);
-      }
-    }
-    if (plan.end <= head.start + head.weight) return;
+struct Flushes {
+  int last = -1;  // batch * heads + head
+
+  __device__ void add(const Workspace<Traits>& work, const Lengths<Traits>& lengths, const Head& head) {
+    if (lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh < Traits::Format::kTokens) return;
+    const int number = head.batch * lengths.heads + head.head;
+    if (threadIdx.x == 0) __stcg(work.links + number, last);
+    last = number;
   }
-}
+  // Packs the blocks; what is left over of the new tokens moves to the front of the residual.
+  __device__ void run(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Lengths<Traits>& lengths) {
+    using Format = typename Traits::Format;
+    while (last >= 0) {
+      const int batch = last / lengths.heads, head = last % lengths.heads, length = lengths.before[batch];
+      const Tail<Traits> tail(args, batch, head, length);
+      uint8_t* block = args.cache.block<Traits::kPaged>(batch, head, length / Format::kTokens, Format::kBlockBytes);
+      __syncthreads();
+      pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory);
+      tail.store(Format::kTokens, tail.count(), 0);
+      last = __ldcg(work.links + last);
+    }
+  }
+};
 
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_kernel(const AttendArgs args, const Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
+  constexpr bool kTogether = Traits::kCombine == Combine::cluster;  // a cluster's CTAs all go through their one head, even with nothing to do
   const Shared<Traits> shared(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Lengths<Traits> lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
   const Workspace<Traits> work(args.workspace, lengths.batch * lengths.heads, grid.ctas);
-  for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) shared.lengths[i] = args.cache.lengths[i];
+  for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) ptx::copy_async4(ptx::shared_address(shared.lengths + i), args.cache.lengths + i);
+#if KVGEN_SM90
+  if constexpr (kTogether) ptx::cluster_arrive();
+#endif
+  QueryLoader<Traits> loader;  // asked for before it is known which: most often it is this one
+  const Head likely = Plan<Traits>::likely(lengths, grid);
+  loader.fetch(args, likely.batch, likely.head, warp, lane);
+  ptx::copy_wait_all();
   __syncthreads();
+  const Plan<Traits> drawn(lengths, grid, lane);
   int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
   if (kAppend && threadIdx.x == 0) readers = atomicAdd(work.lengths_read, 1);
+  if (drawn.first.batch != likely.batch || drawn.first.head != likely.head) loader.fetch(args, drawn.first.batch, drawn.first.head, warp, lane);
+  loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
   Book<Traits>& book = shared.book(warp);
-  const Plan<Traits> drawn(lengths, grid, lane);
-  constexpr bool kTogether = Traits::kCombine == Combine::cluster;  // a cluster's CTAs all go through their one head, even with nothing to do
-  QueryLoader<Traits> loader;
-  if (!drawn.idle() || kTogether) loader.fetch(args, drawn.first.batch, drawn.first.head, warp, lane);
   write_down(book.plan, drawn, lane);
   Walk<Traits> walk(args, shared, lengths, drawn, book, warp, lane);
   write_down(book.head, drawn.first, lane);
   const Plan<Traits>& plan = book.plan;
-  int completed = 0;
+  Flushes<Traits> flushes;
   for (int skip = warp; !plan.idle() || kTogether;) {
-    const Segment segment = plan.segment(book.head);
-    loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
     __syncthreads();
+    if (!plan.covers(book.head) && !kTogether) write_down(book.parts, Parts::of(plan, book.head), lane);
+    const Segment segment = plan.segment(book.head);
     State<Traits> state[Traits::kColumnTiles];
     skip = attend_head<Traits>(args, shared, lengths, book.head, segment.begin + skip, segment.end, lane, walk, state) - segment.end;
     const Head done = book.head;
@@ -312,13 +324,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
       write_down(book.head, next, lane);
       loader.fetch(args, next.batch, next.head, warp, lane);  // arrives while this head is merged
     }
-    const bool shared_head = !(plan.covers_begin(done) && plan.covers_end(done));
-    if (finish_head<Traits>(args, shared, work, plan, done, warp, lane, state) && shared_head) completed |= plan.covers_end(done) ? 2 : 1;
+    if (finish_head<Traits>(args, shared, work, book, done, warp, lane, state) && kAppend) flushes.add(work, lengths, done);
     if (last) break;
+    loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
   }
 
   if constexpr (kAppend) {
-    if (!plan.idle() || kTogether) append<Traits>(args, shared, plan, lengths, completed);
+    flushes.run(args, shared, work, lengths);
     // The last CTA to have read the lengths writes the new ones: nobody reads them any more.
     if (threadIdx.x == 0 && readers == grid.ctas - 1) {
       *work.lengths_read = 0;
@@ -363,7 +375,8 @@ struct Attend {
     const auto kernel = attend_kernel<Variant, kAppend>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
-    const Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
+    Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
+    grid_.by_ctas = Divisor(grid_.ctas), grid_.by_heads = Divisor(args.cache.kv_heads);
     cudaLaunchConfig_t config = {};
     config.gridDim = grid_.splits ? dim3(grid_.splits, args.cache.kv_heads, args.cache.batch) : dim3(grid_.ctas), config.blockDim = dim3(Variant::kThreads);
     config.dynamicSmemBytes = kSharedBytes, config.stream = stream;

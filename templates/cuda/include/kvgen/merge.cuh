@@ -19,6 +19,7 @@ struct Workspace {
   static constexpr int kGroupCounters = 32;  // of the first level, per head
   static constexpr int kLevels = 2;          // a column's totals outlive their group's, which other threads may still read
   int* lengths_read;
+  int* links;         // of heads to be flushed, one per head
   int* counters;
   Total* totals;
   float* sums;
@@ -27,11 +28,12 @@ struct Workspace {
     const int64_t slots = 2LL * ctas * Traits::kColumns;
     return counter_bytes(heads) + kLevels * slots * sizeof(Total) + slots * Traits::kHeadDim * 4;
   }
-  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (1 + kGroupCounters) + 255) / 256 * 256; }
+  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (2 + kGroupCounters) + 255) / 256 * 256; }
 
   __device__ Workspace(void* memory, int heads, int ctas) {
     lengths_read = static_cast<int*>(memory);
-    counters = lengths_read + 4;
+    links = lengths_read + 4;
+    counters = links + heads;
     totals = reinterpret_cast<Total*>(static_cast<uint8_t*>(memory) + counter_bytes(heads));
     sums = reinterpret_cast<float*>(totals + kLevels * 2LL * ctas * Traits::kColumns);
   }
@@ -130,9 +132,8 @@ __device__ __forceinline__ void load_wide(const float* from, float (&to)[kWide])
 
 // Adds up `count` partial results of kWide neighbouring channels of a column; slot(i) names the i-th. Loads come in batches,
 // so that one trip to the L2 serves many.
-template <class Traits, int kWide, class Slot>
-__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
-  constexpr int kBatch = kWide > 2 ? 8 : 16;
+template <class Traits, int kWide, int kBatch, class Slot>
+__device__ __forceinline__ void gather_batches(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
   all = Total{};
 #pragma unroll
   for (int j = 0; j < kWide; ++j) value[j] = 0.f;
@@ -163,6 +164,14 @@ __device__ __forceinline__ void gather(const Workspace<Traits>& work, int level,
   }
 }
 
+template <class Traits, int kWide, class Slot>
+__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
+  if (count <= 4)
+    gather_batches<Traits, kWide, 4>(work, level, count, column, channel, slot, value, all);
+  else
+    gather_batches<Traits, kWide, (kWide > 2 ? 8 : 16)>(work, level, count, column, channel, slot, value, all);
+}
+
 // Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
 __device__ __forceinline__ bool arrive_last(int* counter, int expected, int* flag) {
   __syncthreads();
@@ -177,20 +186,17 @@ __device__ __forceinline__ bool arrive_last(int* counter, int expected, int* fla
 
 // Called by every CTA of a head once its partial result is in its slot. True for the one that wrote the output.
 template <class Traits>
-__device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, const Plan<Traits>& plan, const Head& head, int* flag) {
+__device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, const Parts& parts, int cta, const Head& head, int* flag) {
   constexpr int kElements = Traits::kColumns * Traits::kHeadDim, kWide = kElements >= 4 * Traits::kThreads ? 4 : kElements >= 2 * Traits::kThreads ? 2 : 1;
-  const int first = plan.first_cta(head), parts = plan.last_cta(head) - first + 1;
   const int number = head.batch * args.cache.kv_heads + head.head;
-  const int first_slot = 2 * first + (plan.begins_at(first, head) ? 0 : 1);
-  auto slot = [&](int i) { return i == 0 ? first_slot : 2 * (first + i); };
-  int groups = parts, width = 1;
-  if (Traits::kCombine == Combine::two_level && parts > 16) {
-    for (width = 8; width * width < parts;) ++width;
-    groups = (parts + width - 1) / width;
-    const int group = (plan.cta - first) / width, members = min(width, parts - group * width);
+  int groups = parts.count, width = 1;
+  if (Traits::kCombine == Combine::two_level && parts.count > 16) {
+    for (width = 8; width * width < parts.count;) ++width;
+    groups = ceil_div(parts.count, width);
+    const int group = (cta - parts.first) / width, members = min(width, parts.count - group * width);
     int* counter = work.counters + args.cache.batch * args.cache.kv_heads + number * Workspace<Traits>::kGroupCounters + group;
     if (!arrive_last(counter, members, flag)) return false;
-    auto member = [&](int i) { return slot(group * width + i); };
+    auto member = [&](int i) { return parts.slot(group * width + i); };
     for (int at = threadIdx.x * kWide; at < kElements; at += Traits::kThreads * kWide) {
       const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
       Total total;
@@ -205,7 +211,7 @@ __device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, c
     const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
     Total total;
     float value[kWide];
-    gather<Traits, kWide>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return slot(i * width); }, value, total);
+    gather<Traits, kWide>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return parts.slot(i * width); }, value, total);
 #pragma unroll
     for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
   }
@@ -213,38 +219,40 @@ __device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, c
 }
 
 #if KVGEN_SM90
-// A cluster's CTAs hold the parts of one head: each adds up a share of the elements from everybody's shared memory.
+// What the CTAs of a cluster, which hold the parts of one head, send to each other: each adds up a share of the elements.
+// A CTA has said at its start that its shared memory may be written to.
 template <class Traits>
-__device__ void combine_cluster(const AttendArgs& args, const Head& head, int tile, const Merged<Traits>& merged, float* buffer, Total* totals) {
-  constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements;
-  __syncthreads();
-  Merged<Traits>::each([&](int i, int column, int channel) {
-    buffer[column * Traits::kHeadDim + channel] = merged.value[i];
-    if (channel == 0) totals[column] = merged.total[i];
-  });
-  ptx::cluster_sync();
+__device__ void combine_cluster(const AttendArgs& args, const Head& head, int tile, const Merged<Traits>& merged, uint8_t* inbox) {
+  constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
+  static_assert(kElements % kCluster == 0);
+  float* values = reinterpret_cast<float*>(inbox + tile * Traits::kInboxBytes / Traits::kColumnTiles);  // [from][element of the share]
+  Total* totals = reinterpret_cast<Total*>(values + kElements);                                         // [from][column]
   const int rank = blockIdx.x;
-  const uint32_t values_at = ptx::shared_address(buffer), totals_at = ptx::shared_address(totals);
-  for (int at = rank * Traits::kThreads + threadIdx.x; at < kElements; at += kCluster * Traits::kThreads) {
-    const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
-    Total parts[kCluster], all;
-    float values[kCluster], value = 0.f;
-#pragma unroll
-    for (int i = 0; i < kCluster; ++i) {
-      const uint32_t from = ptx::cluster_address(totals_at + column * 8, i);
-      parts[i] = Total{ptx::load_cluster(from), ptx::load_cluster(from + 4)};
-      values[i] = ptx::load_cluster(ptx::cluster_address(values_at + at * 4, i));
-      all.reference = fmaxf(all.reference, parts[i].reference);
+  if (tile == 0) ptx::cluster_wait();
+  Merged<Traits>::each([&](int i, int column, int channel) {
+    const int at = column * Traits::kHeadDim + channel;
+    ptx::store_cluster(ptx::cluster_address(ptx::shared_address(values + rank * kShare + at % kShare), at / kShare), merged.value[i]);
+    if (channel < kCluster) {
+      const uint32_t to = ptx::cluster_address(ptx::shared_address(totals + rank * 8 + column), channel);
+      ptx::store_cluster(to, merged.total[i].reference), ptx::store_cluster(to + 4, merged.total[i].sum);
     }
+  });
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  for (int at = threadIdx.x; at < kShare; at += Traits::kThreads) {
+    const int column = (rank * kShare + at) / Traits::kHeadDim, channel = (rank * kShare + at) % Traits::kHeadDim;
+    Total all;
+    float value = 0.f;
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) all.reference = fmaxf(all.reference, totals[i * 8 + column].reference);
 #pragma unroll
     for (int i = 0; i < kCluster; ++i) {
-      const float factor = ptx::exp2(parts[i].reference - all.reference);
-      value += factor * values[i], all.sum += factor * parts[i].sum;
+      const float factor = ptx::exp2(totals[i * 8 + column].reference - all.reference);
+      value += factor * values[i * kShare + at], all.sum += factor * totals[i * 8 + column].sum;
     }
     const int whole = tile * 8 + column;
     if (whole < Traits::kColumns) write_output<Traits>(args, head, whole, channel, value, all);
   }
-  ptx::cluster_sync();  // nobody leaves while its shared memory is read
 }
 #endif
 

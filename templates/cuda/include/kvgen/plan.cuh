@@ -11,12 +11,25 @@
 
 namespace kvgen {
 
+// Division of numbers below 2^31 by one that the host knows.
+struct Divisor {
+  uint32_t number, multiplier, shift = 31;
+
+  __host__ __device__ explicit Divisor(uint32_t number_) : number(number_) {
+    while (1ull << (shift - 31) < number) ++shift;
+    multiplier = static_cast<uint32_t>(((1ull << shift) + number - 1) / number);
+  }
+  __device__ __forceinline__ int quotient(int n) const { return static_cast<int>(static_cast<uint64_t>(n) * multiplier >> shift); }
+  __device__ __forceinline__ int rest(int n) const { return n - quotient(n) * static_cast<int>(number); }
+};
+
 // A launch has `splits` x kv_heads x batch CTAs if ranges may be cut per head, else `ctas` x 1 x 1. `fixed`: they are, whatever
 // the lengths; otherwise only where all lengths agree.
 struct Grid {
   int ctas = 1;
   int splits = 0;
   bool fixed = false;
+  Divisor by_ctas{1}, by_heads{1};  // KV heads; the plan waits for every division
 };
 
 // One head's run of units.
@@ -87,9 +100,20 @@ struct Plan {
     if (per_head)
       cut_head(lengths);
     else
-      cut_flat(lengths, __reduce_add_sync(~0u, total) * lengths.heads, grid.ctas, uniform, lane);
+      cut_flat(lengths, __reduce_add_sync(~0u, total) * lengths.heads, grid, uniform, lane);
   }
 
+  // The head that this CTA begins with, if lengths agree and but for rounding.
+  __device__ static Head likely(const Lengths<Traits>& lengths, const Grid& grid) {
+    Head head;
+    if (grid.splits > 0) {
+      head.batch = blockIdx.z, head.head = blockIdx.y;
+    } else {
+      const int number = grid.by_ctas.quotient(static_cast<int>(blockIdx.x) * (lengths.batch * lengths.heads));
+      head.batch = grid.by_heads.quotient(number), head.head = grid.by_heads.rest(number);
+    }
+    return head;
+  }
   __device__ bool idle() const { return begin >= end; }
   __device__ Segment segment(const Head& head) const {
     return {unit_at(head, max(begin, head.start) - head.start), unit_at(head, min(end, head.start + head.weight) - head.start)};
@@ -101,6 +125,7 @@ struct Plan {
   // First and last CTA of a head.
   __device__ int first_cta(const Head& head) const { return per_head ? cta - static_cast<int>(blockIdx.x) : cta_of(head.start); }
   __device__ int last_cta(const Head& head) const { return per_head ? first_cta(head) + parts - 1 : cta_of(head.start + head.weight - 1); }
+  __device__ bool covers(const Head& head) const { return covers_begin(head) && covers_end(head); }
   // Whether a CTA's range begins with this head rather than with the one before.
   __device__ bool begins_at(int cta, const Head& head) const { return per_head || range_begin(cta) == head.start; }
 
@@ -128,14 +153,14 @@ struct Plan {
     begin = rank < parts ? (rank * each + min(rank, more)) * Traits::kUnit : first.weight;
     end = rank < parts - 1 ? begin + (each + (rank < more)) * Traits::kUnit : first.weight;
   }
-  __device__ void cut_flat(const Lengths<Traits>& lengths, int total, int ctas, bool uniform, int lane) {
-    share = total / ctas, extra = total % ctas;
+  __device__ void cut_flat(const Lengths<Traits>& lengths, int total, const Grid& grid, bool uniform, int lane) {
+    share = grid.by_ctas.quotient(total), extra = grid.by_ctas.rest(total);
     begin = range_begin(cta), end = range_begin(cta + 1);
     if (idle()) begin = end = 0;
     if (idle()) return;
     if (uniform) {
-      const int weight = lengths.weight(0), at = begin / weight;
-      set_first(lengths, at / lengths.heads, at % lengths.heads, at * weight);
+      const int weight = lengths.weight(0), at = static_cast<unsigned>(begin) / static_cast<unsigned>(weight);
+      set_first(lengths, grid.by_heads.quotient(at), grid.by_heads.rest(at), at * weight);
       return;
     }
     for (int base = 0, before = 0; base < lengths.batch; base += 32) {  // inclusive scan, 32 sequences at a time
@@ -157,11 +182,29 @@ struct Plan {
   }
 };
 
+// The CTAs that share a head, and the slots where their partial results lie.
+struct Parts {
+  int first = 0, count = 1;
+  int first_slot = 0;
+  int own_slot = 0;
+
+  template <class Traits>
+  __device__ static Parts of(const Plan<Traits>& plan, const Head& head) {
+    Parts parts;
+    parts.first = plan.first_cta(head), parts.count = plan.last_cta(head) - parts.first + 1;
+    parts.first_slot = 2 * parts.first + (plan.begins_at(parts.first, head) ? 0 : 1);
+    parts.own_slot = parts.slot(plan.cta - parts.first);
+    return parts;
+  }
+  __device__ int slot(int i) const { return i == 0 ? first_slot : 2 * (first + i); }
+};
+
 // What a warp seldom looks at lies in shared memory: registers are for the inner loop.
 template <class Traits>
 struct Book {
   Plan<Traits> plan;
   Head head;        // that the warp works on
+  Parts parts;      // of that, if it is shared
   Head ahead;       // that its ring is being filled from
   Segment segment;  // of that
 };

@@ -118,9 +118,8 @@ __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const 
 
 // One piece of the tail, whose first row is tail token `first` of `count`.
 template <class Traits>
-__device__ __forceinline__ void attend_piece(uint32_t slot, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
+__device__ __forceinline__ void attend_piece(const TailRows<Traits>& rows, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
-  const TailRows<Traits> rows{slot, min(count - first, Traits::kPieceTokens)};
   ValueParams<Traits> params[1];
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
@@ -136,6 +135,21 @@ __device__ __forceinline__ void attend_piece(uint32_t slot, int first, int count
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
   tail_values<Traits>(rows, weights, lane, state);
+}
+
+// Appends the piece's new tokens, those from `old` on, to the residual: they are here already, and nobody reads that far.
+template <class Traits>
+__device__ __forceinline__ void append_piece(const AttendArgs& args, const TailRows<Traits>& rows, int batch, int head, int first, int old, int lane) {
+  using Element = typename Traits::Format::Element;
+  constexpr int kVectors = Traits::kTailRowBytes / 16;
+  const int64_t at = (static_cast<int64_t>(batch) * args.cache.kv_heads + head) * Traits::Format::kTokens * Traits::kHeadDim;
+#pragma unroll 1
+  for (int i = max(old - first, 0) * kVectors + lane; i < rows.valid * kVectors; i += 32) {
+    const int row = i / kVectors, channel = i % kVectors * 8;
+    const int64_t to = at + static_cast<int64_t>(first + row) * Traits::kHeadDim + channel;
+    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.k_residual) + to) = rows.k(row, channel);
+    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.v_residual) + to) = rows.v(row, channel);
+  }
 }
 
 }  // namespace kvgen

@@ -64,7 +64,7 @@ struct Traits : Schedule {
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
   static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
 
-  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | books.
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox | books.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
   static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
@@ -75,8 +75,10 @@ struct Traits : Schedule {
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
   static constexpr int kLengths = kMerge + kMergeBytes;
   static constexpr int kSmall = kLengths + kMaxBatch * 4;
-  static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2 + 8 * 2;
-  static constexpr int kBooks = align_up(kSmall + kSmallFloats * 4 + 16, 16);
+  static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
+  static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
+  static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64) : 0;
+  static constexpr int kBooks = kInbox + kInboxBytes;
   static constexpr int kBookBytes = 128;  // per warp
   static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
 };
