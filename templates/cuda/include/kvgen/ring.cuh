@@ -11,11 +11,12 @@ namespace kvgen {
 // Where a unit lies in global memory: in a block, in the tail of a head, or nowhere. Addresses are a lane's own: each copies
 // every 32nd vector of 16 bytes, and bulk copies are lane 0's.
 struct Unit {
+  static constexpr int kNowhere = -1, kPacked = -2;
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
-  int first = -1;  // of the tail's tokens
+  int first = kNowhere;  // of the tail's tokens
 
-  __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles}; }
+  __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles, kPacked}; }
   __device__ static Unit of_tail(int first) { return {nullptr, nullptr, first}; }
 };
 
@@ -45,47 +46,31 @@ struct Ring<Traits, Copy::async> {
   template <bool kRolled, class TailOf>
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
-    if (unit.subtiles) {
+    if (unit.first == Unit::kPacked) {
       if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
       copy_stage<kRolled>(to, unit.subtiles, stage);
-    } else if (stage == 0 && unit.first >= 0) {
-      fill_piece(to, unit.first, tail_of());
     }
+    if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote: one that cannot part the warp
     ptx::copy_commit();
   }
-  // Waits for stage `stage` of the oldest unit.
-  __device__ __forceinline__ void wait(int, int stage) {
-    if (end_of(stage) < (stage + 1) * kBytes)
-      ptx::copy_wait<std::max(Traits::kStages - 2, 0)>();
-    else
-      ptx::copy_wait<Traits::kStages - 1>();
+  // Waits for the oldest stage.
+  __device__ __forceinline__ void wait(int, int) {
+    ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
   __device__ __forceinline__ void next_round() {}
 
  private:
-  static constexpr int kBytes = Traits::kStageBytes, kRow = 512;  // what the lanes copy at once
-  static constexpr bool kWholeRows = Traits::kStages >= 4;
-
-  // A unit's bytes that are copied once its stage `stage` is done with. With stages enough they are cut at whole rows; then the
-  // end of a stage may come with the one behind it.
-  __device__ static constexpr int end_of(int stage) {
-    return kWholeRows && stage + 1 < Traits::kUnitStages ? (stage + 1) * kBytes / kRow * kRow : (stage + 1) * kBytes;
-  }
+  // By rows of 512 bytes, of which the last may repeat some: cheaper than lanes that stand aside.
   template <bool kRolled>
   __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int stage) {
-    const int begin = stage == 0 ? 0 : end_of(stage - 1), end = end_of(stage);
-    if constexpr (kRolled) {
-#pragma unroll 1
-      for (int at = begin; at < end; at += kRow)
-        if (at + lane * 16 < end) ptx::copy_async16(to + at, from + at);
-    } else {
-#pragma unroll
-      for (int row = 0; row <= kBytes / kRow + 1; ++row)
-        if (const int at = begin + row * kRow; at + kRow <= end)
-          ptx::copy_async16(to + at, from + at);
-        else if (at < end)
-          ptx::copy_async16_if<kBytes % kRow / 16>(to + at, from + at, lane);
+    constexpr int kBytes = Traits::kStageBytes, kRow = 512;
+    static_assert(kBytes >= kRow);
+    to += stage * kBytes, from += stage * kBytes;
+#pragma unroll(kRolled ? 1 : ceil_div(kBytes, kRow))
+    for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
+      const int at = min(row * kRow, kBytes - kRow);
+      ptx::copy_async16(to + at, from + at);
     }
   }
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {
@@ -133,7 +118,7 @@ struct BulkRing {
     const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
-    if (unit.subtiles) {
+    if (unit.first == Unit::kPacked) {
       const bool params = first == 0 && Traits::kUnitParams > 0;
       ptx::barrier_expect(barrier, count * kBytes + (params ? Traits::kUnitParams : 0));
       if (params) ptx::copy_bulk(slot(depth), unit.params, Traits::kUnitParams, barrier);
