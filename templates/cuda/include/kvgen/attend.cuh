@@ -53,10 +53,9 @@ __device__ __forceinline__ void prepare_query(const Shared<Traits>& shared, uint
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     if constexpr (Traits::kKeyPerChannel) {
       query.fragments[tile].load_scaled(shared.query(), params, tile, lane, query.affine[tile]);
-      constexpr float kUnitOfZero = kCodeUnit<typename Traits::Key> * (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        query.affine[tile][c] *= kUnitOfZero * shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
+        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
     } else {
       query.fragments[tile].load(shared.query(), tile, lane);
     }
@@ -77,7 +76,7 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
-        const float sum = shared.query_sums[q * Traits::kColumnTiles * 8 + column] * shared.factors[column] * kCodeUnit<typename Traits::Key>;
+        const float sum = shared.query_sums[q * Traits::kColumnTiles * 8 + column] * shared.factors[column];
         x.product[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x.product[part][i] : 0.f);
         x.offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? x.offset[part][i] : 0.f);
       }

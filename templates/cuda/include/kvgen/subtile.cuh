@@ -138,7 +138,7 @@ __device__ __forceinline__ void row_factors(const float* column_factors, int til
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float row = Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
-      factors[part][i] = row * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
+      factors[part][i] = row / kCodeUnit<typename Traits::Key> * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
     }
 }
 

@@ -87,7 +87,7 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
       const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
       const int token = first + first_row<Traits>(part, lane) + i / 2 * 8;
       const int last = min(count - 1, count - q_len + column / Traits::kGroup);  // a query sees itself and what came before
-      x.product[part][i] = token <= last && token < first + rows.valid ? x.product[part][i] * column_factors[column] * kCodeUnit<typename Traits::Key> : -INFINITY;
+      x.product[part][i] = token <= last && token < first + rows.valid ? x.product[part][i] * column_factors[column] : -INFINITY;
       x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
     }
 }
