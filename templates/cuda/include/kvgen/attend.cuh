@@ -53,49 +53,55 @@ __device__ __forceinline__ void prepare_query(const Shared<Traits>& shared, uint
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     if constexpr (Traits::kKeyPerChannel) {
       query.fragments[tile].load_scaled(shared.query(), params, tile, lane, query.affine[tile]);
-      constexpr float kUnitOfZero = kCodeUnit<typename Traits::Key> * (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        query.affine[tile][c] *= kUnitOfZero * shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
+        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
     } else {
       query.fragments[tile].load(shared.query(), tile, lane);
     }
   }
 }
 
-// From products to scores in log2 units, of one column tile.
+// Products and offsets where K has scales per token: [group] of products, joined by their scales.
 template <class Traits>
-__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits>& products, const UnitQuery<Traits>& query, const Rows16<Traits>& factors,
-                                          uint32_t subtile, int tile, int lane, Scores<Traits>& x) {
-  if constexpr (Traits::kKeyPerToken) {
-    float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
-    load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(subtile + Traits::Format::kKeyTokenParams, lane, scale, zero);
+__device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, const Products<Traits>& products, uint32_t params, int tile, int lane, Scores<Traits>& x) {
+  float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
+  load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(params, lane, scale, zero);
 #pragma unroll
-    for (int q = 0; q < Traits::kKeyGroups; ++q) {
-      Rows16<Traits> own;
-      own_products<Traits>(products[q][0], products[q][1], lane, own);
+  for (int q = 0; q < Traits::kKeyGroups; ++q) {
+    Rows16<Traits> own;
+    own_products<Traits>(products[q][0], products[q][1], lane, own);
 #pragma unroll
-      for (int part = 0; part < Traits::kParts; ++part)
+    for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
-          const float sum = shared.query_sums[q * Traits::kColumnTiles * 8 + column] * shared.factors[column] * kCodeUnit<typename Traits::Key>;
-          x.product[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x.product[part][i] : 0.f);
-          x.offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? x.offset[part][i] : 0.f);
-        }
-    }
-  } else if constexpr (Traits::kResidualHalves) {
-    own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products[0][0], products[0][1], lane, x.product[0]);
-  } else {
-    own_products<Traits>(products[0][0], products[0][1], lane, x.product);
+      for (int i = 0; i < 4; ++i) {
+        const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
+        const float sum = shared.query_sums[q * Traits::kColumnTiles * 8 + column] * shared.factors[column];
+        x.product[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x.product[part][i] : 0.f);
+        x.offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? x.offset[part][i] : 0.f);
+      }
   }
+}
+
+// From products to scores in log2 units, of one column tile, for the sub-tiles from `subtile` on.
+template <class Traits, int kSpan>
+__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kSpan][Traits::kColumnTiles], const UnitQuery<Traits>& query,
+                                          const Rows16<Traits>& factors, uint32_t subtile, int tile, int lane, Scores<Traits> (&x)[kSpan]) {
+  if constexpr (Traits::kResidualHalves) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int s = 0; s < kSpan; ++s) {
+    if constexpr (Traits::kKeyPerToken)
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::Format::kSubtileBytes + Traits::Format::kKeyTokenParams, tile, lane, x[s]);
+    else if constexpr (!Traits::kResidualHalves)
+      own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x.factor[part][i] = factors[part][i];
-      if constexpr (!Traits::kKeyPerToken) x.offset[part][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
-    }
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[s].factor[part][i] = factors[part][i];
+        if constexpr (!Traits::kKeyPerToken) x[s].offset[part][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
+      }
+  }
 }
 
 // Scores of tokens that a query may not see become minus infinity. `first` is the sub-tile's position, `length` the sequence's.
@@ -110,24 +116,32 @@ __device__ __forceinline__ void mask_future(int first, int length, int q_len, in
     }
 }
 
-template <class Traits>
-__device__ __forceinline__ void attend_subtile(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query,
-                                               const Rows16<Traits> (&factors)[Traits::kColumnTiles], int position, int length, int q_len, int lane,
-                                               State<Traits> (&state)[Traits::kColumnTiles]) {
+// kSpan sub-tiles from `subtile` on, the first at `position`.
+template <class Traits, int kSpan = Traits::kSpan>
+__device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query, const Rows16<Traits> (&factors)[Traits::kColumnTiles],
+                                            int position, int length, int q_len, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
   using Format = typename Traits::Format;
-  Products<Traits> products[Traits::kColumnTiles];
-  multiply_keys<Traits>(subtile + Format::kKeyCodes, lane, query.fragments, products);
-  ValueParams<Traits> params;
-  load_value_params<Traits>(subtile + Format::kValueTokenParams, lane, params);
-  Weights<Traits> weights[Traits::kColumnTiles];
+  Products<Traits> products[kSpan][Traits::kColumnTiles];
+  ValueParams<Traits> params[kSpan];
+#pragma unroll
+  for (int s = 0; s < kSpan; ++s) {
+    multiply_keys<Traits>(subtile + s * Format::kSubtileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
+    load_value_params<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueTokenParams, lane, params[s]);
+  }
+  Weights<Traits> weights[Traits::kColumnTiles][kSpan];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-    Scores<Traits> x;
-    to_scores<Traits>(shared, products[tile], query, factors[tile], subtile, tile, lane, x);
-    if (Traits::kQueries > 1 && position + 31 > length - q_len) mask_future<Traits>(position, length, q_len, tile, lane, x);
+    Scores<Traits> x[kSpan];
+    to_scores<Traits>(shared, products, query, factors[tile], subtile, tile, lane, x);
+#pragma unroll
+    for (int s = 0; s < kSpan; ++s) {
+      const int first = position + s * 32;
+      if (Traits::kQueries > 1 && first + 31 > length - q_len) mask_future<Traits>(first, length, q_len, tile, lane, x[s]);
+    }
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
-  multiply_values<Traits>(subtile + Format::kValueCodes, lane, weights, state);
+#pragma unroll
+  for (int s = 0; s < kSpan; ++s) multiply_values<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueCodes, lane, weights, s, state);
 }
 
 // A warp's way through the units of its CTA: what it works on, what its ring fetches next.
@@ -144,14 +158,14 @@ struct Walk {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int sub = 0; sub < Traits::kUnit; ++sub) fill<true>(args, lengths, slot, sub);
+      for (int stage = 0; stage < Traits::kUnitStages; ++stage) fill<true>(args, lengths, slot, stage);
       upcoming = cursor.next(args, lengths);
     }
   }
   template <bool kRolled>
-  __device__ __forceinline__ void fill(const AttendArgs& args, const Lengths<Traits>& lengths, int slot, int sub) {
+  __device__ __forceinline__ void fill(const AttendArgs& args, const Lengths<Traits>& lengths, int slot, int stage) {
     const Head& ahead = cursor.book.ahead;
-    ring.template fill<kRolled>(slot, sub, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
+    ring.template fill<kRolled>(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
   }
   // The oldest slot is done with and refilled.
   __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
@@ -174,14 +188,14 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
-    for (int sub = 0; sub < Traits::kUnit; ++sub) {
-      walk.ring.wait(walk.depth, sub);
+    for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
+      walk.ring.wait(walk.depth, stage);
       if constexpr (Traits::kKeyPerChannel)
-        if (sub == 0) prepare_query<Traits>(shared, slot, lane, query);
-      const int position = unit * Traits::kUnitTokens + sub * 32;
-      attend_subtile<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state);
+        if (stage == 0) prepare_query<Traits>(shared, slot, lane, query);
+      const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
+      attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
-      walk.template fill<false>(args, lengths, walk.depth, sub);
+      walk.template fill<false>(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);
   }
@@ -191,15 +205,15 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   for (; unit < end; unit += Traits::kWarps) {
     const int first = (unit - head.packed) * Traits::kPieceTokens, count = lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh;
 #pragma unroll 1
-    for (int sub = 0; sub < Traits::kUnit; ++sub) {
-      walk.ring.wait(walk.depth, sub);
-      if (sub == 0) {
+    for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
+      walk.ring.wait(walk.depth, stage);
+      if (stage == 0) {
         const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
         attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
         if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
       }
       __syncwarp();
-      walk.template fill<true>(args, lengths, walk.depth, sub);
+      walk.template fill<true>(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);
   }

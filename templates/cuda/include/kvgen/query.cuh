@@ -54,7 +54,7 @@ struct QueryLoader {
         place[Traits::kQueryPlainBytes / 16] = lane < 16 ? make_uint4(0, 0, 0, 0) : make_uint4(v.x ^ kSigns, v.y ^ kSigns, v.z ^ kSigns, v.w ^ kSigns);
     }
     const int at = warp * 8 + lane / 4;
-    if (lane % 4 == 0) factors[at] = args.scale * 1.4426950408889634f / (kCodeUnit<typename Traits::Key> * power);
+    if (lane % 4 == 0) factors[at] = args.scale * 1.4426950408889634f / power;
     if constexpr (!Traits::kKeyPerToken) return;
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {

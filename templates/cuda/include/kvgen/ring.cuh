@@ -1,5 +1,5 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles; each sub-tile is one stage. A piece of the tail
+// A slot holds the unit's K channel params, then its sub-tiles; kSpan of these are one stage. A piece of the tail
 // takes a slot, too: rows of K, then of V, where the first sub-tile would lie.
 #pragma once
 #include "kvgen/ptx.cuh"
@@ -11,11 +11,12 @@ namespace kvgen {
 // Where a unit lies in global memory: in a block, in the tail of a head, or nowhere. Addresses are a lane's own: each copies
 // every 32nd vector of 16 bytes, and bulk copies are lane 0's.
 struct Unit {
+  static constexpr int kNowhere = -1, kPacked = -2;
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
-  int first = -1;  // of the tail's tokens
+  int first = kNowhere;  // of the tail's tokens
 
-  __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles}; }
+  __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles, kPacked}; }
   __device__ static Unit of_tail(int first) { return {nullptr, nullptr, first}; }
 };
 
@@ -30,7 +31,7 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
-// `fill` copies stage `sub` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to. `kRolled` where code
+// `fill` copies stage `stage` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to. `kRolled` where code
 // that runs once had better be small.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
@@ -43,49 +44,33 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <bool kRolled, class TailOf>
-  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
+  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
-    if (unit.subtiles) {
-      if (sub == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
-      copy_stage<kRolled>(to, unit.subtiles, sub);
-    } else if (sub == 0 && unit.first >= 0) {
-      fill_piece(to, unit.first, tail_of());
+    if (unit.first == Unit::kPacked) {
+      if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
+      copy_stage<kRolled>(to, unit.subtiles, stage);
     }
+    if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote: one that cannot part the warp
     ptx::copy_commit();
   }
-  // Waits for the stages that hold sub-tile `sub` of the oldest unit.
-  __device__ __forceinline__ void wait(int, int sub) {
-    if (end_of(sub) < (sub + 1) * kBytes)
-      ptx::copy_wait<Traits::kStages - 2>();
-    else
-      ptx::copy_wait<Traits::kStages - 1>();
+  // Waits for the oldest stage.
+  __device__ __forceinline__ void wait(int, int) {
+    ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
   __device__ __forceinline__ void next_round() {}
 
  private:
-  static constexpr int kBytes = Traits::Format::kSubtileBytes, kRow = 512;  // what the lanes copy at once
-  static constexpr bool kWholeRows = Traits::kStages >= 4;
-
-  // A unit's bytes that may be copied once its sub-tile `sub` is done with. With stages enough they are cut at whole rows; then
-  // the end of a sub-tile may come with the stage behind it.
-  __device__ static constexpr int end_of(int sub) {
-    return kWholeRows && sub + 1 < Traits::kUnit ? (sub + 1) * kBytes / kRow * kRow : (sub + 1) * kBytes;
-  }
+  // By rows of 512 bytes, of which the last may repeat some: cheaper than lanes that stand aside.
   template <bool kRolled>
-  __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int sub) {
-    const int begin = sub == 0 ? 0 : end_of(sub - 1), end = end_of(sub);
-    if constexpr (kRolled) {
-#pragma unroll 1
-      for (int at = begin; at < end; at += kRow)
-        if (at + lane * 16 < end) ptx::copy_async16(to + at, from + at);
-    } else {
-#pragma unroll
-      for (int row = 0; row <= kBytes / kRow + 1; ++row)
-        if (const int at = begin + row * kRow; at + kRow <= end)
-          ptx::copy_async16(to + at, from + at);
-        else if (at < end)
-          ptx::copy_async16_if<kBytes % kRow / 16>(to + at, from + at, lane);
+  __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int stage) {
+    constexpr int kBytes = Traits::kStageBytes, kRow = 512;
+    static_assert(kBytes >= kRow);
+    to += stage * kBytes, from += stage * kBytes;
+#pragma unroll(kRolled ? 1 : ceil_div(kBytes, kRow))
+    for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
+      const int at = min(row * kRow, kBytes - kRow);
+      ptx::copy_async16(to + at, from + at);
     }
   }
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {
@@ -105,7 +90,7 @@ struct Ring<Traits, Copy::async> {
 };
 
 #if KVGEN_SM90
-// 1-D bulk copies by one lane, per sub-tile or per unit, completing on barriers.
+// 1-D bulk copies by one lane, per stage or per unit, completing on barriers.
 template <class Traits, bool kWholeUnit>
 struct BulkRing {
   static constexpr int kBarriers = kWholeUnit ? Traits::kDepth : Traits::kStages;
@@ -116,7 +101,7 @@ struct BulkRing {
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
       : base(shared + warp * Traits::kDepth * Traits::kSlotBytes),
-        barriers(shared + Traits::kBarriers + warp * Traits::kStages * 8),
+        barriers(shared + Traits::kBarriers + warp * kBarriers * 8),
         lane(lane_) {
     if (lane == 0) {
       for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + i * 8, 1);
@@ -127,13 +112,13 @@ struct BulkRing {
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <bool kRolled, class TailOf>
-  __device__ __forceinline__ void fill(int depth, int sub, const Unit& unit, TailOf&& tail_of) {
-    if (kWholeUnit && sub != Traits::kUnit - 1) return;  // refilled when its last sub-tile is done
+  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
+    if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
     if (lane != 0) return;
-    const int first = kWholeUnit ? 0 : sub, count = kWholeUnit ? Traits::kUnit : 1;
-    constexpr int kBytes = Traits::Format::kSubtileBytes;
-    const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, sub);
-    if (unit.subtiles) {
+    const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
+    constexpr int kBytes = Traits::kStageBytes;
+    const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
+    if (unit.first == Unit::kPacked) {
       const bool params = first == 0 && Traits::kUnitParams > 0;
       ptx::barrier_expect(barrier, count * kBytes + (params ? Traits::kUnitParams : 0));
       if (params) ptx::copy_bulk(slot(depth), unit.params, Traits::kUnitParams, barrier);
@@ -145,14 +130,14 @@ struct BulkRing {
         ptx::barrier_expect(barrier, 0);
     }
   }
-  __device__ __forceinline__ void wait(int depth, int sub) {
-    if (!kWholeUnit || sub == 0) ptx::barrier_wait(barrier_of(depth, sub), parity);
+  __device__ __forceinline__ void wait(int depth, int stage) {
+    if (!kWholeUnit || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
   }
   // After every slot was used once, completions have the other parity.
   __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
-  __device__ __forceinline__ uint32_t barrier_of(int depth, int sub) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnit + sub) * 8; }
+  __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnitStages + stage) * 8; }
 
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail, uint32_t barrier) {
     constexpr int kRows = Traits::kPieceTokens, kRowBytes = Traits::kTailRowBytes;

@@ -68,42 +68,46 @@ using Weights = uint32_t[Traits::kValueGroups][2][2];
 namespace detail {
 
 // Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds.
-template <class Traits>
-__device__ __forceinline__ bool weigh(const Scores<Traits>& x, const ValueParams<Traits>& v, const State<Traits>& state, Rows16<Traits>& p,
-                                      uint32_t (&y)[Traits::kValueGroups][Traits::kParts][2]) {
+template <class Traits, int kSpan>
+__device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], const State<Traits>& state, Rows16<Traits> (&p)[kSpan],
+                                      uint32_t (&y)[kSpan][Traits::kValueGroups][Traits::kParts][2]) {
   __half2 total = __float2half2_rn(0.f);
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int s = 0; s < kSpan; ++s)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float(&pair)[4] = p[part];
-      pair[2 * half] = ptx::exp2(x.above(state.reference[0], part, 2 * half)), pair[2 * half + 1] = ptx::exp2(x.above(state.reference[1], part, 2 * half + 1));
+    for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
-      for (int q = 0; q < Traits::kValueGroups; ++q) {
-        const float scale = v.scale[part][q][half];
-        y[q][part][half] = ptx::pack_half2(pair[2 * half] * scale, pair[2 * half + 1] * scale);
-        total = part + half + q == 0 ? ptx::as_half2(y[q][part][half]) : __hadd2(total, ptx::as_half2(y[q][part][half]));
+      for (int half = 0; half < 2; ++half) {
+        const int i = 2 * half;
+        p[s][part][i] = ptx::exp2(x[s].above(state.reference[0], part, i)), p[s][part][i + 1] = ptx::exp2(x[s].above(state.reference[1], part, i + 1));
+#pragma unroll
+        for (int q = 0; q < Traits::kValueGroups; ++q) {
+          const float scale = v[s].scale[part][q][half];
+          y[s][q][part][half] = ptx::pack_half2(p[s][part][i] * scale, p[s][part][i + 1] * scale);
+          total = s + part + half + q == 0 ? ptx::as_half2(y[s][q][part][half]) : __hadd2(total, ptx::as_half2(y[s][q][part][half]));
+        }
       }
-    }
   return __hgt(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
 }
 
-// Rare: moves the reference so that the largest weight of this sub-tile is near 2^kWeightAim.
-template <class Traits>
-__device__ __forceinline__ void move_reference(const Scores<Traits>& x, const ValueParams<Traits>& v, State<Traits>& state) {
+// Rare: moves the reference so that the largest of these weights is near 2^kWeightAim.
+template <class Traits, int kSpan>
+__device__ __forceinline__ void move_reference(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], State<Traits>& state) {
   float factor[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     float best = -INFINITY;
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int s = 0; s < kSpan; ++s)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float scale = v.scale[part][0][half];
+      for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
-        for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v.scale[part][q][half]);
-        best = fmaxf(best, x.above(0.f, part, 2 * half + c) + __log2f(scale));
-      }
+        for (int half = 0; half < 2; ++half) {
+          float scale = v[s].scale[part][0][half];
+#pragma unroll
+          for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[part][q][half]);
+          best = fmaxf(best, x[s].above(0.f, part, 2 * half + c) + __log2f(scale));
+        }
 #pragma unroll
     for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
     const float moved = fmaxf(state.reference[c], best - kWeightAim);
@@ -115,33 +119,36 @@ __device__ __forceinline__ void move_reference(const Scores<Traits>& x, const Va
 
 }  // namespace detail
 
-// Adds a sub-tile's probabilities to the sums and gives its weights as B fragments.
-template <class Traits>
-__device__ __forceinline__ void softmax_step(const Scores<Traits>& x, const ValueParams<Traits>& v, State<Traits>& state, Weights<Traits>& weights) {
-  Rows16<Traits> p;
-  uint32_t y[Traits::kValueGroups][Traits::kParts][2];
+// Adds the probabilities of kSpan sub-tiles to the sums and gives their weights as B fragments.
+template <class Traits, int kSpan>
+__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], State<Traits>& state, Weights<Traits> (&weights)[kSpan]) {
+  Rows16<Traits> p[kSpan];
+  uint32_t y[kSpan][Traits::kValueGroups][Traits::kParts][2];
   if (__any_sync(~0u, detail::weigh<Traits>(x, v, state, p, y))) {
     detail::move_reference<Traits>(x, v, state);
     detail::weigh<Traits>(x, v, state, p, y);
   }
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int s = 0; s < kSpan; ++s)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      state.sum[i % 2] += p[part][i];
+    for (int q = 0; q < Traits::kValueGroups; ++q)
 #pragma unroll
-      for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][i % 2] = fmaf(p[part][i], v.zero[part][q][i / 2], state.affine[q][i % 2]);
-    }
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-  for (int q = 0; q < Traits::kValueGroups; ++q)
+        for (int part = 0; part < Traits::kParts; ++part) weights[s][q][part][half] = ptx::transpose(y[s][q][part][half]);
+        // With halves, columns 4..7 are the other part's: rubbish for part 0, which nobody reads, and the weights of part 1.
+        if constexpr (Traits::kHalves) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
+      }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+  for (int s = 0; s < kSpan; ++s)
 #pragma unroll
-      for (int part = 0; part < Traits::kParts; ++part)
-        weights[q][part][half] = ptx::transpose(y[q][part][half]);
-      // With halves, columns 4..7 are the other part's: rubbish for part 0, which nobody reads, and the weights of part 1.
-      if constexpr (Traits::kHalves) weights[q][1][half] = __shfl_xor_sync(~0u, weights[q][0][half], 16);
-    }
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        state.sum[i % 2] += p[s][part][i];
+#pragma unroll
+        for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][i % 2] = fmaf(p[s][part][i], v[s].zero[part][q][i / 2], state.affine[q][i % 2]);
+      }
 }
 
 }  // namespace kvgen

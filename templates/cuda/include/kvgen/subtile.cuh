@@ -101,22 +101,31 @@ __device__ __forceinline__ void own_products(const float (&low)[4], const float 
 }
 
 // The same where the other half of the columns holds products with q's rounding residual, which are added. Lanes change places
-// through shared memory, over the sub-tile's K codes, where they can: shuffles take twice the instructions.
-template <class Traits>
-__device__ __forceinline__ void own_sums(uint32_t codes, const float (&low)[4], const float (&high)[4], int lane, float (&own)[4]) {
+// through shared memory, over the sub-tiles' K codes, where they can: shuffles take twice the instructions.
+template <class Traits, int kSpan>
+__device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> (&products)[kSpan][Traits::kColumnTiles], int lane, Scores<Traits> (&x)[kSpan]) {
   const bool first = lane % 4 < 2;
   if constexpr (Traits::kExchangeShared) {
     const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32: other banks
+    constexpr int kStride = Traits::Format::kSubtileBytes;
     __syncwarp();
-    ptx::store_shared16(mine, low[0], low[1], low[2], low[3]);
-    ptx::store_shared16(mine + 512, high[0], high[1], high[2], high[3]);
+#pragma unroll
+    for (int s = 0; s < kSpan; ++s) ptx::store_shared16(mine + s * kStride, products[s][0][0][0]), ptx::store_shared16(mine + s * kStride + 512, products[s][0][0][1]);
     __syncwarp();
-    const uint4 a = ptx::load_shared16(codes + at), b = ptx::load_shared16(codes + (at ^ 32));
-    own[0] = __uint_as_float(a.x) + __uint_as_float(b.x), own[1] = __uint_as_float(a.y) + __uint_as_float(b.y);
-    own[2] = __uint_as_float(a.z) + __uint_as_float(b.z), own[3] = __uint_as_float(a.w) + __uint_as_float(b.w);
+#pragma unroll
+    for (int s = 0; s < kSpan; ++s) {
+      const uint4 a = ptx::load_shared16(codes + at + s * kStride), b = ptx::load_shared16(codes + (at ^ 32) + s * kStride);
+      float(&own)[4] = x[s].product[0];
+      own[0] = __uint_as_float(a.x) + __uint_as_float(b.x), own[1] = __uint_as_float(a.y) + __uint_as_float(b.y);
+      own[2] = __uint_as_float(a.z) + __uint_as_float(b.z), own[3] = __uint_as_float(a.w) + __uint_as_float(b.w);
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) own[i] = (first ? low[i] : high[i]) + __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
+    for (int s = 0; s < kSpan; ++s) {
+      const float(&low)[4] = products[s][0][0][0], (&high)[4] = products[s][0][0][1];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[s].product[0][i] = (first ? low[i] : high[i]) + __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
+    }
   }
 }
 
@@ -129,13 +138,14 @@ __device__ __forceinline__ void row_factors(const float* column_factors, int til
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float row = Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
-      factors[part][i] = row * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
+      factors[part][i] = row / kCodeUnit<typename Traits::Key> * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
     }
 }
 
 // Adds weights * V's codes to a column tile's sums.
-template <class Traits>
-__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kColumnTiles], State<Traits> (&state)[Traits::kColumnTiles]) {
+template <class Traits, int kSpan>
+__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kColumnTiles][kSpan], int s,
+                                                State<Traits> (&state)[Traits::kColumnTiles]) {
   constexpr int kBits = Traits::Value::kBits;
   constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
@@ -144,7 +154,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
     expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-        const uint32_t(&b)[2] = weights[tile][rows / kTilesPerGroup][part];
+        const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][part];
         ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
       }
     });

@@ -87,14 +87,14 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
       const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
       const int token = first + first_row<Traits>(part, lane) + i / 2 * 8;
       const int last = min(count - 1, count - q_len + column / Traits::kGroup);  // a query sees itself and what came before
-      x.product[part][i] = token <= last && token < first + rows.valid ? x.product[part][i] * column_factors[column] * kCodeUnit<typename Traits::Key> : -INFINITY;
+      x.product[part][i] = token <= last && token < first + rows.valid ? x.product[part][i] * column_factors[column] : -INFINITY;
       x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
     }
 }
 
 // Adds weights * V for a piece. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
 template <class Traits>
-__device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles], int lane,
+__device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1], int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
@@ -109,7 +109,7 @@ __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const 
       for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = kPiecesOfSixteen<Traits> ? ptx::transpose(half2_from(high[i], type)) : 0;
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-        const uint32_t(&w)[2] = weights[tile][0][part];
+        const uint32_t(&w)[2] = weights[tile][0][0][part];
         ptx::mma(state[tile].out[2 * vector], turned[0][0], turned[1][0], turned[0][1], turned[1][1], w[0], w[1]);
         ptx::mma(state[tile].out[2 * vector + 1], turned[2][0], turned[3][0], turned[2][1], turned[3][1], w[0], w[1]);
       }
@@ -120,17 +120,18 @@ __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const 
 template <class Traits>
 __device__ __forceinline__ void attend_piece(const TailRows<Traits>& rows, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
-  ValueParams<Traits> params;
+  ValueParams<Traits> params[1];
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
     for (int q = 0; q < Traits::kValueGroups; ++q)
-      params.scale[part][q][0] = params.scale[part][q][1] = 1.f, params.zero[part][q][0] = params.zero[part][q][1] = 0.f;
-  Weights<Traits> weights[Traits::kColumnTiles];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) params[0].scale[part][q][half] = 1.f, params[0].zero[part][q][half] = 0.f;
+  Weights<Traits> weights[Traits::kColumnTiles][1];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-    Scores<Traits> x;
-    tail_scores<Traits>(rows, first, count, q_len, tile, fragments, column_factors, lane, x);
+    Scores<Traits> x[1];
+    tail_scores<Traits>(rows, first, count, q_len, tile, fragments, column_factors, lane, x[0]);
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
   tail_values<Traits>(rows, weights, lane, state);

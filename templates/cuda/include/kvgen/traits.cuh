@@ -44,11 +44,15 @@ struct Traits : Schedule {
   static constexpr bool kExchangeShared = kResidualHalves && Schedule::kCopy == Copy::async && Format::template codes_bytes<Key>() >= 1024;
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
+  // Sub-tiles that go through the softmax together: one test, and twice the work to hide latency behind.
+  static constexpr int kSpan = Schedule::kUnit % 2 == 0 && kColumnTiles == 1 ? 2 : 1;
   static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
   static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
   static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
-  static constexpr int kStages = Schedule::kUnit * Schedule::kDepth;
+  static constexpr int kUnitStages = Schedule::kUnit / kSpan;  // a stage is what is waited for and refilled at once
+  static constexpr int kStageBytes = kSpan * Format::kSubtileBytes;
+  static constexpr int kStages = kUnitStages * Schedule::kDepth;
   // Tokens of the tail (K and V rows in Element) that fit into one stage of the ring: a piece.
   static constexpr int kPieceTokens = std::min(32, power_of_two_below(Format::kSubtileBytes / (kHeadDim * 4)));
   static constexpr int kTailRowBytes = kHeadDim * 2;
@@ -63,7 +67,7 @@ struct Traits : Schedule {
   // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox | books.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
-  static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * kStages * 8, 16);
+  static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;
