@@ -72,9 +72,24 @@ class Plan:
         return self.group * self.max_q_len <= COLUMNS * self.column_tiles
 
     @property
+    def halves(self) -> bool:
+        """Whether columns 4 to 7 repeat the first four, so that lanes t < 2 weigh tokens 0 to 15 of a sub-tile, the others the rest."""
+        return self.group * self.max_q_len <= COLUMNS // 2
+
+    @property
     def doubled(self) -> bool:
-        """Whether columns 4 to 7 repeat the first four, with what rounding the scaled query to 16 bits loses."""
-        return self.channel_scaled and self.group * self.max_q_len <= COLUMNS // 2
+        """Whether those columns hold what rounding the scaled query to 16 bits loses."""
+        return self.channel_scaled and self.halves
+
+    @property
+    def own_rows(self) -> int:
+        """8-row runs of a sub-tile of which a lane weighs a row."""
+        return self.layout.subtile // 8 // (2 if self.halves else 1)
+
+    @property
+    def row_distances(self) -> tuple[int, ...]:
+        """Exchanges between lanes that reduce over all rows of a column."""
+        return (2, 4, 8, 16) if self.halves else (4, 8, 16)
 
     @property
     def low(self) -> bool:
@@ -158,6 +173,11 @@ class Plan:
         operand = self.layout.operand(which)
         return self.dim // operand.group if operand.axis == "token" else 1
 
+    @property
+    def product_groups(self) -> int:
+        """K's groups whose products are kept apart until lanes take their own rows of them."""
+        return self.groups("key") if self.halves else 1
+
     def group_steps(self, which: Which) -> int:
         """16-channel steps that share a scale per token."""
         return self.steps // self.groups(which)
@@ -174,8 +194,12 @@ class Plan:
         return float(1 << (operand.bits - 1)) if not operand.zero else ((1 << operand.bits) - 1) / 2
 
     def row_params(self, which: Which) -> int:
-        """Words of token params that a lane loads per group: scale and zero of its row in each 8-row run."""
+        """Words of token params per group and row of a run of 8: scale and zero of that row in each run."""
         return self.layout.subtile // 8 * self.layout.operand(which).params // 2
+
+    def own_params(self, which: Which) -> int:
+        """Those that a lane loads: of the runs that it weighs."""
+        return self.own_rows * self.layout.operand(which).params // 2
 
     def vectors(self, which: Which) -> int:
         """Loads that a lane needs for the codes of a sub-tile."""
@@ -207,6 +231,11 @@ class Plan:
     def _words(self, which: Which) -> int:
         tiles, steps, words, _ = self._shape(which)
         return tiles * steps * words
+
+    @property
+    def tail_turns(self) -> int:
+        """Tiles of 16 unpacked tokens that a warp has to do at most."""
+        return -(-(self.tokens - 1 + self.max_q_len) // (16 * self.warps))
 
     # --- ring ----------------------------------------------------------------------------------------------------------
 

@@ -151,13 +151,17 @@ inline unsigned to_bf16(float x) {
 
 inline void __syncthreads() { emulator::meet(emulator::block, [] {}); }
 inline void __syncwarp() { emulator::meet(emulator::warp(), [] {}); }
-inline float __shfl_sync(unsigned, float x, int from, int = 32) {
+template <class T>
+T __shfl_sync(unsigned, T x, int from, int = 32) {
+  static_assert(sizeof(T) == 4);
   auto& warp = emulator::warp();
-  warp.in[emulator::lane()][0] = x;
-  emulator::meet(warp, [&] { for (int i = 0; i < 32; ++i) warp.sums[i][0] = warp.in[i][0]; });
-  return warp.sums[from][0];
+  std::memcpy(&warp.in[emulator::lane()][0], &x, 4);
+  emulator::meet(warp, [&] { for (int i = 0; i < 32; ++i) std::memcpy(&warp.sums[i][0], &warp.in[i][0], 4); });
+  std::memcpy(&x, &warp.sums[from][0], 4);
+  return x;
 }
-inline float __shfl_xor_sync(unsigned mask, float x, int by, int = 32) { return __shfl_sync(mask, x, emulator::lane() ^ by); }
+template <class T>
+T __shfl_xor_sync(unsigned mask, T x, int by, int = 32) { return __shfl_sync(mask, x, emulator::lane() ^ by); }
 inline int __any_sync(unsigned, int x) {
   auto& warp = emulator::warp();
   warp.words[emulator::lane()][0] = x;
@@ -168,7 +172,7 @@ inline int __any_sync(unsigned, int x) {
   return warp.out[0];
 }
 inline unsigned __pack_half2(half_t low, half_t high) { return emulator::to_half(low) | emulator::to_half(high) << 16; }
-inline float __ldcg(const float* x) { return *x; }
+inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
 
 namespace tl {
 
@@ -261,6 +265,11 @@ inline unsigned transpose(unsigned x) {
 }
 }  // namespace ptx
 
+inline int64_t load_pair(const float* from) {
+  int64_t pair;
+  std::memcpy(&pair, from, 8);
+  return pair;
+}
 inline float half_low(unsigned x) { return emulator::half(x & 0xffff); }
 inline float half_high(unsigned x) { return emulator::half(x >> 16); }
 inline float bf16_low(unsigned x) { return emulator::bf16(x & 0xffff); }

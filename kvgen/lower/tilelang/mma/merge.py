@@ -13,7 +13,7 @@ from kvgen.lower.tilelang.mma.step import arrive, count_reader
 from kvgen.lower.tilelang.mma.values import true_output
 
 LN2 = float.fromhex("0x1.62e430p-1")
-BATCH = 8
+BATCH = 16
 """Partial results that a thread loads before it uses the first."""
 
 
@@ -21,13 +21,13 @@ BATCH = 8
 def finish_sums(p: Any, r: Any) -> None:
     """Sum over the rows of a warp, and separate mixed output rows."""
     for n, e in columns(p):
-        for distance in static(3):
-            r.l[n * 2 + e] = r.l[n * 2 + e] + T.shfl_xor(r.l[n * 2 + e], 4 << distance)
+        for distance in p.row_distances:
+            r.l[n * 2 + e] = r.l[n * 2 + e] + T.shfl_xor(r.l[n * 2 + e], distance)
         if p.value.zero:
             for group in static(p.groups("value")):
                 i = (group * p.column_tiles + n) * 4 + 2 + e
-                for distance in static(3):
-                    r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], 4 << distance)
+                for distance in p.row_distances:
+                    r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], distance)
     height = 2 if p.value.bits == 2 else 1
     for tile in static(p.column_tiles * p.steps // height):
         separate(p.value.bits, r.o, tile * height * 4)
@@ -100,14 +100,8 @@ def store_partial(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) ->
 
 
 @T.macro
-def load_partial(tensor: Any, at: Any) -> Any:
-    """From L2: another CTA wrote it."""
-    return T.call_extern("float32", "__ldcg", T.access_ptr(tensor[at], "r"))
-
-
-@T.macro
 def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
-    """As `merge_warps`, over the splits' results in the workspace."""
+    """As `merge_warps`, over the splits' results in the workspace: loads of a batch are all under way before the first is used."""
     state = T.alloc_local((BATCH * 2,), "float32")
     value = T.alloc_local((BATCH * 2,), "float32")
     r.top[0] = MIN_SCORE
@@ -116,17 +110,16 @@ def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -
     r.factor[1] = 0.0
     for turn in T.serial(T.ceildiv(k.splits, BATCH)):
         for s in T.unroll(BATCH):
-            row = (at.cell * k.splits + T.min(turn * BATCH + s, k.splits - 1)) * p.columns + column
-            for i in static(2):
-                state[s * 2 + i] = load_partial(k.stats, row * 2 + i)
-                value[s * 2 + i] = load_partial(k.partial, row * p.dim + channel + i)
+            state[s * 2] = MIN_SCORE
+            state[s * 2 + 1] = 0.0
+            value[s * 2] = 0.0
+            value[s * 2 + 1] = 0.0
+            if turn * BATCH + s < k.splits:
+                row = (at.cell * k.splits + turn * BATCH + s) * p.columns + column
+                load_pair(state, s * 2, k.stats, row * 2)
+                load_pair(value, s * 2, k.partial, row * p.dim + channel)
         r.v[0] = r.top[0]
         for s in T.unroll(BATCH):
-            if turn * BATCH + s >= k.splits:
-                state[s * 2] = MIN_SCORE
-                state[s * 2 + 1] = 0.0
-                value[s * 2] = 0.0
-                value[s * 2 + 1] = 0.0
             r.top[0] = T.max(r.top[0], state[s * 2])
         r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", r.v[0] - r.top[0])
         r.top[1] = r.top[1] * r.v[0]
@@ -137,6 +130,14 @@ def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -
             r.top[1] = r.top[1] + r.v[0] * state[s * 2 + 1]
             for i in static(2):
                 r.factor[i] = r.factor[i] + r.v[0] * value[s * 2 + i]
+
+
+@T.macro
+def load_pair(to: Any, at: Any, tensor: Any, source: Any) -> None:
+    """Two floats from L2: another CTA wrote them."""
+    pair = T.call_extern("int64", "kvgen::load_pair", T.access_ptr(tensor[source], "r"))
+    to[at] = T.reinterpret(T.cast(pair, "uint32"), "float32")
+    to[at + 1] = T.reinterpret(T.cast(T.shift_right(pair, T.int64(32)), "uint32"), "float32")
 
 
 @T.macro

@@ -10,19 +10,23 @@ import tilelang.language as T
 from kvgen.lower.tilelang.mma.codes import expand, row_factor
 from kvgen.lower.tilelang.mma.instructions import multiply
 from kvgen.lower.tilelang.mma.scores import load_codes, row_scale
-from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
+from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 
 
 @T.macro
 def scale_probabilities(p: Any, r: Any) -> None:
-    """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group."""
+    """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group. With
+    `halves` columns 4 to 7 are those of tokens 16 to 31: nobody reads what they add to, and the exchange puts them in front."""
     for group in static(p.groups("value")):
         for n in static(p.column_tiles):
-            for row in static(p.row_tiles * 2):
+            for row in static(p.own_rows):
                 scale = row_scale(p, "value", r, group, row)
                 i = n * 8 + row * 2
+                b = (group * p.column_tiles + n) * 4 + row
                 pair = T.call_extern("uint32", "kvgen::ptx::pack_half2", r.p[i] * scale, r.p[i + 1] * scale)
-                r.pb[(group * p.column_tiles + n) * 4 + row] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
+                r.pb[b] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
+                if p.halves:
+                    r.pb[b + 2] = T.call_extern("uint32", "__shfl_xor_sync", T.uint32(ALL), r.pb[b], 16)
 
 
 @T.macro

@@ -68,6 +68,9 @@ __device__ __forceinline__ float half_high(uint32_t x) { return __high2float(ptx
 __device__ __forceinline__ float bf16_low(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float bf16_high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
+// Two floats as one number, from L2.
+__device__ __forceinline__ int64_t load_pair(const float* from) { return __ldcg(reinterpret_cast<const long long*>(from)); }
+
 __device__ __forceinline__ uint32_t multiply_half2(uint32_t a, uint32_t b) { return ptx::as_u32(__hmul2(ptx::as_half2(a), ptx::as_half2(b))); }
 // What rounding loses: a * b - product.
 __device__ __forceinline__ uint32_t lost_half2(uint32_t a, uint32_t b, uint32_t product) {
