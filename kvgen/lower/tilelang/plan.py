@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kvgen.lower.schedule import Schedule
 from kvgen.reference.layout import Operand, PackedLayout, Which, packed_layout, vector_words
@@ -16,15 +17,6 @@ from kvgen.spec import KernelSpec
 LANES = 32
 COLUMNS = 8
 """Columns of a matrix instruction: query heads times query tokens."""
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A matrix instruction's A operand: word `word` of the vector that a lane has loaded, for a tile of rows and a k-step."""
-
-    word: int
-    tile: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -209,28 +201,32 @@ class Plan:
         """Words of such a load."""
         return vector_words(self._words(which))
 
-    def fragments(self, which: Which, vector: int) -> list[Fragment]:
-        """The A operands in load `vector`, in memory order. A 2-bit operand holds two tiles; `tile` counts 16-row tiles."""
-        width = self.vector(which)
-        tiles, steps, words, rows = self._shape(which)
-        found = []
-        for word in range(0, width, words):
-            index = (vector * width + word) // words
-            outer, inner = divmod(index, steps if which == "key" else tiles)
-            tile, step = (outer, inner) if which == "key" else (inner, outer)
-            found.append(Fragment(word, tile * rows, step))
-        return found
+    def fragment_words(self, which: Which) -> int:
+        """Words of an A operand (of two, where codes have 2 bits)."""
+        return 2 if self.layout.operand(which).bits == 8 else 1
 
-    def _shape(self, which: Which) -> tuple[int, int, int, int]:
-        """(tiles, k-steps, words of a tile and step, 16-row tiles in it)."""
-        bits = self.layout.operand(which).bits
+    def fragments(self, which: Which) -> int:
+        """A operands in a load, in memory order."""
+        return self.vector(which) // self.fragment_words(which)
+
+    def fragment(self, which: Which, index: Any) -> tuple[Any, Any]:
+        """16-row tile (the first of two, where codes have 2 bits) and k-step of a lane's A operand `index`, a number or an expression."""
+        tiles, steps = self._tiles(which)
+        outer, inner = (index // steps, index % steps) if which == "key" else (index % tiles, index // tiles)
+        return outer * self.height(which), inner
+
+    def height(self, which: Which) -> int:
+        """16-row tiles that a word has codes of."""
+        return 2 if self.layout.operand(which).bits == 2 else 1
+
+    def _tiles(self, which: Which) -> tuple[int, int]:
+        """Operands of a sub-tile: along rows, and k-steps."""
         rows, depth = (self.layout.subtile, self.dim) if which == "key" else (self.dim, self.layout.subtile)
-        height = 2 if bits == 2 else 1
-        return rows // 16 // height, depth // 16, 2 if bits == 8 else 1, height
+        return rows // 16 // self.height(which), depth // 16
 
     def _words(self, which: Which) -> int:
-        tiles, steps, words, _ = self._shape(which)
-        return tiles * steps * words
+        tiles, steps = self._tiles(which)
+        return tiles * steps * self.fragment_words(which)
 
     @property
     def tail_turns(self) -> int:

@@ -265,6 +265,10 @@ inline unsigned transpose(unsigned x) {
 }
 }  // namespace ptx
 
+template <int kLanes>
+void copy_async16_if(void* shared, const void* global, int lane) {
+  if (lane < kLanes) tl::cp_async_gs<16>(shared, global);
+}
 inline int64_t load_pair(const float* from) {
   int64_t pair;
   std::memcpy(&pair, from, 8);

@@ -28,9 +28,8 @@ def finish_sums(p: Any, r: Any) -> None:
                 i = (group * p.column_tiles + n) * 4 + 2 + e
                 for distance in p.row_distances:
                     r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], distance)
-    height = 2 if p.value.bits == 2 else 1
-    for tile in static(p.column_tiles * p.steps // height):
-        separate(p.value.bits, r.o, tile * height * 4)
+    for i in T.unroll(p.column_tiles * p.steps // p.height("value")):
+        separate(p.value.bits, r.o, i * p.height("value") * 4)
 
 
 def state_at(p: Any, warp: Any, column: Any) -> Any:
@@ -45,10 +44,10 @@ def share_warps(p: Any, at: Any, r: Any, memory: Any) -> None:
         column = n * 8 + at.t * 2 + e
         if column < p.columns:
             row = (at.warp * p.columns + column) * p.merge_stride
-            for tile in static(p.steps):
-                for half in static(2):
-                    channel = tile // 2 * 32 + at.g // 2 * 8 + tile % 2 * 4 + half * 2 + at.g % 2
-                    memory[row + channel] = T.reinterpret(true_output(p, r, n, tile, half, e), "uint32")
+            for i in T.unroll(p.steps // 2):
+                for half in static(4):
+                    channel = i * 32 + at.g // 2 * 8 + half * 2 + at.g % 2
+                    memory[row + channel] = T.reinterpret(true_output(p, r, n, i * 2, half, e), "uint32")
             if at.g == 0:
                 memory[state_at(p, at.warp, column)] = T.reinterpret(r.reference[n * 2 + e], "uint32")
                 memory[state_at(p, at.warp, column) + 1] = T.reinterpret(r.l[n * 2 + e], "uint32")

@@ -19,11 +19,11 @@ def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
         r.key_zero[i] = 0.0
     size = 2 * p.key.params
     slot = at.warp * p.ring_words + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
-    for x in static(p.chunks):
+    for x in T.unroll(p.chunks):
         for n in static(p.column_tiles):
             for i in T.vectorized(4):
                 r.qx[n * 4 + i] = memory[p.query_at + ((n * p.chunks + x) * 32 + at.lane) * 4 + i]
-        for y in static(2):
+        for y in T.unroll(2):
             for i in T.vectorized(size):
                 r.words[i] = memory[slot + ((x * 2 + y) * 4 + at.t) * size + i]
             for n in static(p.column_tiles):
@@ -73,17 +73,17 @@ def load_row_params(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: A
             r.params[group * size + i] = memory[subtile + p.params(which) + (group * 8 + at.g) * p.row_params(which) + own + i]
 
 
-def row_scale(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
-    """Scale of the lane's row g + 8 * `row` of those that it weighs, as float."""
+def row_scale(p: Any, which: Any, r: Any, group: Any, row: int, tile: Any = 0) -> Any:
+    """Scale of the lane's row g + 8 * `row` of those that it weighs, from 16-row tile `tile` on, as float."""
     at = group * p.own_params(which)
     if p.layout.operand(which).zero:
-        return T.call_extern("float32", "kvgen::half_low", r.params[at + row])
-    return T.call_extern("float32", "kvgen::half_high" if row % 2 else "kvgen::half_low", r.params[at + row // 2])
+        return T.call_extern("float32", "kvgen::half_low", r.params[at + tile * 2 + row])
+    return T.call_extern("float32", "kvgen::half_high" if row % 2 else "kvgen::half_low", r.params[at + tile + row // 2])
 
 
-def row_zero(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
+def row_zero(p: Any, which: Any, r: Any, group: Any, row: int, tile: Any = 0) -> Any:
     """Its zero."""
-    return T.call_extern("float32", "kvgen::half_high", r.params[group * p.own_params(which) + row])
+    return T.call_extern("float32", "kvgen::half_high", r.params[group * p.own_params(which) + tile * 2 + row])
 
 
 def row_centre(p: Any, r: Any, group: int, row: int) -> Any:
@@ -100,23 +100,23 @@ def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
         r.x[i] = 0.0
     if not p.channel_scaled:
         load_row_params(p, "key", at, r, memory, subtile)
-    for vector in static(p.vectors("key")):
+    for vector in T.unroll(p.vectors("key")):
         load_codes(p, "key", at, r, memory, subtile, vector)
-        for fragment in p.fragments("key", vector):
-            expand(p.key.bits, r, fragment.word)
-            multiply_keys(p, r, fragment)
-            if (fragment.step + 1) % p.group_steps("key") == 0:
-                group = fragment.step // p.group_steps("key")
+        for i in T.unroll(p.fragments("key")):
+            tile, step = p.fragment("key", vector * p.fragments("key") + i)
+            expand(p.key.bits, r, i * p.fragment_words("key"))
+            multiply_keys(p, r, tile, step)
+            if (step + 1) % p.group_steps("key") == 0:
                 for n in static(p.column_tiles):
-                    separate(p.key.bits, r.c, product_at(p, n, fragment.tile, group))
+                    separate(p.key.bits, r.c, product_at(p, n, tile, step // p.group_steps("key")))
                     if not p.channel_scaled and not p.halves:
-                        fold_group(p, r, n, fragment.tile, group)
+                        fold_group(p, r, n, tile, step // p.group_steps("key"))
     if p.halves:
         for group in static(p.product_groups):
             own_products(p, at, r, group)
 
 
-def product_at(p: Any, n: int, tile: int, group: int) -> int:
+def product_at(p: Any, n: int, tile: Any, group: Any) -> Any:
     """Where the products of a 16-row tile are in c."""
     return ((group if p.halves else 0) * p.column_tiles + n) * 8 + tile * 4
 
@@ -141,12 +141,12 @@ def own_products(p: Any, at: Any, r: Any, group: Any) -> None:
 
 
 @T.macro
-def multiply_keys(p: Any, r: Any, fragment: Any) -> None:
+def multiply_keys(p: Any, r: Any, tile: Any, step: Any) -> None:
     """c += the A operand in `a` times the query, and times what rounding took from it."""
     for n in static(p.column_tiles):
-        b = n * p.chunks * 4 + fragment.step * 2
+        b = n * p.chunks * 4 + step * 2
         for part in static(2 if p.key.bits == 2 else 1):
-            c = product_at(p, n, fragment.tile + part, fragment.step // p.group_steps("key"))
+            c = product_at(p, n, tile + part, step // p.group_steps("key"))
             multiply(r.a, part * 4, r.qs if p.channel_scaled else r.q, b, r.c, c)
             if p.low:
                 multiply(r.a, part * 4, r.ql, b, r.c, c)
@@ -156,13 +156,13 @@ def multiply_keys(p: Any, r: Any, fragment: Any) -> None:
 def fold_group(p: Any, r: Any, n: Any, tile: Any, group: Any) -> None:
     """x += scale * c + zero * sum of the query, rows of one operand; c starts anew."""
     for row in static(4 if p.key.bits == 2 else 2):
-        scale = row_scale(p, "key", r, group, tile * 2 + row)
+        scale = row_scale(p, "key", r, group, row, tile)
         for e in static(2):
             i = n * 8 + tile * 4 + row * 2 + e
-            factor = row_factor(p.key.bits, tile + row // 2, row % 2)
+            factor = row_factor(p.key.bits, row // 2, row % 2)
             sum_at = (group * p.column_tiles + n) * 4 + e
             if p.key.zero:
-                zero = row_zero(p, "key", r, group, tile * 2 + row)
+                zero = row_zero(p, "key", r, group, row, tile)
                 r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT)) + zero * r.q_sum[sum_at]
             else:
                 r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT) - r.q_sum[sum_at] * T.float32(p.offset(p.key)))

@@ -32,7 +32,7 @@ def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first
         r.row[half] = slot_of(p, at, token)
         if token >= work.rest:
             r.row[half] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
-    for chunk in static(p.chunks):
+    for chunk in T.unroll(p.chunks):
         for half in static(2):
             for i in T.vectorized(4):
                 rows[chunk * 8 + half * 4 + i] = tensor[(r.row[half] + chunk * 4 + at.t) * 4 + i]
@@ -52,7 +52,7 @@ def keep_fresh(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
     for half in static(2):
         token = first + half * 8 + at.g
         if token >= work.rest and token < T.min(work.tail, p.tokens):
-            for chunk in static(p.chunks):
+            for chunk in T.unroll(p.chunks):
                 for i in T.vectorized(4):
                     k.k_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.k_tail[chunk * 8 + half * 4 + i]
                 for i in T.vectorized(4):
@@ -64,8 +64,8 @@ def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
     """p = scores of the tile, masked. Columns that repeat others count nothing."""
     for i in T.unroll(p.column_tiles * 8):
         r.c[i] = 0.0
-    for chunk in static(p.chunks):
-        for y in static(2):
+    for chunk in T.unroll(p.chunks):
+        for y in T.unroll(2):
             for i in static(4):
                 r.a[i] = r.k_tail[chunk * 8 + i % 2 * 4 + y * 2 + i // 2]
             for n in static(p.column_tiles):
@@ -100,8 +100,8 @@ def weigh_rows(p: Any, r: Any) -> None:
 @T.macro
 def add_rows(p: Any, r: Any) -> None:
     """o += V's rows, transposed in registers, times probabilities."""
-    for chunk in static(p.chunks):
-        for y in static(2):
+    for chunk in T.unroll(p.chunks):
+        for y in T.unroll(2):
             for i in static(4):
                 r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.v_tail[chunk * 8 + i // 2 * 4 + y * 2 + i % 2])
             for n in static(p.column_tiles):
@@ -111,9 +111,8 @@ def add_rows(p: Any, r: Any) -> None:
 @T.macro
 def to_code_units(p: Any, r: Any) -> None:
     """Sums as the packed loop keeps them."""
-    height = 2 if p.value.bits == 2 else 1
-    for tile in static(p.column_tiles * p.steps // height):
-        mix(p.value.bits, r.o, tile * height * 4)
+    for i in T.unroll(p.column_tiles * p.steps // p.height("value")):
+        mix(p.value.bits, r.o, i * p.height("value") * 4)
     for i in T.unroll(p.column_tiles * p.steps * 4):
         r.o[i] = r.o[i] * T.float32(1.0 / CODE_UNIT)
 

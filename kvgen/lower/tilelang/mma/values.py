@@ -44,20 +44,22 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """o += codes times scaled probabilities."""
     scale_probabilities(p, r)
     sum_probabilities(p, r)
-    for vector in static(p.vectors("value")):
+    for vector in T.unroll(p.vectors("value")):
         load_codes(p, "value", at, r, memory, subtile, vector)
-        for fragment in p.fragments("value", vector):
-            expand(p.value.bits, r, fragment.word)
+        for i in T.unroll(p.fragments("value")):
+            tile, step = p.fragment("value", vector * p.fragments("value") + i)
+            expand(p.value.bits, r, i * p.fragment_words("value"))
             for n in static(p.column_tiles):
-                b = (fragment.tile // p.group_steps("value") * p.column_tiles + n) * 4 + fragment.step * 2
+                b = (tile // p.group_steps("value") * p.column_tiles + n) * 4 + step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
-                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + fragment.tile + part) * 4)
+                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + tile + part) * 4)
 
 
-def true_output(p: Any, r: Any, n: int, tile: int, half: int, e: int) -> Any:
-    """The lane's output row 16 * `tile` + 8 * `half` + g once sums are separated: codes in units of one, and the zeros' part."""
+def true_output(p: Any, r: Any, n: int, tile: Any, half: int, e: int) -> Any:
+    """The lane's output row 8 * `half` + g from 16-row tile `tile` on, once sums are separated: codes in units of one, and the
+    zeros' part."""
     group = tile // p.group_steps("value")
     at = (group * p.column_tiles + n) * 4 + e
     zero = r.zo[at + 2] - r.zo[at] * T.float32(p.centre(p.value))
-    factor = row_factor(p.value.bits, tile, half) * CODE_UNIT
+    factor = row_factor(p.value.bits, half // 2, half % 2) * CODE_UNIT
     return r.o[(n * p.steps + tile) * 4 + half * 2 + e] * T.float32(factor) + zero

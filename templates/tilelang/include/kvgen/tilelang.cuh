@@ -62,6 +62,11 @@ __device__ __forceinline__ void cp_async_wait() { kvgen::ptx::copy_wait<kPending
 
 namespace kvgen {
 
+template <int kLanes>
+__device__ __forceinline__ void copy_async16_if(const void* shared, const void* global, int lane) {
+  ptx::copy_async16_if<kLanes>(ptx::shared_address(shared), global, lane);
+}
+
 // Halves and bfloat16s of a word as floats.
 __device__ __forceinline__ float half_low(uint32_t x) { return __low2float(ptx::as_half2(x)); }
 __device__ __forceinline__ float half_high(uint32_t x) { return __high2float(ptx::as_half2(x)); }
