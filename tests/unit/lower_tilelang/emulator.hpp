@@ -172,6 +172,7 @@ inline int __any_sync(unsigned, int x) {
   return warp.out[0];
 }
 inline unsigned __pack_half2(half_t low, half_t high) { return emulator::to_half(low) | emulator::to_half(high) << 16; }
+inline float __log2f(float x) { return std::log2(x); }
 inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
 
 namespace tl {

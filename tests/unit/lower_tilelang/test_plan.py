@@ -42,7 +42,8 @@ def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> N
                     for high in range(2):
                         slot = 2 * (lane % 4) + 8 * high
                         token, channel = element(p, which, tile + half // 2, step, lane, half % 2, slot)
-                        word = p.codes(which) + (vector * 32 + lane) * p.vector(which) + i * p.fragment_words(which) + (half if bits == 8 else 0)
+                        lane_vector = p.codes(which) + (vector * 32 + lane) * p.vector(which)
+                        word = lane_vector + i * p.fragment_words(which) + (half if bits == 8 else 0)
                         shift = 8 * high + (0 if bits == 8 else bits * half)
                         assert int(places[token, channel]) == 32 * word + shift
                         seen += 1

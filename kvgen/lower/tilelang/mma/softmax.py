@@ -15,6 +15,11 @@ HEADROOM = 8.0
 SCALE_HEADROOM = 16.0
 
 
+def log2(value: Any) -> Any:
+    """Good to some bits, which is enough for a reference."""
+    return T.call_extern("float32", "__log2f", value)
+
+
 @T.macro
 def begin_state(p: Any, r: Any) -> None:
     """No token seen."""
@@ -35,13 +40,13 @@ def move_reference(p: Any, r: Any, scale: Any) -> None:
     for i in static(p.column_tiles * 2):
         for distance in p.row_distances:
             r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], distance))
-        r.top[i] = T.max(r.top[i], r.reference[i] - T.log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
+        r.top[i] = T.max(r.top[i], r.reference[i] - log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
     r.factor[0] = T.max(scale, T.float32(2.0**SCALE_FLOOR))
     for distance in p.row_distances:
         r.factor[0] = T.max(r.factor[0], T.shfl_xor(r.factor[0], distance))
     r.v[0] = T.max(r.v[0], r.factor[0] * T.float32(SCALE_HEADROOM))
     for i in static(p.column_tiles * 2):
-        r.top[i] = r.top[i] + T.log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM))
+        r.top[i] = r.top[i] + log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM))
         r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - r.top[i])
         r.reference[i] = r.top[i]
         r.l[i] = r.l[i] * r.factor[i]
