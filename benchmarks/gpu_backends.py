@@ -12,7 +12,7 @@ import csv
 import os
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def main() -> int:
         "device": about.get("name"),
         "driver": about.get("driver"),
         "kvgen": kvgen.__version__,
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
     }
     rows: list[Row] = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
