@@ -35,6 +35,7 @@ class Plan:
     column_tiles: int
     min_ctas: int
     exact_q: bool
+    cluster: bool
 
     # --- query -----------------------------------------------------------------------------------------------------
 
@@ -275,10 +276,16 @@ class Plan:
         """Floats of a column while warps merge; odd, so that lanes hit different banks."""
         return self.dim + 1
 
+    @property
+    def merged_at(self) -> int:
+        """Where a CTA of a cluster leaves its result, behind those of its warps: columns of channels, then their states."""
+        return self.warps * self.columns * (self.merge_stride + 2)
+
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA: rings and query, in whose place warps merge later."""
-        return 4 * max(self.query_at + self.query_words, self.warps * self.columns * (self.merge_stride + 2))
+        merged = self.columns * (self.dim + 2) if self.cluster else 0
+        return 4 * max(self.query_at + self.query_words, self.merged_at + merged)
 
     @property
     def threads(self) -> int:
@@ -304,4 +311,5 @@ def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
         column_tiles=launch.integer("column_tiles"),
         min_ctas=launch.integer("ctas"),
         exact_q=bool(launch["exact_q"]),
+        cluster=launch.text("combine") == "cluster",
     )
