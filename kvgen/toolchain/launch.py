@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from kvgen.errors import CacheMismatch
+from kvgen.errors import CacheMismatch, UnsupportedError
+from kvgen.lower.prompts import prompt_refusal
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import prompt
@@ -245,7 +246,7 @@ class Variant:
         elif lse is False:
             lse = None
         if tokens > self._most_q:
-            return self._prompt(q, (k_new, v_new), cache, out, lse, scale, cache.grow(tokens))
+            return self._prompt(q, (k_new, v_new), cache, out, lse, scale)
         self._decode(
             q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
             out, lse, workspace, self.scale if scale is None else scale, _launch_bound(cache, cache.grow(tokens)),
@@ -272,7 +273,7 @@ class Variant:
         elif lse is False:
             lse = None
         if q.shape[1] > self._most_q:
-            return self._prompt(q, None, cache, out, lse, scale, cache.bound)
+            return self._prompt(q, None, cache, out, lse, scale)
         self._attend(
             q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
             out, lse, workspace, self.scale if scale is None else scale, _launch_bound(cache, cache.bound),
@@ -287,11 +288,13 @@ class Variant:
         out: torch.Tensor,
         lse: torch.Tensor | None,
         scale: float | None,
-        bound: int,
     ) -> Any:
         """A call with more query tokens than the kernel is compiled for."""
-        call = prompt.Call(q, new, out, lse, self.scale if scale is None else scale, _launch_bound(cache, bound))
-        prompt.run(self.spec, self.module, cache.tensors, call)
+        if reason := prompt_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
+            raise UnsupportedError("prompt", reason)
+        bound = _launch_bound(cache, cache.bound if new is None else cache.grow(q.shape[1]))
+        call = prompt.Call(q, new, out, lse, self.scale if scale is None else scale, bound)
+        prompt.run(self.module, cache.tensors, call)
         return out if lse is None else (out, lse)
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

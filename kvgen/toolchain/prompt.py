@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from kvgen.errors import UnsupportedError
-from kvgen.spec import KernelSpec
 from kvgen.toolchain.module import Module
 
 DEQUANTIZED_BYTES = 1 << 30
@@ -39,31 +37,9 @@ class Call:
     bound: int
 
 
-def refusal(spec: KernelSpec) -> str | None:
-    """Why a GPU cannot attend with more query tokens than `attention.q_len` of this spec; None if it can."""
-    attention = spec.attention
-    if attention.softcap > 0:
-        return f"attention.softcap ({attention.softcap:g}) is unknown to torch's flash attention"
-    if attention.window is not None:
-        return f"attention.window ({attention.window}) is not built for prompts"
-    if attention.sinks:
-        return "attention.sinks (a learned logit per head) are unknown to torch's flash attention"
-    if attention.dtype == "float32":
-        return "attention.dtype is float32, and torch's flash attention takes 16 bits"
-    return None
-
-
-def run(spec: KernelSpec, module: Module, cache: Tensors, call: Call) -> None:
-    """Fill `call.out` and `call.lse`; append `call.new`, if there is any, after attending over it in dtype.
-
-    Raises UnsupportedError for what a GPU cannot do.
-    """
-    if not call.q.is_cuda:
-        on_cpu(module, cache, call)
-        return
-    if reason := refusal(spec):
-        raise UnsupportedError("prompt", reason)
-    on_gpu(module, cache, call)
+def run(module: Module, cache: Tensors, call: Call) -> None:
+    """Fill `call.out` and `call.lse`; append `call.new`, if there is any, after attending over it in dtype."""
+    (on_gpu if call.q.is_cuda else on_cpu)(module, cache, call)
 
 
 def on_cpu(module: Module, cache: Tensors, call: Call) -> None:

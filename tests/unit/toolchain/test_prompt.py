@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kvgen.errors import UnsupportedError
+from kvgen.lower.prompts import prompt_refusal
 from kvgen.reference.attention import attend
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.spec import KernelSpec
 from kvgen.toolchain import prompt
 from kvgen.toolchain.launch import KVCache, Variant
 from kvgen.toolchain.module import load
@@ -140,17 +140,22 @@ def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit
         ({"dtype": "float32"}, "attention.dtype is float32"),
     ],
 )
-def test_what_flash_attention_cannot_do_is_refused_by_name(attention: dict, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = prompt.refusal(spec_of(k="8t64", v="8t64", **attention))
+def test_what_flash_attention_cannot_do_is_refused_by_name(attention: dict, reason: str) -> None:
+    spec = spec_of(k="8t64", v="8t64", **attention)
+    found = prompt_refusal(spec, "sm90")
     assert found is not None
     assert found.startswith(reason)
+    assert prompt_refusal(spec, "cpu") is None
 
 
-def test_a_refused_prompt_says_why() -> None:
+def test_a_refused_prompt_says_why_and_counts_no_token() -> None:
     class OnGpu(torch.Tensor):
         is_cuda = True
 
-    spec: KernelSpec = naive_spec()
+    v = naive_variant(False)
+    cache = v.new_cache(1, 64)
     q = torch.zeros(1, 9, 4, 32).as_subclass(OnGpu)
-    with pytest.raises(UnsupportedError, match="prompt .*: attention.dtype is float32"):
-        prompt.run(spec, load(naive_artifact().path), (q, q, q, q, None), prompt.Call(q, None, q, None, 1.0, 9))
+    new = torch.zeros(1, 9, 2, 32)
+    with pytest.raises(UnsupportedError, match=r"prompt .*: attention\.dtype is float32"):
+        v.decode(q, new, new, cache)
+    assert cache.bound == 0
