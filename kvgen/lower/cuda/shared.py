@@ -9,7 +9,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
-BOOK_BYTES = 128
+BOOK_BYTES = 384
 MAX_BATCH = 1024
 """Sequences per call: a CTA keeps their lengths in shared memory."""
 
@@ -42,7 +42,8 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     query = tiles * dim * 16 * (2 if residual else 1)
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
-    inbox = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 16)
+    heads = launch.integer("heads")
+    inbox = _align(ring + barriers + heads * (query + merge + small) + MAX_BATCH * 4 + 16, 16)
     combine = launch.text("combine")
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)

@@ -103,13 +103,13 @@ struct Plan {
       cut_flat(lengths, __reduce_add_sync(~0u, total) * lengths.heads, grid, uniform, lane);
   }
 
-  // The head that this CTA begins with, if lengths agree and but for rounding.
-  __device__ static Head likely(const Lengths<Traits>& lengths, const Grid& grid) {
+  // The `further`-th head of this CTA, if lengths agree and but for rounding. Not that it exists.
+  __device__ static Head likely(const Lengths<Traits>& lengths, const Grid& grid, int further) {
     Head head;
     if (grid.splits > 0) {
-      head.batch = blockIdx.z, head.head = blockIdx.y;
+      head.batch = blockIdx.z + further * lengths.batch, head.head = blockIdx.y;  // it has one alone
     } else {
-      const int number = grid.by_ctas.quotient(static_cast<int>(blockIdx.x) * (lengths.batch * lengths.heads));
+      const int number = grid.by_ctas.quotient(static_cast<int>(blockIdx.x) * (lengths.batch * lengths.heads)) + further;
       head.batch = grid.by_heads.quotient(number), head.head = grid.by_heads.rest(number);
     }
     return head;
@@ -199,12 +199,33 @@ struct Parts {
   __device__ int slot(int i) const { return i == 0 ? first_slot : 2 * (first + i); }
 };
 
+// Heads of a CTA's range that are worked on together.
+template <class Traits>
+struct Group {
+  Head heads[Traits::kHeads];
+  Parts parts[Traits::kHeads];  // of those that are shared
+  int count = 0;
+  bool last = false;
+  Head next;  // unless it is the last group
+
+  Group() = default;
+  __device__ Group(const Plan<Traits>& plan, const Lengths<Traits>& lengths, const Head& head) : next(head) {
+#pragma unroll
+    for (int i = 0; i < Traits::kHeads; ++i) {
+      if (last) break;
+      heads[i] = next, ++count;
+      if (!plan.covers(next)) parts[i] = Parts::of(plan, next);
+      last = plan.end <= next.start + next.weight;
+      if (!last) lengths.advance(next);
+    }
+  }
+};
+
 // What a warp seldom looks at lies in shared memory: registers are for the inner loop.
 template <class Traits>
 struct Book {
   Plan<Traits> plan;
-  Head head;        // that the warp works on
-  Parts parts;      // of that, if it is shared
+  Group<Traits> group, next;  // that the warp works on, and the one after it
   Head ahead;       // that its ring is being filled from
   Segment segment;  // of that
 };

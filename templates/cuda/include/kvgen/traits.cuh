@@ -42,6 +42,9 @@ struct Traits : Schedule {
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough, and refilled in order with plain stores.
   static constexpr bool kExchangeShared = kResidualHalves && Schedule::kCopy == Copy::async && Format::template codes_bytes<Key>() >= 1024;
+  // Heads that warps go through without waiting for each other; the parts of all are merged at once.
+  static constexpr int kHeads = Schedule::kHeads;
+  static_assert(kHeads == 1 || (kColumnTiles == 1 && Schedule::kCombine == Combine::last));
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and twice the work to hide latency behind.
@@ -70,16 +73,16 @@ struct Traits : Schedule {
   static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
-  static constexpr int kMerge = kQuery + kQueryBytes;
+  static constexpr int kMerge = kQuery + kHeads * kQueryBytes;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
-  static constexpr int kLengths = kMerge + kMergeBytes;
+  static constexpr int kLengths = kMerge + kHeads * kMergeBytes;
   static constexpr int kSmall = kLengths + kMaxBatch * 4;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
-  static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
+  static constexpr int kInbox = align_up(kSmall + kHeads * kSmallFloats * 4 + 16, 16);
   static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64) : 0;
   static constexpr int kBooks = kInbox + kInboxBytes;
-  static constexpr int kBookBytes = 128;  // per warp
+  static constexpr int kBookBytes = 384;  // per warp
   static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
 };
 
