@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,15 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
     started, store = time.monotonic(), ArtifactCache()
     ptx = options.ptx is not None
     read = yardstick.artifact("sm90", store)
-    sources, kept = [], []
+    kept = []
     for spec, schedule in dict.fromkeys(points):
         problems = backend.space(spec, target).check(schedule)
         if problems:
             print(f"- {spec.name} {schedule_word(schedule)}: {problems[0]}", flush=True)
             continue
-        sources.append(backend.lower(spec, schedule, target))
         kept.append((spec, schedule))
+    with ThreadPoolExecutor(options.workers) as pool:  # TileLang lowers in processes of its own
+        sources = list(pool.map(lambda point: backend.lower(*point, target), kept))
     tasks: dict[tuple[str, str], Row] = {}
     found = sorted(build_many(sources, options.workers, store, ptx_only=ptx), key=lambda pair: pair[0])
     for index, artifact in found:

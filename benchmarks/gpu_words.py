@@ -19,6 +19,7 @@ _WORDS: dict[str, tuple[str, Value]] = {
     **{name: ("split", name) for name in ("automatic", "flat")},
     **{name: ("combine", name) for name in ("last", "two_level")},
     **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
+    "cl": ("combine", "cluster"),
     "auto": ("split", "automatic"),
     "unit": ("copy", "bulk_unit"),
     "two": ("combine", "two_level"),

@@ -91,7 +91,11 @@ class Kernel:
         """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
 
         `scale` multiplies q·k (default 1/sqrt(head_dim)). Returns out, or (out, lse) where `lse` is true or a tensor to fill.
-        Raises CacheMismatch for a cache of another layout or too small, ValueError on wrong tensors.
+        More query tokens than the spec's `attention.q_len` are a prompt: on a GPU the cache is dequantized, at most 1 GiB at a
+        time, and torch's flash attention runs over that and the new tokens; lengths stay on the device.
+
+        Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for a prompt that the GPU cannot
+        attend (sliding windows, soft caps), ValueError on wrong tensors.
         """
         variant = self._only or self._pick(cache, cache.bound + q.shape[1], q.shape[1])
         return variant.decode(q, k_new, v_new, cache, out, lse, scale)

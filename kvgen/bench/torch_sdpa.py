@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from kvgen.bench.case import Case
@@ -67,8 +68,8 @@ class TorchSdpa:
             return "it knows no soft cap and no sinks"
         if attention.window is not None and attention.window < case.length:
             return "it knows no sliding window"
-        if case.workload.q_len > 1 and (self.form == "folded" or self.kernel is not None):
-            return "causal masking among several query tokens aligns with the wrong end"
+        if case.workload.q_len > 1 and self.form == "folded":
+            return "several query tokens that are folded into rows cannot be masked by token"
         return None
 
     def _try(self, case: Case, call: Callable[[], torch.Tensor]) -> None:
@@ -86,8 +87,10 @@ class TorchSdpa:
         queries = q.transpose(1, 2).contiguous()
         if self.form == "folded":
             queries = queries.reshape(batch, q_heads // group, group * tokens, dim)
-        mask = None
-        if tokens > 1:
+        mask: torch.Tensor | None = None
+        if tokens > 1 and self.kernel == "flash":
+            mask = causal_lower_right(tokens, case.length)
+        elif tokens > 1:
             row = torch.arange(tokens, device=q.device).unsqueeze(1) + case.length - tokens
             mask = torch.arange(case.length, device=q.device) <= row
         enable = self.form == "gqa" and group > 1

@@ -11,6 +11,7 @@ import torch
 
 from kvgen.api.kernel import Kernel
 from kvgen.spec import Workload
+from kvgen.toolchain import prompt
 from kvgen.toolchain.launch import KVCache
 from kvgen.toolchain.module import Module, load
 
@@ -42,10 +43,18 @@ def attend(
     module: str,
     scale: float,
     max_len: int,
+    most_q: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended."""
+    """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended.
+
+    More query tokens than `most_q`, those that the module is compiled for, are a prompt.
+    """
     out, lse = _outputs(q)
-    _module(module).attend(q, packed, k_residual, v_residual, lengths, block_table, out, lse, workspace, scale, max_len)
+    cache = (packed, k_residual, v_residual, lengths, block_table)
+    if q.shape[1] > most_q:
+        prompt.run(_module(module), cache, prompt.Call(q, None, out, lse, scale, max_len))
+    else:
+        _module(module).attend(q, *cache, out, lse, workspace, scale, max_len)
     return out, lse
 
 
@@ -63,12 +72,15 @@ def decode(
     module: str,
     scale: float,
     max_len: int,
+    most_q: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place."""
+    """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
     out, lse = _outputs(q)
-    _module(module).decode(
-        q, k_new, v_new, packed, k_residual, v_residual, lengths, block_table, out, lse, workspace, scale, max_len
-    )  # fmt: skip
+    cache = (packed, k_residual, v_residual, lengths, block_table)
+    if q.shape[1] > most_q:
+        prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len))
+    else:
+        _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, scale, max_len)
     return out, lse
 
 
@@ -85,8 +97,8 @@ def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
 class Attention(torch.nn.Module):
     """A kernel bound to a cache, as a module that torch.compile(fullgraph=True) takes and a CUDA graph captures.
 
-    The launch is the one for the cache's full capacity. The host does not count tokens here: whoever calls `forward` sees to
-    it that the cache has room (`KVCache.grow` counts and refuses).
+    The launch is the one for the cache's full capacity; a prompt's memory is sized for it, too. The host does not count tokens
+    here: whoever calls `forward` sees to it that the cache has room (`KVCache.grow` counts and refuses).
     """
 
     packed: torch.Tensor
@@ -106,16 +118,17 @@ class Attention(torch.nn.Module):
         self.module = str(variant.module.path)
         self.scale = variant.scale if scale is None else scale
         self.max_len = cache.max_len
+        self.most_q = variant.spec.attention.q_len
         _modules[self.module] = variant.module
 
     def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
         """Append this step's tokens and attend: q and the result [batch, q_len, q_heads, head_dim]."""
-        out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), self.module, self.scale, self.max_len)[0]
+        out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), self.module, self.scale, self.max_len, self.most_q)[0]
         return out
 
     def attend(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse) of q, the last positions of each sequence, without appending."""
-        out, lse = attend(q, *self._cache(), self.module, self.scale, self.max_len)
+        out, lse = attend(q, *self._cache(), self.module, self.scale, self.max_len, self.most_q)
         return out, lse
 
     def _cache(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:

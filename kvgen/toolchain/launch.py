@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
-from kvgen.errors import CacheMismatch
+from kvgen.errors import CacheMismatch, UnsupportedError
+from kvgen.lower.prompts import prompt_refusal
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
+from kvgen.toolchain import prompt
 from kvgen.toolchain.module import Module
 
 _serial = count()
@@ -49,6 +51,11 @@ class KVCache:
     def device(self) -> torch.device:
         """Where the tensors live."""
         return self.packed.device
+
+    @property
+    def tensors(self) -> prompt.Tensors:
+        """What modules take of a cache, in the order of their arguments."""
+        return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table
 
     @property
     def nbytes(self) -> int:
@@ -207,8 +214,7 @@ class Variant:
             new = new.to(cache.device)
         cache.grow(longest)
         if tokens:
-            args = (new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table)
-            self.module.pack(k, v, *args)
+            self.module.pack(k, v, new, *cache.tensors)
 
     def decode(
         self,
@@ -222,8 +228,10 @@ class Variant:
     ) -> Any:
         """Append `k_new`, `v_new` [batch, q_len, kv_heads, head_dim], attend with `q` [batch, q_len, q_heads, head_dim], flush.
 
-        Returns `out`, shaped and typed like `q`; with `lse` true or a float32 [batch, q_heads, q_len] tensor, (out, lse).
-        Raises CacheMismatch for a cache of another layout or too small, ValueError on wrong tensors.
+        Returns `out`, shaped and typed like `q`; with `lse` true or a float32 [batch, q_heads, q_len] tensor, (out, lse). More
+        query tokens than `attention.q_len` of the spec are a prompt: a GPU then dequantizes the cache, at most 1 GiB at a time,
+        and calls torch's flash attention. Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for
+        a prompt that the GPU cannot attend, ValueError on wrong tensors.
         """
         tokens = q.shape[1]
         workspace = self._check_call(q, cache)
@@ -237,6 +245,8 @@ class Variant:
             lse = torch.empty((cache.batch, self._heads, tokens), dtype=torch.float32, device=q.device)
         elif lse is False:
             lse = None
+        if tokens > self._most_q:
+            return self._prompt(q, (k_new, v_new), cache, out, lse, scale)
         self._decode(
             q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
             out, lse, workspace, self.scale if scale is None else scale, _launch_bound(cache, cache.grow(tokens)),
@@ -262,10 +272,29 @@ class Variant:
             lse = torch.empty((cache.batch, self._heads, q.shape[1]), dtype=torch.float32, device=q.device)
         elif lse is False:
             lse = None
+        if q.shape[1] > self._most_q:
+            return self._prompt(q, None, cache, out, lse, scale)
         self._attend(
             q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
             out, lse, workspace, self.scale if scale is None else scale, _launch_bound(cache, cache.bound),
         )  # fmt: skip
+        return out if lse is None else (out, lse)
+
+    def _prompt(
+        self,
+        q: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
+        cache: KVCache,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        scale: float | None,
+    ) -> Any:
+        """A call with more query tokens than the kernel is compiled for."""
+        if reason := prompt_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
+            raise UnsupportedError("prompt", reason)
+        bound = _launch_bound(cache, cache.bound if new is None else cache.grow(q.shape[1]))
+        call = prompt.Call(q, new, out, lse, self.scale if scale is None else scale, bound)
+        prompt.run(self.module, cache.tensors, call)
         return out if lse is None else (out, lse)
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -274,7 +303,7 @@ class Variant:
         shape = (cache.batch, max(1, cache.bound), *self._kv_tail)
         k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
         v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
-        self.module.unpack(cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, k, v)
+        self.module.unpack(*cache.tensors, k, v)
         return k, v
 
     # --- checks: cheap comparisons first, words only once something is wrong ---------------------------------------------
@@ -285,8 +314,8 @@ class Variant:
         if workspace is None:
             workspace = self.prepare(cache)
         shape = q.shape
-        if q.dtype != self.dtype or len(shape) != 4 or shape[0] != cache.batch or shape[2:] != self._q_tail or shape[1] > self._most_q:
-            self._explain_q(q, cache)
+        if q.dtype != self.dtype or len(shape) != 4 or shape[0] != cache.batch or shape[2:] != self._q_tail:
+            self._check_tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), cache)
         if q.device != cache.packed.device:
             self._check_tensor("q", q, tuple(shape), cache)
         return workspace
@@ -294,11 +323,6 @@ class Variant:
     def _check_layout(self, cache: KVCache) -> None:
         if cache.layout_id != self._layout_id:
             raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
-
-    def _explain_q(self, q: torch.Tensor, cache: KVCache) -> None:
-        tokens = q.shape[1] if q.dim() == 4 else 1
-        self._check_tensor("q", q, (cache.batch, tokens, *self._q_tail), cache)
-        raise ValueError(f"q has {tokens} tokens, more than the {self._most_q} of the spec (attention.q_len)")
 
     def _check_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], cache: KVCache) -> None:
         if tuple(tensor.shape) != shape:

@@ -64,7 +64,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         f"more than {MAX_QUERIES} query tokens per call",
         lambda s: s.attention.q_len > MAX_QUERIES,
-        f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once",
+        f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
     ),
     Refusal(
         "K per channel in groups other than 32, 64, 128 or 256 tokens",

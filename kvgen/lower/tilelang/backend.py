@@ -78,7 +78,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
     @cache
     def plan(block: int, warps: int, stages: int, unit: int, column_tiles: int) -> Plan:
-        launch = Params(warps=warps, stages=stages, unit=unit, column_tiles=column_tiles, ctas=1, exact_q=True)
+        launch = Params(warps=warps, stages=stages, unit=unit, column_tiles=column_tiles, ctas=1, exact_q=True, combine="cluster")
         return make_plan(spec, Schedule(NAME, Params(block=block), launch))
 
     def shared_bytes(form: str, *point: int) -> int:
@@ -99,4 +99,6 @@ def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
     """Launches that no shape is bad at, the best first."""
     tiles = 2 if spec.attention.group * spec.attention.q_len > 8 and spec.attention.head_dim <= 128 else 1
     for warps, (unit, stages) in product((8, 4, 2), ((4, 4), (2, 2), (1, 2))):
-        yield Params(form="mma", warps=warps, stages=stages, unit=unit, column_tiles=tiles, ctas=1, exact_q=True, splits="automatic")
+        yield Params(
+            form="mma", warps=warps, stages=stages, unit=unit, column_tiles=tiles, ctas=1, exact_q=True, splits="automatic", combine="last"
+        )

@@ -65,7 +65,8 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
 def program_digest(form: str) -> str:
     """Digest of the sources that decide what is lowered for a form."""
     package = Path(__file__).parent
-    return files_digest([package / "plan.py", package / "worker.py", *(package / form).glob("*.py")])
+    pieces = [file for part in sorted({"mma", form}) for file in (package / part).glob("*.py")]
+    return files_digest([package / "plan.py", package / "worker.py", *pieces])
 
 
 def _run(request: str, timeout_s: float) -> Lowered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kvgen.lower.schedule import Schedule
 from kvgen.reference.layout import Operand, PackedLayout, Which, packed_layout, vector_words
@@ -16,15 +17,6 @@ from kvgen.spec import KernelSpec
 LANES = 32
 COLUMNS = 8
 """Columns of a matrix instruction: query heads times query tokens."""
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A matrix instruction's A operand: word `word` of the vector that a lane has loaded, for a tile of rows and a k-step."""
-
-    word: int
-    tile: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +35,7 @@ class Plan:
     column_tiles: int
     min_ctas: int
     exact_q: bool
+    cluster: bool
 
     # --- query -----------------------------------------------------------------------------------------------------
 
@@ -72,9 +65,24 @@ class Plan:
         return self.group * self.max_q_len <= COLUMNS * self.column_tiles
 
     @property
+    def halves(self) -> bool:
+        """Whether columns 4 to 7 repeat the first four, so that lanes t < 2 weigh tokens 0 to 15 of a sub-tile, the others the rest."""
+        return self.group * self.max_q_len <= COLUMNS // 2
+
+    @property
     def doubled(self) -> bool:
-        """Whether columns 4 to 7 repeat the first four, with what rounding the scaled query to 16 bits loses."""
-        return self.channel_scaled and self.group * self.max_q_len <= COLUMNS // 2
+        """Whether those columns hold what rounding the scaled query to 16 bits loses."""
+        return self.channel_scaled and self.halves
+
+    @property
+    def own_rows(self) -> int:
+        """8-row runs of a sub-tile of which a lane weighs a row."""
+        return self.layout.subtile // 8 // (2 if self.halves else 1)
+
+    @property
+    def row_distances(self) -> tuple[int, ...]:
+        """Exchanges between lanes that reduce over all rows of a column."""
+        return (2, 4, 8, 16) if self.halves else (4, 8, 16)
 
     @property
     def low(self) -> bool:
@@ -158,6 +166,11 @@ class Plan:
         operand = self.layout.operand(which)
         return self.dim // operand.group if operand.axis == "token" else 1
 
+    @property
+    def product_groups(self) -> int:
+        """K's groups whose products are kept apart until lanes take their own rows of them."""
+        return self.groups("key") if self.halves else 1
+
     def group_steps(self, which: Which) -> int:
         """16-channel steps that share a scale per token."""
         return self.steps // self.groups(which)
@@ -174,8 +187,12 @@ class Plan:
         return float(1 << (operand.bits - 1)) if not operand.zero else ((1 << operand.bits) - 1) / 2
 
     def row_params(self, which: Which) -> int:
-        """Words of token params that a lane loads per group: scale and zero of its row in each 8-row run."""
+        """Words of token params per group and row of a run of 8: scale and zero of that row in each run."""
         return self.layout.subtile // 8 * self.layout.operand(which).params // 2
+
+    def own_params(self, which: Which) -> int:
+        """Those that a lane loads: of the runs that it weighs."""
+        return self.own_rows * self.layout.operand(which).params // 2
 
     def vectors(self, which: Which) -> int:
         """Loads that a lane needs for the codes of a sub-tile."""
@@ -185,28 +202,37 @@ class Plan:
         """Words of such a load."""
         return vector_words(self._words(which))
 
-    def fragments(self, which: Which, vector: int) -> list[Fragment]:
-        """The A operands in load `vector`, in memory order. A 2-bit operand holds two tiles; `tile` counts 16-row tiles."""
-        width = self.vector(which)
-        tiles, steps, words, rows = self._shape(which)
-        found = []
-        for word in range(0, width, words):
-            index = (vector * width + word) // words
-            outer, inner = divmod(index, steps if which == "key" else tiles)
-            tile, step = (outer, inner) if which == "key" else (inner, outer)
-            found.append(Fragment(word, tile * rows, step))
-        return found
+    def fragment_words(self, which: Which) -> int:
+        """Words of an A operand (of two, where codes have 2 bits)."""
+        return 2 if self.layout.operand(which).bits == 8 else 1
 
-    def _shape(self, which: Which) -> tuple[int, int, int, int]:
-        """(tiles, k-steps, words of a tile and step, 16-row tiles in it)."""
-        bits = self.layout.operand(which).bits
+    def fragments(self, which: Which) -> int:
+        """A operands in a load, in memory order."""
+        return self.vector(which) // self.fragment_words(which)
+
+    def fragment(self, which: Which, index: Any) -> tuple[Any, Any]:
+        """16-row tile (the first of two, where codes have 2 bits) and k-step of a lane's A operand `index`, a number or an expression."""
+        tiles, steps = self._tiles(which)
+        outer, inner = (index // steps, index % steps) if which == "key" else (index % tiles, index // tiles)
+        return outer * self.height(which), inner
+
+    def height(self, which: Which) -> int:
+        """16-row tiles that a word has codes of."""
+        return 2 if self.layout.operand(which).bits == 2 else 1
+
+    def _tiles(self, which: Which) -> tuple[int, int]:
+        """Operands of a sub-tile: along rows, and k-steps."""
         rows, depth = (self.layout.subtile, self.dim) if which == "key" else (self.dim, self.layout.subtile)
-        height = 2 if bits == 2 else 1
-        return rows // 16 // height, depth // 16, 2 if bits == 8 else 1, height
+        return rows // 16 // self.height(which), depth // 16
 
     def _words(self, which: Which) -> int:
-        tiles, steps, words, _ = self._shape(which)
-        return tiles * steps * words
+        tiles, steps = self._tiles(which)
+        return tiles * steps * self.fragment_words(which)
+
+    @property
+    def tail_turns(self) -> int:
+        """Tiles of 16 unpacked tokens that a warp has to do at most."""
+        return -(-(self.tokens - 1 + self.max_q_len) // (16 * self.warps))
 
     # --- ring ----------------------------------------------------------------------------------------------------------
 
@@ -250,10 +276,16 @@ class Plan:
         """Floats of a column while warps merge; odd, so that lanes hit different banks."""
         return self.dim + 1
 
+    @property
+    def merged_at(self) -> int:
+        """Where a CTA of a cluster leaves its result, behind those of its warps: columns of channels, then their states."""
+        return self.warps * self.columns * (self.merge_stride + 2)
+
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA: rings and query, in whose place warps merge later."""
-        return 4 * max(self.query_at + self.query_words, self.warps * self.columns * (self.merge_stride + 2))
+        merged = self.columns * (self.dim + 2) if self.cluster else 0
+        return 4 * max(self.query_at + self.query_words, self.merged_at + merged)
 
     @property
     def threads(self) -> int:
@@ -279,4 +311,5 @@ def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
         column_tiles=launch.integer("column_tiles"),
         min_ctas=launch.integer("ctas"),
         exact_q=bool(launch["exact_q"]),
+        cluster=launch.text("combine") == "cluster",
     )

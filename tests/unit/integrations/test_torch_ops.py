@@ -54,7 +54,7 @@ def test_operators_keep_torchs_contract(kernel, spec):
     cache = _filled(kernel, spec)
     bound = torch_ops.Attention(kernel, cache)
     q, k, v = _step(spec, 3)
-    rest = (*bound._cache(), bound.module, bound.scale, bound.max_len)
+    rest = (*bound._cache(), bound.module, bound.scale, bound.max_len, bound.most_q)
     torch.library.opcheck(torch_ops.attend, (q, *rest))
     torch.library.opcheck(torch_ops.decode, (q, k, v, *rest))
 
@@ -68,6 +68,17 @@ def test_a_compiled_step_is_the_kernels_own(kernel, spec):
     assert compiled.lengths.tolist() == plain.lengths.tolist() == [TOKENS + 3] * BATCH
     compiled.grow(3)
     torch.testing.assert_close(kernel.unpack(compiled), kernel.unpack(plain))
+
+
+def test_prompts_pass_too(kernel, spec):
+    """More query tokens than the kernel is compiled for."""
+    plain, compiled = _filled(kernel, spec), _filled(kernel, spec)
+    bound = torch_ops.Attention(kernel, compiled)
+    q, k, v = (_random(spec, 9, heads, seed) for seed, heads in enumerate((4, 2, 2)))
+    torch.library.opcheck(torch_ops.attend, (q, *bound._cache(), bound.module, bound.scale, bound.max_len, bound.most_q))
+    torch.testing.assert_close(torch.compile(bound, fullgraph=True, backend="aot_eager")(q, k, v), kernel.decode(q, k, v, plain))
+    torch.testing.assert_close(bound.attend(q)[0], kernel.attend(q, plain))
+    assert compiled.lengths.tolist() == [TOKENS + 9] * BATCH
 
 
 def test_attend_gives_the_logsumexp(kernel, spec):

@@ -33,6 +33,7 @@ def schedule(block: int = 128, **launch: Value) -> Schedule:
         "ctas": 1,
         "exact_q": True,
         "splits": "automatic",
+        "combine": "last",
     }
     return Schedule("tilelang", Params(block=block, order="mma"), Params({**plain, **launch}))
 
@@ -61,14 +62,14 @@ class Emulated:
 
 def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     """Lower and compile. Raises what the back end and the compiler raise."""
-    plan, kernel = make_plan(spec, chosen), lower_apart(spec, chosen, "sm80")
+    plan, kernel = make_plan(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["combine"] == "cluster" else "sm80")
     signature = re.search(rf"{kernel.name}\((.*?)\);", kernel.text)
     assert signature is not None
     kinds = tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))
     arguments = ", ".join(f"*static_cast<{kind}*>(a[{i}])" for i, kind in enumerate(kinds))
     text = (
         f'#include "emulator.hpp"\nusing uint = unsigned;\n{kernel.text}\nextern "C" void emulate(void** a, int x, int y) '
-        f"{{ flushes.clear(); emulator::launch(x, y, {plan.threads}, [=] {{ {kernel.name}({arguments}); }}); }}\n"
+        f"{{ flushes.clear(); emulator::launch(x, y, {plan.threads}, {int(plan.cluster)}, [=] {{ {kernel.name}({arguments}); }}); }}\n"
         'extern "C" long flushed(int i, const char* from) '
         "{ return i < int(flushes.size()) ? reinterpret_cast<const char*>(flushes[i].block) - from : -1; }\n"
     )

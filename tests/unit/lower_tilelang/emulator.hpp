@@ -58,14 +58,24 @@ struct Meeting {  // of `size` threads
 struct Fibre {
   ucontext_t context;
   std::vector<char> stack;
-  bool done = false;
+  bool done = false, waiting = false;  // for the cluster
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
+};
+
+// A CTA of the cluster that is not the one that runs.
+struct Cta {
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  std::vector<Meeting> warps;
+  Meeting block;
+  std::vector<unsigned> memory;
 };
 
 inline std::vector<std::unique_ptr<Fibre>> fibres;
 inline std::vector<Meeting> warps;
 inline Meeting block;
+inline std::vector<Cta> cluster;
+inline int cluster_round;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline int current;
@@ -92,7 +102,7 @@ inline void enter() {
   yield();
 }
 
-inline void run_block(int threads) {
+inline void begin_block(int threads) {
   fibres.clear(), warps.assign(threads / 32, {});
   for (Meeting& each : warps) each.size = 32;
   block = {}, block.size = threads;
@@ -106,21 +116,52 @@ inline void run_block(int threads) {
     fibre.context.uc_stack.ss_sp = fibre.stack.data(), fibre.context.uc_stack.ss_size = kStack, fibre.context.uc_link = nullptr;
     makecontext(&fibre.context, enter, 0);
   }
+}
+
+// Until all threads are done or wait for the cluster; whether all are done.
+inline bool run_block(int threads) {
   for (bool busy = true; busy;) {
     busy = false;
     for (current = 0; current < threads; ++current) {
-      if (self().done) continue;
+      if (self().done || self().waiting) continue;
       busy = true, threadIdx.x = current;
       swapcontext(&scheduler, &self().context);
+    }
+  }
+  return std::all_of(fibres.begin(), fibres.end(), [](const auto& each) { return each->done; });
+}
+
+inline void swap_block(Cta& other) {
+  std::swap(fibres, other.fibres), std::swap(warps, other.warps), std::swap(block, other.block);
+  other.memory.resize(std::size(memory));
+  std::swap_ranges(memory, memory + std::size(memory), other.memory.data());
+}
+
+// The CTAs of a cluster take turns, and each runs as far as it can.
+inline void run_cluster(int ctas, int threads) {
+  cluster = std::vector<Cta>(ctas);
+  for (Cta& each : cluster) begin_block(threads), swap_block(each);
+  for (bool done = false; !done; ++cluster_round) {
+    done = true;
+    for (blockIdx.y = 0; blockIdx.y < ctas; ++blockIdx.y) {
+      swap_block(cluster[blockIdx.y]);
+      for (auto& each : fibres) each->waiting = false;
+      done &= run_block(threads);
+      swap_block(cluster[blockIdx.y]);
     }
   }
 }
 
 template <class Kernel>
-void launch(int grid_x, int grid_y, int threads, Kernel kernel) {
+void launch(int grid_x, int grid_y, int threads, bool clusters, Kernel kernel) {
   body = kernel;
-  for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y)
-    for (blockIdx.x = 0; blockIdx.x < grid_x; ++blockIdx.x) run_block(threads);
+  for (blockIdx.x = 0; blockIdx.x < grid_x; ++blockIdx.x) {
+    if (clusters) {
+      run_cluster(grid_y, threads);
+      continue;
+    }
+    for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y) begin_block(threads), run_block(threads);
+  }
 }
 
 inline float half(unsigned bits) {
@@ -151,13 +192,17 @@ inline unsigned to_bf16(float x) {
 
 inline void __syncthreads() { emulator::meet(emulator::block, [] {}); }
 inline void __syncwarp() { emulator::meet(emulator::warp(), [] {}); }
-inline float __shfl_sync(unsigned, float x, int from, int = 32) {
+template <class T>
+T __shfl_sync(unsigned, T x, int from, int = 32) {
+  static_assert(sizeof(T) == 4);
   auto& warp = emulator::warp();
-  warp.in[emulator::lane()][0] = x;
-  emulator::meet(warp, [&] { for (int i = 0; i < 32; ++i) warp.sums[i][0] = warp.in[i][0]; });
-  return warp.sums[from][0];
+  std::memcpy(&warp.in[emulator::lane()][0], &x, 4);
+  emulator::meet(warp, [&] { for (int i = 0; i < 32; ++i) std::memcpy(&warp.sums[i][0], &warp.in[i][0], 4); });
+  std::memcpy(&x, &warp.sums[from][0], 4);
+  return x;
 }
-inline float __shfl_xor_sync(unsigned mask, float x, int by, int = 32) { return __shfl_sync(mask, x, emulator::lane() ^ by); }
+template <class T>
+T __shfl_xor_sync(unsigned mask, T x, int by, int = 32) { return __shfl_sync(mask, x, emulator::lane() ^ by); }
 inline int __any_sync(unsigned, int x) {
   auto& warp = emulator::warp();
   warp.words[emulator::lane()][0] = x;
@@ -168,7 +213,8 @@ inline int __any_sync(unsigned, int x) {
   return warp.out[0];
 }
 inline unsigned __pack_half2(half_t low, half_t high) { return emulator::to_half(low) | emulator::to_half(high) << 16; }
-inline float __ldcg(const float* x) { return *x; }
+inline float __log2f(float x) { return std::log2(x); }
+inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
 
 namespace tl {
 
@@ -261,6 +307,27 @@ inline unsigned transpose(unsigned x) {
 }
 }  // namespace ptx
 
+template <int kLanes>
+void copy_async16_if(void* shared, const void* global, int lane) {
+  if (lane < kLanes) tl::cp_async_gs<16>(shared, global);
+}
+inline void cluster_sync() {
+  emulator::meet(emulator::block, [] {});
+  const int round = emulator::cluster_round;
+  emulator::self().waiting = true;
+  while (round == emulator::cluster_round) emulator::yield();
+}
+inline float load_cluster(const void* shared, int rank) {
+  const auto* at = static_cast<const unsigned*>(shared);
+  float x;
+  std::memcpy(&x, rank == blockIdx.y ? at : emulator::cluster[rank].memory.data() + (at - memory), 4);
+  return x;
+}
+inline int64_t load_pair(const float* from) {
+  int64_t pair;
+  std::memcpy(&pair, from, 8);
+  return pair;
+}
 inline float half_low(unsigned x) { return emulator::half(x & 0xffff); }
 inline float half_high(unsigned x) { return emulator::half(x >> 16); }
 inline float bf16_low(unsigned x) { return emulator::bf16(x & 0xffff); }

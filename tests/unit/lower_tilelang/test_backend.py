@@ -137,6 +137,14 @@ def test_a_failure_of_tilelang_is_a_compile_error(own_cache: Path, monkeypatch: 
         backend.lower(spec("k4v4"), schedule, "sm90")
 
 
+def test_clusters_are_for_sm90() -> None:
+    backend = get_backend("tilelang")
+    schedule = backend.default(spec("k4v4"), "sm80")
+    clustered = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "combine": "cluster"}))
+    assert backend.space(spec("k4v4"), "sm90").check(clustered) == []
+    assert any("clusters need sm90" in reason for reason in backend.space(spec("k4v4"), "sm80").check(clustered))
+
+
 def test_a_schedule_outside_the_space_is_refused() -> None:
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")

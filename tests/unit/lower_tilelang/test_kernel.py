@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Make = Callable[..., Emulated]
 CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v4:h8/2", {}),
+    ("k2v4:token:sym:h4/2", {"unit": 1, "combine": "cluster"}),
     ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"unit": 2, "stages": 2}),
     ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "unit": 2}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "unit": 1, "stages": 2, "column_tiles": 2}),
@@ -56,7 +57,7 @@ def test_attend_agrees_with_the_reference(
     agree(step, cache.attend(q))
 
 
-@pytest.mark.parametrize(("words", "launch"), CASES[:3])
+@pytest.mark.parametrize(("words", "launch"), CASES[:4])
 def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, launch: dict[str, Value]) -> None:
     built = kernel(words, **launch)
     cache, q = reference(built, [200, 0, 130])

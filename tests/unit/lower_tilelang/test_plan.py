@@ -35,13 +35,15 @@ def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> N
     places = p.layout.code_bits(which)[: p.layout.subtile] - 8 * p.layout.header_bytes
     seen = 0
     for vector in range(p.vectors(which)):
-        for fragment in p.fragments(which, vector):
+        for i in range(p.fragments(which)):
+            tile, step = p.fragment(which, vector * p.fragments(which) + i)
             for lane in (0, 6, 31):
                 for half in range(4 if bits == 2 else 2):
                     for high in range(2):
                         slot = 2 * (lane % 4) + 8 * high
-                        token, channel = element(p, which, fragment.tile + half // 2, fragment.step, lane, half % 2, slot)
-                        word = p.codes(which) + (vector * 32 + lane) * p.vector(which) + fragment.word + (half if bits == 8 else 0)
+                        token, channel = element(p, which, tile + half // 2, step, lane, half % 2, slot)
+                        lane_vector = p.codes(which) + (vector * 32 + lane) * p.vector(which)
+                        word = lane_vector + i * p.fragment_words(which) + (half if bits == 8 else 0)
                         shift = 8 * high + (0 if bits == 8 else bits * half)
                         assert int(places[token, channel]) == 32 * word + shift
                         seen += 1

@@ -129,7 +129,6 @@ def test_variants_of_one_layout_share_caches_but_not_workspaces(variant: Variant
         (lambda v, c: v.attend(tokens(1, heads=3), c), r"q must have shape \[2, 1, 4, 32\], not \[2, 1, 3, 32\]"),
         (lambda v, c: v.attend(tokens(1, batch=3, heads=4), c), r"q must have shape \[2, 1, 4, 32\], not \[3, 1, 4, 32\]"),
         (lambda v, c: v.attend(tokens(1, heads=4).half(), c), r"q must be torch.float32, not torch.float16"),
-        (lambda v, c: v.attend(tokens(3, heads=4), c), r"q has 3 tokens, more than the 2 of the spec"),
         (lambda v, c: v.attend(tokens(1, heads=4)[0], c), r"q must have shape"),
         (lambda v, c: v.attend(tokens(1, heads=4).to("meta"), c), r"q is on meta, and the cache on cpu"),
         (lambda v, c: v.decode(tokens(1, heads=4), tokens(2), tokens(2), c), r"k_new must have shape \[2, 1, 2, 32\], not \[2, 2, 2, 32\]"),

@@ -15,7 +15,7 @@ from kvgen.lower.tilelang.mma.ring import find_block
 from kvgen.lower.tilelang.mma.softmax import begin_state
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, Args, registers, static
 from kvgen.lower.tilelang.mma.step import advance_length, count_reader, flush
-from kvgen.lower.tilelang.mma.tail import attend_tail
+from kvgen.lower.tilelang.mma.tail import attend_tail, load_tail
 from kvgen.lower.tilelang.plan import Plan
 
 
@@ -244,8 +244,8 @@ def attention(p: Any, joint: Any, k: Any, at: Any, memory: Any) -> None:
     set_limits(p, k, at, work, r)
     normalize_query(p, k, at, r)
     begin_tiles(p, at, r, t)
-    if at.split == k.splits - 1:
-        attend_tail(p, k, at, work, r)
+    load_tail(p, k, at, work, r, 0)
+    attend_tail(p, k, at, work, r)
     finish_sums(p, r)
     share_warps(joint, at, r, memory)
     for turn in T.serial(work.count):

@@ -13,24 +13,25 @@ from kvgen.lower.tilelang.mma.step import arrive, count_reader
 from kvgen.lower.tilelang.mma.values import true_output
 
 LN2 = float.fromhex("0x1.62e430p-1")
-BATCH = 8
+BATCH = 16
 """Partial results that a thread loads before it uses the first."""
+CLUSTER = 8
+"""CTAs of a cluster, at most."""
 
 
 @T.macro
 def finish_sums(p: Any, r: Any) -> None:
     """Sum over the rows of a warp, and separate mixed output rows."""
     for n, e in columns(p):
-        for distance in static(3):
-            r.l[n * 2 + e] = r.l[n * 2 + e] + T.shfl_xor(r.l[n * 2 + e], 4 << distance)
+        for distance in p.row_distances:
+            r.l[n * 2 + e] = r.l[n * 2 + e] + T.shfl_xor(r.l[n * 2 + e], distance)
         if p.value.zero:
             for group in static(p.groups("value")):
                 i = (group * p.column_tiles + n) * 4 + 2 + e
-                for distance in static(3):
-                    r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], 4 << distance)
-    height = 2 if p.value.bits == 2 else 1
-    for tile in static(p.column_tiles * p.steps // height):
-        separate(p.value.bits, r.o, tile * height * 4)
+                for distance in p.row_distances:
+                    r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], distance)
+    for i in T.unroll(p.column_tiles * p.steps // p.height("value")):
+        separate(p.value.bits, r.o, i * p.height("value") * 4)
 
 
 def state_at(p: Any, warp: Any, column: Any) -> Any:
@@ -45,10 +46,10 @@ def share_warps(p: Any, at: Any, r: Any, memory: Any) -> None:
         column = n * 8 + at.t * 2 + e
         if column < p.columns:
             row = (at.warp * p.columns + column) * p.merge_stride
-            for tile in static(p.steps):
-                for half in static(2):
-                    channel = tile // 2 * 32 + at.g // 2 * 8 + tile % 2 * 4 + half * 2 + at.g % 2
-                    memory[row + channel] = T.reinterpret(true_output(p, r, n, tile, half, e), "uint32")
+            for i in T.unroll(p.steps // 2):
+                for half in static(4):
+                    channel = i * 32 + at.g // 2 * 8 + half * 2 + at.g % 2
+                    memory[row + channel] = T.reinterpret(true_output(p, r, n, i * 2, half, e), "uint32")
             if at.g == 0:
                 memory[state_at(p, at.warp, column)] = T.reinterpret(r.reference[n * 2 + e], "uint32")
                 memory[state_at(p, at.warp, column) + 1] = T.reinterpret(r.l[n * 2 + e], "uint32")
@@ -100,43 +101,99 @@ def store_partial(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) ->
 
 
 @T.macro
-def load_partial(tensor: Any, at: Any) -> Any:
-    """From L2: another CTA wrote it."""
-    return T.call_extern("float32", "__ldcg", T.access_ptr(tensor[at], "r"))
+def add_parts(r: Any, state: Any, value: Any, count: Any) -> None:
+    """Add a batch of results, as (reference, denominator) and two channels, to those in `top` and `factor`."""
+    r.v[0] = r.top[0]
+    for s in T.unroll(count):
+        r.top[0] = T.max(r.top[0], state[s * 2])
+    r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", r.v[0] - r.top[0])
+    r.top[1] = r.top[1] * r.v[0]
+    for i in static(2):
+        r.factor[i] = r.factor[i] * r.v[0]
+    for s in T.unroll(count):
+        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", state[s * 2] - r.top[0])
+        r.top[1] = r.top[1] + r.v[0] * state[s * 2 + 1]
+        for i in static(2):
+            r.factor[i] = r.factor[i] + r.v[0] * value[s * 2 + i]
 
 
 @T.macro
-def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
-    """As `merge_warps`, over the splits' results in the workspace."""
-    state = T.alloc_local((BATCH * 2,), "float32")
-    value = T.alloc_local((BATCH * 2,), "float32")
+def begin_parts(r: Any) -> None:
+    """Nothing added yet."""
     r.top[0] = MIN_SCORE
     r.top[1] = 0.0
     r.factor[0] = 0.0
     r.factor[1] = 0.0
+
+
+@T.macro
+def no_part(state: Any, value: Any, s: Any) -> None:
+    """A result that counts nothing."""
+    state[s * 2] = MIN_SCORE
+    state[s * 2 + 1] = 0.0
+    value[s * 2] = 0.0
+    value[s * 2 + 1] = 0.0
+
+
+@T.macro
+def combine_splits(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
+    """As `merge_warps`, over the splits' results in the workspace: loads of a batch are all under way before the first is used."""
+    state = T.alloc_local((BATCH * 2,), "float32")
+    value = T.alloc_local((BATCH * 2,), "float32")
+    begin_parts(r)
     for turn in T.serial(T.ceildiv(k.splits, BATCH)):
         for s in T.unroll(BATCH):
-            row = (at.cell * k.splits + T.min(turn * BATCH + s, k.splits - 1)) * p.columns + column
-            for i in static(2):
-                state[s * 2 + i] = load_partial(k.stats, row * 2 + i)
-                value[s * 2 + i] = load_partial(k.partial, row * p.dim + channel + i)
-        r.v[0] = r.top[0]
-        for s in T.unroll(BATCH):
-            if turn * BATCH + s >= k.splits:
-                state[s * 2] = MIN_SCORE
-                state[s * 2 + 1] = 0.0
-                value[s * 2] = 0.0
-                value[s * 2 + 1] = 0.0
-            r.top[0] = T.max(r.top[0], state[s * 2])
-        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", r.v[0] - r.top[0])
-        r.top[1] = r.top[1] * r.v[0]
-        for i in static(2):
-            r.factor[i] = r.factor[i] * r.v[0]
-        for s in T.unroll(BATCH):
-            r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", state[s * 2] - r.top[0])
-            r.top[1] = r.top[1] + r.v[0] * state[s * 2 + 1]
-            for i in static(2):
-                r.factor[i] = r.factor[i] + r.v[0] * value[s * 2 + i]
+            no_part(state, value, s)
+            if turn * BATCH + s < k.splits:
+                row = (at.cell * k.splits + turn * BATCH + s) * p.columns + column
+                load_pair(state, s * 2, k.stats, row * 2)
+                load_pair(value, s * 2, k.partial, row * p.dim + channel)
+        add_parts(r, state, value, BATCH)
+
+
+@T.macro
+def load_pair(to: Any, at: Any, tensor: Any, source: Any) -> None:
+    """Two floats from L2: another CTA wrote them."""
+    pair = T.call_extern("int64", "kvgen::load_pair", T.access_ptr(tensor[source], "r"))
+    to[at] = T.reinterpret(T.cast(pair, "uint32"), "float32")
+    to[at + 1] = T.reinterpret(T.cast(T.shift_right(pair, T.int64(32)), "uint32"), "float32")
+
+
+@T.macro
+def keep_merged(p: Any, r: Any, memory: Any, column: Any, channel: Any) -> None:
+    """Two channels of a CTA's result to where its cluster reads them."""
+    for i in static(2):
+        memory[p.merged_at + column * p.dim + channel + i] = T.reinterpret(r.factor[i], "uint32")
+        if channel == 0:
+            memory[p.merged_at + p.columns * p.dim + column * 2 + i] = T.reinterpret(r.top[i], "uint32")
+
+
+def from_cta(memory: Any, at: Any, rank: Any) -> Any:
+    """A float from the shared memory of a CTA of the cluster."""
+    return T.call_extern("float32", "kvgen::load_cluster", T.access_ptr(memory[at], "r"), rank)
+
+
+@T.macro
+def combine_cluster(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
+    """The splits of a head are a cluster: each takes its share of the channels from the shared memory of all."""
+    state = T.alloc_local((CLUSTER * 2,), "float32")
+    value = T.alloc_local((CLUSTER * 2,), "float32")
+    T.call_extern("int32", "kvgen::cluster_sync")
+    for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+        item = (turn * p.threads + at.thread) * k.splits + at.split
+        if item < p.columns * p.dim // 2:
+            column = item // (p.dim // 2)
+            channel = item % (p.dim // 2) * 2
+            begin_parts(r)
+            for s in T.unroll(CLUSTER):
+                no_part(state, value, s)
+                if s < k.splits:
+                    for i in static(2):
+                        state[s * 2 + i] = from_cta(memory, p.merged_at + p.columns * p.dim + column * 2 + i, s)
+                        value[s * 2 + i] = from_cta(memory, p.merged_at + column * p.dim + channel + i, s)
+            add_parts(r, state, value, CLUSTER)
+            write_output(p, k, at, r, column, channel)
+    T.call_extern("int32", "kvgen::cluster_sync")
 
 
 @T.macro
@@ -156,23 +213,34 @@ def merge(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
             merge_warps(p, r, memory, column, channel)
             if k.splits == 1:
                 write_output(p, k, at, r, column, channel)
+            elif p.cluster:
+                keep_merged(p, r, memory, column, channel)
             else:
                 store_partial(p, k, at, r, column, channel)
 
 
 @T.macro
-def combine(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
+def combine_last(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     """The last CTA of a head to arrive reads all partial results; the counter is left at zero for the next call."""
-    if k.splits > 1:
-        T.sync_threads()
+    T.sync_threads()
+    if at.thread == 0:
+        memory[0] = arrive(k.arrivals, at.cell)
+    T.sync_threads()
+    if T.cast(memory[0], "int32") == k.splits - 1:
         if at.thread == 0:
-            memory[0] = arrive(k.arrivals, at.cell)
-        T.sync_threads()
-        if T.cast(memory[0], "int32") == k.splits - 1:
-            if at.thread == 0:
-                k.arrivals[at.cell] = 0
-            for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
-                item = turn * p.threads + at.thread
-                if item < p.columns * p.dim // 2:
-                    combine_splits(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
-                    write_output(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
+            k.arrivals[at.cell] = 0
+        for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+            item = turn * p.threads + at.thread
+            if item < p.columns * p.dim // 2:
+                combine_splits(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
+                write_output(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
+
+
+@T.macro
+def combine(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
+    """The splits of a head come together."""
+    if k.splits > 1:
+        if p.cluster:
+            combine_cluster(p, k, at, r, memory)
+        else:
+            combine_last(p, k, at, r, memory)

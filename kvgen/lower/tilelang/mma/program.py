@@ -12,14 +12,14 @@ from kvgen.lower.tilelang.mma.scores import begin_unit, load_row_params, score_c
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
 from kvgen.lower.tilelang.mma.state import Args, Place, Work, columns, registers, static
 from kvgen.lower.tilelang.mma.step import advance_length, flush
-from kvgen.lower.tilelang.mma.tail import attend_tail
+from kvgen.lower.tilelang.mma.tail import attend_tail, load_tail
 from kvgen.lower.tilelang.mma.values import add_values
 from kvgen.lower.tilelang.plan import Plan
 
 
 @T.macro
 def share_of(p: Any, k: Any, at: Any) -> Any:
-    """Packed units of the sequence, evenly over the splits; the last one also has the tail. Kept in registers: expressions
+    """Packed units of the sequence, evenly over the splits, and the tail. Kept in registers: expressions
     of run-time numbers would be worked out anew wherever they are used."""
     work = T.alloc_local((5,), "int32")
     length = k.lengths[at.batch]
@@ -36,7 +36,7 @@ def share_of(p: Any, k: Any, at: Any) -> Any:
 def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """First position that a column must not see: queries are the last q_len tokens, in order."""
     for n, e in columns(p):
-        token = (at.column + n * 8 + (at.t % 2 if p.doubled else at.t) * 2 + e) // p.group
+        token = (at.column + n * 8 + (at.t % 2 if p.halves else at.t) * 2 + e) // p.group
         r.limit[n * 2 + e] = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - token)
 
 
@@ -66,8 +66,9 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> No
 def attention(p: Any, k: Any, at: Any, memory: Any) -> None:
     """One CTA: a split of a KV head of a sequence."""
     r = registers(p)
-    work = share_of(p, k, at)
     load_query(p, k, at, r)
+    work = share_of(p, k, at)
+    load_tail(p, k, at, work, r, 0)
     look_up_page(p, k, at, work, r, 0)
     for stage in static(p.stages):
         issue(p, k, at, work, r, memory, stage // p.unit, stage % p.unit, stage)
@@ -77,8 +78,7 @@ def attention(p: Any, k: Any, at: Any, memory: Any) -> None:
     sum_query(p, r)
     if p.channel_scaled:
         share_query(p, at, r, memory)
-    if at.split == k.splits - 1:
-        attend_tail(p, k, at, work, r)
+    attend_tail(p, k, at, work, r)
     attend_packed(p, k, at, work, r, memory)
     merge(p, k, at, r, memory)
     combine(p, k, at, r, memory)

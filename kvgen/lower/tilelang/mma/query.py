@@ -7,10 +7,10 @@ from typing import Any
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.codes import row_factor
 from kvgen.lower.tilelang.mma.instructions import multiply
-from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
+from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 
-ALL = 0xFFFFFFFF
 ONES = 0x3C003C00
 
 
@@ -18,7 +18,7 @@ ONES = 0x3C003C00
 def load_query(p: Any, k: Any, at: Any, r: Any) -> None:
     """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; columns beyond the query are zero."""
     for n in static(p.column_tiles):
-        column = at.column + n * 8 + (at.g % 4 if p.doubled else at.g)
+        column = at.column + n * 8 + (at.g % 4 if p.halves else at.g)
         head = at.head * p.group + column % p.group
         r.row[0] = at.batch * k.q_strides[0] + (column // p.group) * k.q_strides[1] + head * k.q_strides[2]
         for x in T.unroll(p.chunks):
@@ -52,6 +52,11 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
         for e in static(2):
             power = T.call_extern("float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4)
             r.score_scale[n * 2 + e] = k.scale * power * T.float32(CODE_UNIT if p.channel_scaled else 1.0)
+    if p.halves:
+        for row in static(2):
+            for e in static(2):
+                own = T.if_then_else(at.t < 2, T.float32(row_factor(p.key.bits, 0, row)), T.float32(row_factor(p.key.bits, 1, row)))
+                r.row_factor[row * 2 + e] = own * (r.score_scale[e] if p.channel_scaled else T.float32(CODE_UNIT))
 
 
 @T.macro

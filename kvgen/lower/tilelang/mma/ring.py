@@ -17,13 +17,13 @@ def copy_words(k: Any, memory: Any, place: Any, r: Any, offset: Any, count: Any,
             T.access_ptr(k.packed[r.source[0] * 4 + offset + (i * 32 + lane) * 4], "r", 4),
             4,
         )
-    if count % 128:
-        if lane < count % 128 // 4:
-            T.ptx_cp_async(
-                T.access_ptr(memory[place + (count // 128 * 32 + lane) * 4], "w", 4),
-                T.access_ptr(k.packed[r.source[0] * 4 + offset + (count // 128 * 32 + lane) * 4], "r", 4),
-                4,
-            )
+    if count % 128:  # by the first lanes, without a branch
+        T.call_extern(
+            "int32", f"kvgen::copy_async16_if<{count % 128 // 4}>",
+            T.access_ptr(memory[place + (count // 128 * 32 + lane) * 4], "w", 4),
+            T.access_ptr(k.packed[r.source[0] * 4 + offset + (count // 128 * 32 + lane) * 4], "r", 4),
+            lane,
+        )  # fmt: skip
 
 
 @T.macro

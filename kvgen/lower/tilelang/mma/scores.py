@@ -19,11 +19,11 @@ def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
         r.key_zero[i] = 0.0
     size = 2 * p.key.params
     slot = at.warp * p.ring_words + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
-    for x in static(p.chunks):
+    for x in T.unroll(p.chunks):
         for n in static(p.column_tiles):
             for i in T.vectorized(4):
                 r.qx[n * 4 + i] = memory[p.query_at + ((n * p.chunks + x) * 32 + at.lane) * 4 + i]
-        for y in static(2):
+        for y in T.unroll(2):
             for i in T.vectorized(size):
                 r.words[i] = memory[slot + ((x * 2 + y) * 4 + at.t) * size + i]
             for n in static(p.column_tiles):
@@ -66,60 +66,87 @@ def load_codes(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any, v
 @T.macro
 def load_row_params(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """Scales (and zeros) of the lane's rows in every group."""
-    size = p.row_params(which)
+    size = p.own_params(which)
+    own = at.t // 2 * size if p.halves else 0
     for group in static(p.groups(which)):
         for i in T.vectorized(size):
-            r.params[group * size + i] = memory[subtile + p.params(which) + (group * 8 + at.g) * size + i]
+            r.params[group * size + i] = memory[subtile + p.params(which) + (group * 8 + at.g) * p.row_params(which) + own + i]
 
 
-def row_scale(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
-    """Scale of the lane's row g + 8 * `row`, as float."""
-    at = group * p.row_params(which)
+def row_scale(p: Any, which: Any, r: Any, group: Any, row: int, tile: Any = 0) -> Any:
+    """Scale of the lane's row g + 8 * `row` of those that it weighs, from 16-row tile `tile` on, as float."""
+    at = group * p.own_params(which)
     if p.layout.operand(which).zero:
-        return T.call_extern("float32", "kvgen::half_low", r.params[at + row])
-    return T.call_extern("float32", "kvgen::half_high" if row % 2 else "kvgen::half_low", r.params[at + row // 2])
+        return T.call_extern("float32", "kvgen::half_low", r.params[at + tile * 2 + row])
+    return T.call_extern("float32", "kvgen::half_high" if row % 2 else "kvgen::half_low", r.params[at + tile + row // 2])
 
 
-def row_zero(p: Any, which: Any, r: Any, group: int, row: int) -> Any:
-    """Zero of the lane's row g + 8 * `row`, as float."""
-    return T.call_extern("float32", "kvgen::half_high", r.params[group * p.row_params(which) + row])
+def row_zero(p: Any, which: Any, r: Any, group: Any, row: int, tile: Any = 0) -> Any:
+    """Its zero."""
+    return T.call_extern("float32", "kvgen::half_high", r.params[group * p.own_params(which) + tile * 2 + row])
 
 
 def row_centre(p: Any, r: Any, group: int, row: int) -> Any:
-    """What V's middle code stands for in the lane's row g + 8 * `row`."""
+    """What V's middle code stands for in it."""
     return row_zero(p, "value", r, group, row) + row_scale(p, "value", r, group, row) * T.float32(p.centre(p.value))
 
 
 @T.macro
 def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """c = codes times query; K per token folds each group of channels into x, scaled."""
-    for i in T.unroll(p.column_tiles * 8):
+    for i in T.unroll(p.product_groups * p.column_tiles * 8):
         r.c[i] = 0.0
+    for i in T.unroll(p.column_tiles * 8):
         r.x[i] = 0.0
     if not p.channel_scaled:
         load_row_params(p, "key", at, r, memory, subtile)
-    for vector in static(p.vectors("key")):
+    for vector in T.unroll(p.vectors("key")):
         load_codes(p, "key", at, r, memory, subtile, vector)
-        for fragment in p.fragments("key", vector):
-            expand(p.key.bits, r, fragment.word)
-            multiply_keys(p, r, fragment)
-            if (fragment.step + 1) % p.group_steps("key") == 0:
+        for i in T.unroll(p.fragments("key")):
+            tile, step = p.fragment("key", vector * p.fragments("key") + i)
+            expand(p.key.bits, r, i * p.fragment_words("key"))
+            multiply_keys(p, r, tile, step)
+            if (step + 1) % p.group_steps("key") == 0:
                 for n in static(p.column_tiles):
-                    separate(p.key.bits, r.c, n * 8 + fragment.tile * 4)
-                    if not p.channel_scaled:
-                        fold_group(p, r, n, fragment.tile, fragment.step // p.group_steps("key"))
-    if p.doubled:
-        for i in T.unroll(8):
-            r.c[i] = r.c[i] + T.shfl_xor(r.c[i], 2)
+                    separate(p.key.bits, r.c, product_at(p, n, tile, step // p.group_steps("key")))
+                    if not p.channel_scaled and not p.halves:
+                        fold_group(p, r, n, tile, step // p.group_steps("key"))
+    if p.halves:
+        for group in static(p.product_groups):
+            own_products(p, at, r, group)
+
+
+def product_at(p: Any, n: int, tile: Any, group: Any) -> Any:
+    """Where the products of a 16-row tile are in c."""
+    return ((group if p.halves else 0) * p.column_tiles + n) * 8 + tile * 4
 
 
 @T.macro
-def multiply_keys(p: Any, r: Any, fragment: Any) -> None:
+def own_products(p: Any, at: Any, r: Any, group: Any) -> None:
+    """x[:4] = the products of the lane's own rows: lanes t < 2 take the first tile, the others the second, and what rounding
+    took from the query comes from the lane that has the other columns."""
+    first = product_at(p, 0, 0, group)
+    for row in static(2):
+        for e in static(2):
+            i = row * 2 + e
+            r.v[1] = T.if_then_else(at.t < 2, r.c[first + i], r.c[first + 4 + i])
+            if p.doubled:
+                r.v[1] = r.v[1] + T.shfl_xor(T.if_then_else(at.t < 2, r.c[first + 4 + i], r.c[first + i]), 2)
+            if p.channel_scaled:
+                r.x[i] = r.v[1]
+            else:
+                q_sum = r.q_sum[group * 4 + e]
+                zero = row_zero(p, "key", r, group, row) if p.key.zero else -row_scale(p, "key", r, group, row) * T.float32(p.offset(p.key))
+                r.x[i] = r.x[i] + row_scale(p, "key", r, group, row) * (r.v[1] * r.row_factor[i]) + zero * q_sum
+
+
+@T.macro
+def multiply_keys(p: Any, r: Any, tile: Any, step: Any) -> None:
     """c += the A operand in `a` times the query, and times what rounding took from it."""
     for n in static(p.column_tiles):
-        b = n * p.chunks * 4 + fragment.step * 2
+        b = n * p.chunks * 4 + step * 2
         for part in static(2 if p.key.bits == 2 else 1):
-            c = n * 8 + (fragment.tile + part) * 4
+            c = product_at(p, n, tile + part, step // p.group_steps("key"))
             multiply(r.a, part * 4, r.qs if p.channel_scaled else r.q, b, r.c, c)
             if p.low:
                 multiply(r.a, part * 4, r.ql, b, r.c, c)
@@ -129,13 +156,13 @@ def multiply_keys(p: Any, r: Any, fragment: Any) -> None:
 def fold_group(p: Any, r: Any, n: Any, tile: Any, group: Any) -> None:
     """x += scale * c + zero * sum of the query, rows of one operand; c starts anew."""
     for row in static(4 if p.key.bits == 2 else 2):
-        scale = row_scale(p, "key", r, group, tile * 2 + row)
+        scale = row_scale(p, "key", r, group, row, tile)
         for e in static(2):
             i = n * 8 + tile * 4 + row * 2 + e
-            factor = row_factor(p.key.bits, tile + row // 2, row % 2)
+            factor = row_factor(p.key.bits, row // 2, row % 2)
             sum_at = (group * p.column_tiles + n) * 4 + e
             if p.key.zero:
-                zero = row_zero(p, "key", r, group, tile * 2 + row)
+                zero = row_zero(p, "key", r, group, row, tile)
                 r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT)) + zero * r.q_sum[sum_at]
             else:
                 r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT) - r.q_sum[sum_at] * T.float32(p.offset(p.key)))
@@ -143,12 +170,15 @@ def fold_group(p: Any, r: Any, n: Any, tile: Any, group: Any) -> None:
 
 
 def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
-    """Logarithm (base 2) of the lane's weight for row g + 8 * `row`, plus `bias`."""
+    """Logarithm (base 2) of the lane's weight for row g + 8 * `row`, plus `bias`. Multiplied and added at once, lest the compiler
+    share the product between two sums, and spend two instructions on each."""
     i = n * 8 + row * 2 + e
-    if p.channel_scaled:
-        factor = row_factor(p.key.bits, row // 2, row % 2)
-        return (r.c[i] * T.float32(factor)) * r.score_scale[n * 2 + e] + bias  # in this order: products kept would cost registers
-    return r.x[i] * r.score_scale[n * 2 + e] + bias
+    product, factor = r.x[i], r.score_scale[n * 2 + e]
+    if p.doubled:
+        factor = r.row_factor[i]
+    elif p.channel_scaled:
+        product = r.c[i] * T.float32(row_factor(p.key.bits, row // 2, row % 2))
+    return T.call_extern("float32", "fmaf", product, factor, bias)
 
 
 def zero_term(p: Any, r: Any, n: int, e: int) -> Any:

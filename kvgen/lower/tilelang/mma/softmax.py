@@ -15,6 +15,11 @@ HEADROOM = 8.0
 SCALE_HEADROOM = 16.0
 
 
+def log2(value: Any) -> Any:
+    """Good to some bits, which is enough for a reference."""
+    return T.call_extern("float32", "__log2f", value)
+
+
 @T.macro
 def begin_state(p: Any, r: Any) -> None:
     """No token seen."""
@@ -33,15 +38,15 @@ def begin_state(p: Any, r: Any) -> None:
 def move_reference(p: Any, r: Any, scale: Any) -> None:
     """Raise m to the columns' maxima in `top` and v to log2 of `scale`, warp-wide, and rescale what was summed; `reference` is m + v."""
     for i in static(p.column_tiles * 2):
-        for distance in static(3):
-            r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], 4 << distance))
-        r.top[i] = T.max(r.top[i], r.reference[i] - T.log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
+        for distance in p.row_distances:
+            r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], distance))
+        r.top[i] = T.max(r.top[i], r.reference[i] - log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
     r.factor[0] = T.max(scale, T.float32(2.0**SCALE_FLOOR))
-    for distance in static(3):
-        r.factor[0] = T.max(r.factor[0], T.shfl_xor(r.factor[0], 4 << distance))
+    for distance in p.row_distances:
+        r.factor[0] = T.max(r.factor[0], T.shfl_xor(r.factor[0], distance))
     r.v[0] = T.max(r.v[0], r.factor[0] * T.float32(SCALE_HEADROOM))
     for i in static(p.column_tiles * 2):
-        r.top[i] = r.top[i] + T.log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM))
+        r.top[i] = r.top[i] + log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM))
         r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - r.top[i])
         r.reference[i] = r.top[i]
         r.l[i] = r.l[i] * r.factor[i]
@@ -72,16 +77,16 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
     if r.flag[0] != 0:
         for n, e in columns(p):
             r.top[n * 2 + e] = MIN_SCORE
-            for row in static(p.row_tiles * 2):
+            for row in static(p.own_rows):
                 value = score(p, r, n, row, e, zero_term(p, r, n, e))
                 r.top[n * 2 + e] = T.max(r.top[n * 2 + e], visible(p, at, r, token, n, row, e, value))
         move_reference(p, r, r.top[p.column_tiles * 2])
         refresh_bias(p, r)
         exponents(p, at, r, token)
-    for i in T.unroll(p.column_tiles * p.row_tiles * 4):
+    for i in T.unroll(p.column_tiles * p.own_rows * 2):
         r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i])
     for n, e in columns(p):
-        for row in static(p.row_tiles * 2):
+        for row in static(p.own_rows):
             r.l[n * 2 + e] = r.l[n * 2 + e] + r.p[n * 8 + row * 2 + e]
             if p.value.zero:
                 for group in static(p.groups("value")):
@@ -93,7 +98,7 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
 def exponents(p: Any, at: Any, r: Any, token: Any) -> None:
     """p = score - reference."""
     for n, e in columns(p):
-        for row in static(p.row_tiles * 2):
+        for row in static(p.own_rows):
             r.p[n * 8 + row * 2 + e] = visible(p, at, r, token, n, row, e, score(p, r, n, row, e, r.bias[n * 2 + e]))
 
 
@@ -101,12 +106,13 @@ def visible(p: Any, at: Any, r: Any, token: Any, n: int, row: int, e: int, value
     """`value`, or minus infinity where the column's query comes before the token."""
     if not p.causal:
         return value
-    return T.if_then_else(token + row * 8 + at.g < r.limit[n * 2 + e], value, T.float32(MASKED))
+    own = at.t // 2 * 16 if p.halves else 0
+    return T.if_then_else(token + own + row * 8 + at.g < r.limit[n * 2 + e], value, T.float32(MASKED))
 
 
 def largest_scale(p: Any, r: Any) -> Any:
     """Largest scale of V among the lane's rows."""
-    scales = [row_scale(p, "value", r, group, row) for group in range(p.groups("value")) for row in range(p.row_tiles * 2)]
+    scales = [row_scale(p, "value", r, group, row) for group in range(p.groups("value")) for row in range(p.own_rows)]
     top = scales[0]
     for scale in scales[1:]:
         top = T.max(top, scale)
@@ -117,6 +123,6 @@ def passes(p: Any, r: Any) -> Any:
     """Whether the lane sees a score or a scale that has outgrown the reference."""
     top = r.p[0]
     for n, e in columns(p):
-        for row in range(p.row_tiles * 2):
+        for row in range(p.own_rows):
             top = T.max(top, r.p[n * 8 + row * 2 + e])
     return T.Or(top > T.float32(HEADROOM), r.top[p.column_tiles * 2] > r.v[0])

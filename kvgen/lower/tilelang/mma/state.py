@@ -13,6 +13,8 @@ from kvgen.lower.tilelang.plan import Plan
 MIN_SCORE = -(2.0**100)
 """Stands for minus infinity: finite, so that differences of it are numbers."""
 MASKED = -(2.0**101)
+ALL = 0xFFFFFFFF
+"""Lanes of a warp."""
 CODE_UNIT = 2.0**24
 """Codes enter matrix instructions as fp16 denormals, code * 2^-24."""
 SCALE_FLOOR = -14.0
@@ -79,7 +81,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Registers:
-    """A thread's registers. e counts its two columns 2t, 2t + 1 of each column tile, n the column tiles."""
+    """A thread's registers. e counts its two columns 2t, 2t + 1 of each column tile (with `halves` those of t % 2), n the tiles."""
 
     raw: Any
     q: Any
@@ -94,6 +96,7 @@ class Registers:
     c: Any
     x: Any
     params: Any
+    row_factor: Any
     p: Any
     pb: Any
     o: Any
@@ -109,7 +112,8 @@ class Registers:
     source: Any
     row: Any
     page: Any
-    kv: Any
+    k_tail: Any
+    v_tail: Any
     ones: Any
 
 
@@ -128,13 +132,14 @@ def registers(p: Any) -> Any:
     key_zero = T.alloc_local((n * 4,), "float32")
     words = T.alloc_local((4,), "uint32")
     a = T.alloc_local((8,), "uint32")
-    c = T.alloc_local((n * 8,), "float32")
+    c = T.alloc_local((p.product_groups * n * 8,), "float32")
     x = T.alloc_local((n * 8,), "float32")
     params = T.alloc_local((max(p.groups("key"), groups) * 4,), "uint32")
+    row_factor = T.alloc_local((4,), "float32")
     prob = T.alloc_local((n * 8,), "float32")
     pb = T.alloc_local((groups * n * 4,), "uint32")
     o = T.alloc_local((n * p.steps * 4,), "float32")
-    v = T.alloc_local((1,), "float32")
+    v = T.alloc_local((2,), "float32")
     reference = T.alloc_local((n * 2,), "float32")
     bias = T.alloc_local((n * 2,), "float32")
     limit = T.alloc_local((n * 2,), "int32")
@@ -146,11 +151,12 @@ def registers(p: Any) -> Any:
     source = T.alloc_local((1,), "int64")
     row = T.alloc_local((2,), "int64")
     page = T.alloc_local((1,), "int32")
-    kv = T.alloc_local((8,), "uint32")
+    k_tail = T.alloc_local((p.chunks * 8,), "uint32")
+    v_tail = T.alloc_local((p.chunks * 8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
     return Registers(
-        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, prob, pb, o, v, reference, bias, limit,
-        denominator, zo, top, factor, flag, source, row, page, kv, ones,
+        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, v, reference, bias, limit,
+        denominator, zo, top, factor, flag, source, row, page, k_tail, v_tail, ones,
     )  # fmt: skip
 
 

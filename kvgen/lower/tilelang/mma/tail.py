@@ -1,6 +1,6 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Tokens that are not packed: the residual and, in `decode`, this call's new ones. 16 at a time per warp, from global memory,
-in their own type, while the ring fills."""
+"""Tokens that are not packed: the residual and, in `decode`, this call's new ones, in their own type. Tiles of 16 go round the
+splits, and there round the warps from the last; a warp's first tile is asked for before its ring, so as not to queue behind it."""
 
 from __future__ import annotations
 
@@ -14,51 +14,69 @@ from kvgen.lower.tilelang.mma.softmax import move_reference
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
 
 
+def first_of(p: Any, k: Any, at: Any, turn: Any) -> Any:
+    """First token of the warp's tile."""
+    return ((turn * p.warps + (p.warps - 1 - at.warp)) * k.splits + (k.splits - 1 - at.split)) * 16
+
+
 def slot_of(p: Any, at: Any, token: Any) -> Any:
     """Where the residual has the row of a token."""
     return T.cast((at.batch * p.kv_heads + at.head) * p.tokens + token, "int64") * (p.dim // 8)
 
 
 @T.macro
-def find_rows(p: Any, at: Any, work: Any, r: Any, fresh: Any, first: Any) -> None:
-    """Where the lane's rows g and g + 8 of the tile at `first` are."""
+def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any, rows: Any) -> None:
+    """Rows g and g + 8 of the tile at `first`, 16 bytes per run of 32 channels. The last token stands in for those past the end."""
     for half in static(2):
-        token = first + half * 8 + at.g
+        token = T.min(first + half * 8 + at.g, work.tail - 1)
         r.row[half] = slot_of(p, at, token)
         if token >= work.rest:
             r.row[half] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
+    for chunk in T.unroll(p.chunks):
+        for half in static(2):
+            for i in T.vectorized(4):
+                rows[chunk * 8 + half * 4 + i] = tensor[(r.row[half] + chunk * 4 + at.t) * 4 + i]
 
 
 @T.macro
-def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, first: Any, chunk: Any) -> None:
-    """32 channels of both rows; rows past the end are zero. New rows go on into the residual."""
+def load_tail(p: Any, k: Any, at: Any, work: Any, r: Any, turn: Any) -> None:
+    """Start to load a tile of the warp."""
+    if first_of(p, k, at, turn) < work.tail:
+        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first_of(p, k, at, turn), r.k_tail)
+        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first_of(p, k, at, turn), r.v_tail)
+
+
+@T.macro
+def keep_fresh(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
+    """New rows of the tile go into the residual, as far as it has room."""
     for half in static(2):
         token = first + half * 8 + at.g
-        for i in T.vectorized(4):
-            r.kv[half * 4 + i] = T.if_then_else(token < work.tail, tensor[(r.row[half] + chunk * 4 + at.t) * 4 + i], T.uint32(0))
         if token >= work.rest and token < T.min(work.tail, p.tokens):
-            for i in T.vectorized(4):
-                tensor[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.kv[half * 4 + i]
+            for chunk in T.unroll(p.chunks):
+                for i in T.vectorized(4):
+                    k.k_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.k_tail[chunk * 8 + half * 4 + i]
+                for i in T.vectorized(4):
+                    k.v_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.v_tail[chunk * 8 + half * 4 + i]
 
 
 @T.macro
 def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
-    """p = scores of the tile, masked."""
+    """p = scores of the tile, masked. Columns that repeat others count nothing."""
     for i in T.unroll(p.column_tiles * 8):
         r.c[i] = 0.0
-    find_rows(p, at, work, r, k.fresh_k, first)
-    for chunk in static(p.chunks):
-        load_rows(p, at, work, r, k.k_residual, first, chunk)
-        for y in static(2):
+    for chunk in T.unroll(p.chunks):
+        for y in T.unroll(2):
             for i in static(4):
-                r.a[i] = r.kv[i % 2 * 4 + y * 2 + i // 2]
+                r.a[i] = r.k_tail[chunk * 8 + i % 2 * 4 + y * 2 + i // 2]
             for n in static(p.column_tiles):
                 multiply(r.a, 0, r.raw, (n * p.chunks + chunk) * 4 + y * 2, r.c, n * 8, p.mma_type)
     for n, e in columns(p):
         for half in static(2):
             position = work.full * p.tokens + first + half * 8 + at.g
+            seen = position < r.limit[n * 2 + e]
+            counted = T.And(seen, at.t < 2) if p.halves else seen
             i = n * 8 + half * 2 + e
-            r.p[i] = T.if_then_else(position < r.limit[n * 2 + e], r.c[i] * k.scale, T.float32(MASKED))
+            r.p[i] = T.if_then_else(counted, r.c[i] * k.scale, T.float32(MASKED))
 
 
 @T.macro
@@ -80,14 +98,12 @@ def weigh_rows(p: Any, r: Any) -> None:
 
 
 @T.macro
-def add_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
+def add_rows(p: Any, r: Any) -> None:
     """o += V's rows, transposed in registers, times probabilities."""
-    find_rows(p, at, work, r, k.fresh_v, first)
-    for chunk in static(p.chunks):
-        load_rows(p, at, work, r, k.v_residual, first, chunk)
-        for y in static(2):
+    for chunk in T.unroll(p.chunks):
+        for y in T.unroll(2):
             for i in static(4):
-                r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.kv[i // 2 * 4 + y * 2 + i % 2])
+                r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.v_tail[chunk * 8 + i // 2 * 4 + y * 2 + i % 2])
             for n in static(p.column_tiles):
                 multiply(r.a, 0, r.pb, n * 4, r.o, (n * p.steps + chunk * 2 + y) * 4, p.mma_type)
 
@@ -95,19 +111,24 @@ def add_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
 @T.macro
 def to_code_units(p: Any, r: Any) -> None:
     """Sums as the packed loop keeps them."""
-    height = 2 if p.value.bits == 2 else 1
-    for tile in static(p.column_tiles * p.steps // height):
-        mix(p.value.bits, r.o, tile * height * 4)
+    for i in T.unroll(p.column_tiles * p.steps // p.height("value")):
+        mix(p.value.bits, r.o, i * p.height("value") * 4)
     for i in T.unroll(p.column_tiles * p.steps * 4):
         r.o[i] = r.o[i] * T.float32(1.0 / CODE_UNIT)
 
 
 @T.macro
 def attend_tail(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
-    """The warp's tiles of the tail."""
-    for turn in T.serial(T.max(0, T.ceildiv(T.ceildiv(work.tail, 16) - at.warp, p.warps))):
-        first = (at.warp + turn * p.warps) * 16
-        score_rows(p, k, at, work, r, first)
-        weigh_rows(p, r)
-        add_rows(p, k, at, work, r, first)
-    to_code_units(p, r)
+    """The warp's tiles of the tail, the first of which is loaded."""
+    for turn in T.serial(p.tail_turns):
+        first = first_of(p, k, at, turn)
+        if first < work.tail:
+            if work.tail > work.rest:
+                keep_fresh(p, k, at, work, r, first)
+            score_rows(p, k, at, work, r, first)
+            weigh_rows(p, r)
+            add_rows(p, r)
+            if p.tail_turns > 1:
+                load_tail(p, k, at, work, r, turn + 1)
+    if first_of(p, k, at, 0) < work.tail:
+        to_code_units(p, r)

@@ -10,19 +10,23 @@ import tilelang.language as T
 from kvgen.lower.tilelang.mma.codes import expand, row_factor
 from kvgen.lower.tilelang.mma.instructions import multiply
 from kvgen.lower.tilelang.mma.scores import load_codes, row_scale
-from kvgen.lower.tilelang.mma.state import CODE_UNIT, static
+from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 
 
 @T.macro
 def scale_probabilities(p: Any, r: Any) -> None:
-    """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group."""
+    """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group. With
+    `halves` columns 4 to 7 are those of tokens 16 to 31: nobody reads what they add to, and the exchange puts them in front."""
     for group in static(p.groups("value")):
         for n in static(p.column_tiles):
-            for row in static(p.row_tiles * 2):
+            for row in static(p.own_rows):
                 scale = row_scale(p, "value", r, group, row)
                 i = n * 8 + row * 2
+                b = (group * p.column_tiles + n) * 4 + row
                 pair = T.call_extern("uint32", "kvgen::ptx::pack_half2", r.p[i] * scale, r.p[i + 1] * scale)
-                r.pb[(group * p.column_tiles + n) * 4 + row] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
+                r.pb[b] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
+                if p.halves:
+                    r.pb[b + 2] = T.call_extern("uint32", "__shfl_xor_sync", T.uint32(ALL), r.pb[b], 16)
 
 
 @T.macro
@@ -40,20 +44,22 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """o += codes times scaled probabilities."""
     scale_probabilities(p, r)
     sum_probabilities(p, r)
-    for vector in static(p.vectors("value")):
+    for vector in T.unroll(p.vectors("value")):
         load_codes(p, "value", at, r, memory, subtile, vector)
-        for fragment in p.fragments("value", vector):
-            expand(p.value.bits, r, fragment.word)
+        for i in T.unroll(p.fragments("value")):
+            tile, step = p.fragment("value", vector * p.fragments("value") + i)
+            expand(p.value.bits, r, i * p.fragment_words("value"))
             for n in static(p.column_tiles):
-                b = (fragment.tile // p.group_steps("value") * p.column_tiles + n) * 4 + fragment.step * 2
+                b = (tile // p.group_steps("value") * p.column_tiles + n) * 4 + step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
-                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + fragment.tile + part) * 4)
+                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + tile + part) * 4)
 
 
-def true_output(p: Any, r: Any, n: int, tile: int, half: int, e: int) -> Any:
-    """The lane's output row 16 * `tile` + 8 * `half` + g once sums are separated: codes in units of one, and the zeros' part."""
+def true_output(p: Any, r: Any, n: int, tile: Any, half: int, e: int) -> Any:
+    """The lane's output row 8 * `half` + g from 16-row tile `tile` on, once sums are separated: codes in units of one, and the
+    zeros' part."""
     group = tile // p.group_steps("value")
     at = (group * p.column_tiles + n) * 4 + e
     zero = r.zo[at + 2] - r.zo[at] * T.float32(p.centre(p.value))
-    factor = row_factor(p.value.bits, tile, half) * CODE_UNIT
+    factor = row_factor(p.value.bits, half // 2, half % 2) * CODE_UNIT
     return r.o[(n * p.steps + tile) * 4 + half * 2 + e] * T.float32(factor) + zero

@@ -59,12 +59,13 @@ inline Args open(const Variant& v, const char* function, const TVMFFIAny* args, 
   return Args(function, args, count, expected, {static_cast<DLDeviceType>(v.device_type), -1}, v.row_align);
 }
 
-// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?
-inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch) {
+// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?; `packed` lies in one run of memory unless it is `rows`.
+inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch, Memory packed = Memory::blocks) {
   Cache cache;
   const bool paged = v.page_blocks > 0;
   cache.packed = args.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, v.kv_heads, paged ? v.page_blocks : kAny, v.block_bytes},
-                                Memory::blocks);
+                                packed);
+  if (cache.packed.size[2] > 1 && cache.packed.stride[2] != v.block_bytes) fail("ValueError", "the blocks of a head lie apart");
   cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::blocks);
   cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::blocks);
   cache.lengths = args.tensor<1>(i + 3, "lengths", kInt32, {batch}, Memory::contiguous);
@@ -119,13 +120,14 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
   return call;
 }
 
-// (packed, k_residual, v_residual, lengths, block_table?, k, v)
-inline Unpack parse_unpack(const Variant& v, const TVMFFIAny* args, int32_t count) {
+// (packed, k_residual, v_residual, lengths, block_table?, k, v); with `some_heads`, of any number of KV heads, all of them alike.
+inline Unpack parse_unpack(Variant v, const TVMFFIAny* args, int32_t count, bool some_heads = false) {
   Args a = open(v, "unpack", args, count, 7);
   Unpack call;
-  call.k = a.tensor<4>(5, "k", v.dtype, {kAny, kAny, v.kv_heads, v.head_dim}, Memory::rows);
+  call.k = a.tensor<4>(5, "k", v.dtype, {kAny, kAny, some_heads ? kAny : v.kv_heads, v.head_dim}, Memory::rows);
+  v.kv_heads = static_cast<int>(call.k.size[2]);
   call.v = a.tensor<4>(6, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
-  call.cache = parse_cache(a, v, 0, call.k.size[0]);
+  call.cache = parse_cache(a, v, 0, call.k.size[0], some_heads ? Memory::rows : Memory::blocks);
   call.device = a.device();
   return call;
 }

@@ -112,11 +112,12 @@ struct Exports {
 
   static int unpack(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
     return ffi::guard(result, [&](TVMFFIAny&) {
-      const ffi::Unpack call = ffi::parse_unpack(variant(), args, count);
+      const ffi::Unpack call = ffi::parse_unpack(variant(), args, count, true);
       if (call.k.size[0] == 0 || call.k.size[1] == 0) return false;
       const detail::DeviceScope scope(call.device.device_id, "unpack");
       UnpackArgs a;
       a.cache = cache_args(call.cache);
+      a.cache.kv_heads = static_cast<int>(call.k.size[2]);
       a.k = detail::rows(call.k);
       a.v = detail::rows(call.v);
       a.tokens = detail::to_int("unpack", "the number of tokens", call.k.size[1]);

@@ -1,5 +1,5 @@
 // Where fragment order puts codes and params of a block, as functions for both sides: the packer assembles words by them, the
-// unpacker looks elements up, and host tests compare them with kvgen/reference/layout.py.
+// unpacker takes them apart, and host tests compare them with kvgen/reference/layout.py.
 #pragma once
 #include <type_traits>
 

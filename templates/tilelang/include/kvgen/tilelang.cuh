@@ -62,11 +62,34 @@ __device__ __forceinline__ void cp_async_wait() { kvgen::ptx::copy_wait<kPending
 
 namespace kvgen {
 
+template <int kLanes>
+__device__ __forceinline__ void copy_async16_if(const void* shared, const void* global, int lane) {
+  ptx::copy_async16_if<kLanes>(ptx::shared_address(shared), global, lane);
+}
+
 // Halves and bfloat16s of a word as floats.
 __device__ __forceinline__ float half_low(uint32_t x) { return __low2float(ptx::as_half2(x)); }
 __device__ __forceinline__ float half_high(uint32_t x) { return __high2float(ptx::as_half2(x)); }
 __device__ __forceinline__ float bf16_low(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float bf16_high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
+
+// Two floats as one number, from L2.
+__device__ __forceinline__ int64_t load_pair(const float* from) { return __ldcg(reinterpret_cast<const long long*>(from)); }
+
+// SM90 alone; the host's pass sees the names.
+__device__ __forceinline__ void cluster_sync() {
+#if KVGEN_SM90
+  ptx::cluster_sync();
+#endif
+}
+// From the same place in the shared memory of CTA `rank` of the cluster.
+__device__ __forceinline__ float load_cluster(const void* shared, int rank) {
+#if KVGEN_SM90
+  return ptx::load_cluster(ptx::cluster_address(ptx::shared_address(shared), rank));
+#else
+  return 0.f;
+#endif
+}
 
 __device__ __forceinline__ uint32_t multiply_half2(uint32_t a, uint32_t b) { return ptx::as_u32(__hmul2(ptx::as_half2(a), ptx::as_half2(b))); }
 // What rounding loses: a * b - product.

@@ -23,12 +23,13 @@ struct TileArgs {
   float scale;
 };
 
-// Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kUnitTokens, kUnitBytes, kColumns (of a CTA), kColumnTiles.
+// Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kUnitTokens,
+// kUnitBytes, kColumns (of a CTA), kColumnTiles.
 template <class Format, class Schedule>
 struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kQueries, 8 * Schedule::kColumnTiles);
   static constexpr int kStartBytes = 96 * 1024;  // what a multiprocessor could read while a CTA starts, merges and combines
-  static constexpr int kMaxSplits = 256;
+  static constexpr int kMaxSplits = Schedule::kCluster ? 8 : 256;
   static constexpr int kMostBatch = 65536;
 
   static int resident_ctas() {
@@ -103,6 +104,21 @@ struct TileHost {
     t.readers = reinterpret_cast<int*>(work + at.readers);
     t.stats = reinterpret_cast<float*>(work + at.stats), t.partial = reinterpret_cast<float*>(work + at.partial);
     return t;
+  }
+
+  // Launches the kernel over cells by splits.
+  template <class... Parameters, class... Arguments>
+  static cudaError_t start(void (*kernel)(Parameters...), const TileArgs& t, cudaStream_t stream, Arguments... values) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Schedule::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(t.cells, t.splits), config.blockDim = dim3(Schedule::kThreads);
+    config.dynamicSmemBytes = Schedule::kSharedBytes, config.stream = stream;
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = cluster.val.clusterDim.z = 1, cluster.val.clusterDim.y = t.splits;
+    config.attrs = &cluster, config.numAttrs = Schedule::kCluster ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(values)...);
   }
 
  private:

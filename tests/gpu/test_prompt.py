@@ -1,0 +1,132 @@
+"""Prompts over a quantized cache: many query tokens, ragged, by dequantizing and torch's flash attention; against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.toolchain import prompt
+from kvgen.toolchain.launch import KVCache, Variant
+from tests.gpu.oracle import contents
+from tests.gpu.test_properties import CASES, agree, poisoned
+from tests.support.points import Point, variant
+
+POINTS = [
+    Point(words)
+    for words in (
+        "k4v4", "k8v8:token:page64", "k2v2:bf16:page128", "k4v4:d64:h5/1", "k4v4:d96:token:h6/2", "k4v4:d256:h16/1", "k16v16",
+        "k4v2:bf16:h8/8:kg32:vg32",
+    )
+]  # fmt: skip
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Standard normal numbers: every second head of a tensor, so that strides are not those of a tensor of its own."""
+    wide = torch.randn(*shape[:2], 2 * shape[2], shape[3], generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+    return wide.to(dtype)[:, :, ::2]
+
+
+def filled(v: Variant, lengths: list[int], room: int) -> KVCache:
+    """A poisoned cache, filled in two chunks."""
+    a = v.spec.attention
+    cache = poisoned(v, len(lengths), room, seed=len(lengths))
+    first = [length // 3 for length in lengths]
+    for seed, counts in enumerate((first, [length - count for length, count in zip(lengths, first, strict=True)])):
+        k, x = (normal(2 * seed + s, len(lengths), max(1, *counts), a.kv_heads, a.head_dim, dtype=v.dtype) for s in (0, 1))
+        v.prefill(cache, k, x, counts)
+    return cache
+
+
+def check_attend(v: Variant, cache: KVCache, q_len: int, seed: int) -> None:
+    """`attend` with q_len tokens, every sequence."""
+    a = v.spec.attention
+    q = normal(seed, cache.batch, q_len, a.q_heads, a.head_dim, dtype=v.dtype)
+    out, lse = v.attend(q, cache, out=torch.full_like(q.contiguous(), torch.nan), lse=True)
+    for b, length in enumerate(cache.lengths.tolist()):
+        agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
+
+
+def check_decode(v: Variant, cache: KVCache, q_len: int, seed: int) -> None:
+    """`decode` of a chunk: attended in dtype, then packed as `prefill` packs."""
+    a, before = v.spec.attention, cache.lengths.tolist()
+    held = [contents(v.layout, cache, b, length) for b, length in enumerate(before)]
+    q, k, x = (
+        normal(seed + s, cache.batch, q_len, h, a.head_dim, dtype=v.dtype) for s, h in enumerate((a.q_heads, a.kv_heads, a.kv_heads))
+    )
+    out, lse = v.decode(q, k, x, cache, lse=True)
+    for b in range(cache.batch):
+        new = [fresh[b].double().transpose(0, 1) for fresh in (k, x)]
+        agree(v, out[b], lse[b], q[b], [torch.cat(pair, 1) for pair in zip(held[b], new, strict=True)])
+    assert cache.lengths.tolist() == [length + q_len for length in before]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_prompts_over_a_cache_agree_with_fp64(point: Point) -> None:
+    v = variant(point)
+    n = v.layout.tokens
+    lengths = [0, 1, n - 1, n, 3000]
+    cache = filled(v, lengths, 3000 + 2100)
+    for q_len in (9, 128, 517, 2048):
+        check_attend(v, cache, q_len, q_len)
+    for q_len in (33, 2 * n + 1):
+        check_decode(v, cache, q_len, q_len)
+    check_attend(v, cache, 1, 5)
+    check_attend(v, cache, 700, 6)
+
+
+@pytest.mark.parametrize("point", [Point("k4v4"), Point("k4v4:page64:kg64")], ids=str)
+def test_parts_change_nothing_and_bound_the_memory(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, some sequences at a time, some heads at a time, one head at a time: equal bits."""
+    v = variant(point)
+    a, lengths = v.spec.attention, [8192, 77, 0, 5000]
+    cache = filled(v, lengths, 9000)
+    q = normal(1, 4, 600, a.q_heads, a.head_dim, dtype=v.dtype).contiguous()
+    head = cache.bound * a.head_dim * 4
+    want = v.attend(q, cache, lse=True)
+    for heads in (16, 8, 3, 1):
+        monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", heads * head)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        got = v.attend(q, cache, lse=True)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        assert peak <= heads * head + 4 * q.numel() * 2 + (8 << 20)
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+
+
+def test_a_captured_prompt_follows_the_lengths_on_the_device() -> None:
+    v = variant(Point("k4v4"))
+    a = v.spec.attention
+    cache = filled(v, [40, 900], 2000)
+    q = normal(1, 2, 300, a.q_heads, a.head_dim, dtype=v.dtype)
+    out, lse = torch.empty_like(q.contiguous()), torch.empty(2, a.q_heads, 300, device="cuda")
+    v.attend(q, cache, out=out, lse=lse)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        v.attend(q, cache, out=out, lse=lse)
+    k, x = (normal(s, 2, 500, a.kv_heads, a.head_dim, dtype=v.dtype) for s in (7, 8))
+    v.prefill(cache, k, x, [500, 3])
+    out.fill_(torch.nan)
+    graph.replay()
+    for b, length in enumerate((540, 903)):
+        agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
+
+
+@pytest.mark.parametrize("point", [Point("k4v4:kg64:page64"), Point("k8v8:token:bf16")], ids=str)
+def test_any_prompt_agrees_with_fp64(point: Point) -> None:
+    v = variant(point)
+
+    @settings(max_examples=max(5, CASES // 4), deadline=None, database=None)
+    @given(st.lists(st.integers(0, 1500), min_size=1, max_size=5), st.integers(2, 900), st.integers(2, 400), st.integers(0, 2**20))
+    def live(lengths: list[int], q_len: int, chunk: int, seed: int) -> None:
+        cache = filled(v, lengths, max(lengths) + chunk + 1)
+        check_attend(v, cache, q_len, seed)
+        check_decode(v, cache, chunk, seed)
+        check_attend(v, cache, q_len, seed + 1)
+
+    live()

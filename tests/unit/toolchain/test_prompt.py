@@ -1,0 +1,161 @@
+"""More query tokens than a kernel is compiled for: on the CPU, and the GPU's route with its flash attention stood in for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.errors import UnsupportedError
+from kvgen.lower.prompts import prompt_refusal
+from kvgen.reference.attention import attend
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.layout import packed_layout
+from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.toolchain import prompt
+from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.module import load
+from tests.support.cpu import spec_of, variant
+from tests.support.naive import BLOCK, naive_artifact, naive_spec
+
+BLOCK_32 = (("block", 32),)
+SPECS = {
+    "gqa": spec_of(heads="6/2", k="4c32", v="2t32"),
+    "pages": spec_of(heads="4/1", k="4c32", v="4t32", page=64),
+    "pages-of-16": spec_of(heads="2/2", k="8t32", v="4t32", page=16),
+    "window": spec_of(heads="4/2", dtype="float32", k="8t64s", v="2c32s", window=40, softcap=20.0),
+}
+LENGTHS = (0, 1, 31, 340)
+
+
+def normal(seed: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """[4, tokens, heads, dim]."""
+    return torch.randn(len(LENGTHS), tokens, heads, dim, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def filled(v: Variant, room: int = 720) -> tuple[KVCache, ReferenceCache]:
+    """Poisoned memory, shuffled pages, LENGTHS tokens in two chunks."""
+    a, page, table, pages = v.spec.attention, v.spec.cache.page, None, None
+    if page is not None:
+        need = -(-room // page)
+        pages = need * len(LENGTHS) + 2
+        table = torch.randperm(pages, generator=torch.Generator().manual_seed(5))[: need * len(LENGTHS)].reshape(-1, need).to(torch.int32)
+    cache = v.new_cache(len(LENGTHS), room, "cpu", table, pages)
+    for tensor, poison in ((cache.packed, 255), (cache.k_residual, torch.nan), (cache.v_residual, torch.nan)):
+        tensor.fill_(poison)
+    oracle = ReferenceCache(v.spec, len(LENGTHS), v.layout.tokens)
+    first = [length // 3 for length in LENGTHS]
+    for seed, counts in enumerate((first, [length - count for length, count in zip(LENGTHS, first, strict=True)])):
+        k, x = (normal(10 * seed + which, max(counts), a.kv_heads, a.head_dim, v.dtype) for which in (0, 1))
+        v.prefill(cache, k, x, counts)
+        oracle.prefill(k, x, torch.tensor(counts))
+    return cache, oracle
+
+
+def near(v: Variant, got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """(out, lse) of a call and of the reference."""
+    assert relative_l2(got[0], want[0]) <= tolerance(v.dtype)
+    assert relative_l2(got[1], want[1]) <= 5 * tolerance(v.dtype)
+
+
+@pytest.mark.parametrize("q_len", [2, 17, 300])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_prompt_over_a_cache_is_causal_and_ragged(name: str, q_len: int) -> None:
+    """The spec's q_len is 1; sequences are empty, shorter and longer than the prompt. Then the same as a chunk that is appended."""
+    v = variant(SPECS[name], () if SPECS[name].cache.page == 16 else BLOCK_32)
+    a = v.spec.attention
+    cache, oracle = filled(v)
+    q = normal(3, q_len, a.q_heads, a.head_dim, v.dtype)
+    near(v, v.attend(q, cache, out=torch.full_like(q, torch.nan), lse=True), oracle.attend(q))
+    new = [normal(seed, q_len, a.kv_heads, a.head_dim, v.dtype) for seed in (4, 5)]
+    near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
+    assert cache.lengths.tolist() == [length + q_len for length in LENGTHS]
+    near(v, v.attend(q[:, :1], cache, lse=True), oracle.attend(q[:, :1]))
+
+
+def test_a_query_before_the_first_token_sees_nothing() -> None:
+    v = variant(SPECS["gqa"], BLOCK_32)
+    cache, _ = filled(v)
+    out, lse = v.attend(normal(3, 40, 6, 64, v.dtype), cache, lse=True)
+    assert not out[0].any()
+    assert not out[1, :39].any()
+    assert out[1, 39].any()
+    assert torch.isinf(lse[0]).all()
+    assert torch.isinf(lse).sum(-1).tolist() == [[40] * 6, [39] * 6, [9] * 6, [0] * 6]
+
+
+# --- the route of a GPU ------------------------------------------------------------------------------------------------
+
+
+def stand_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch's flash attention computes, in fp64."""
+    out, lse = attend(q, k, v, used, scale=scale)
+    return out.to(q.dtype), lse.float()
+
+
+def naive_variant(paged: bool) -> Variant:
+    spec = naive_spec(paged)
+    return Variant(spec, packed_layout(spec, BLOCK, "simd"), load(naive_artifact().path))
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 1_500_000, 300_000, 1])
+@pytest.mark.parametrize("name", ["gqa", "pages", "contiguous fp32"])
+def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sequences at once, some, one with some of its heads, one head."""
+    if limit < 500_000 and name != "contiguous fp32":
+        limit = 500_000  # modules for the CPU unpack all heads at once
+    monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", limit)
+    monkeypatch.setattr(prompt, "flash", stand_in)
+    monkeypatch.setattr(prompt, "on_cpu", prompt.on_gpu)
+    v = naive_variant(False) if name == "contiguous fp32" else variant(SPECS[name], BLOCK_32)
+    a, q_len = v.spec.attention, 50
+    cache, oracle = filled(v)
+    q = normal(3, q_len, a.q_heads, a.head_dim, v.dtype)
+    near(v, v.attend(q, cache, lse=True), oracle.attend(q))
+    for step in range(2):
+        new = [normal(seed + step, q_len, a.kv_heads, a.head_dim, v.dtype) for seed in (4, 5)]
+        near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
+    assert cache.lengths.tolist() == oracle.lengths.tolist()
+    near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
+
+
+@pytest.mark.parametrize(("batch", "heads", "fit"), [(1, 8, 8), (7, 8, 24), (5, 8, 7), (3, 1, 2), (2, 8, 0), (64, 8, 2)])
+def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", fit * 100 + 50)
+    seen = torch.zeros(batch, heads, dtype=torch.int32)
+    sizes = []
+    for part in prompt.parts(batch, heads, 100):
+        seen[part.batch, part.heads] += 1
+        sizes.append(seen[part.batch, part.heads].numel())
+    assert bool((seen == 1).all())
+    assert max(sizes) <= max(1, fit)
+    assert max(sizes) <= 2 * min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"),
+    [
+        ({"softcap": 30.0}, "attention.softcap (30)"),
+        ({"window": 64}, "attention.window (64)"),
+        ({"sinks": True}, "attention.sinks"),
+        ({"dtype": "float32"}, "attention.dtype is float32"),
+    ],
+)
+def test_what_flash_attention_cannot_do_is_refused_by_name(attention: dict, reason: str) -> None:
+    spec = spec_of(k="8t64", v="8t64", **attention)
+    found = prompt_refusal(spec, "sm90")
+    assert found is not None
+    assert found.startswith(reason)
+    assert prompt_refusal(spec, "cpu") is None
+
+
+def test_a_refused_prompt_says_why_and_counts_no_token() -> None:
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    v = naive_variant(False)
+    cache = v.new_cache(1, 64)
+    q = torch.zeros(1, 9, 4, 32).as_subclass(OnGpu)
+    new = torch.zeros(1, 9, 2, 32)
+    with pytest.raises(UnsupportedError, match=r"prompt .*: attention\.dtype is float32"):
+        v.decode(q, new, new, cache)
+    assert cache.bound == 0
