@@ -158,14 +158,13 @@ struct Walk {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int stage = 0; stage < Traits::kUnitStages; ++stage) fill<true>(args, lengths, slot, stage);
+      for (int stage = 0; stage < Traits::kUnitStages; ++stage) fill(args, lengths, slot, stage);
       upcoming = cursor.next(args, lengths);
     }
   }
-  template <bool kRolled>
   __device__ __forceinline__ void fill(const AttendArgs& args, const Lengths<Traits>& lengths, int slot, int stage) {
     const Head& ahead = cursor.book.ahead;
-    ring.template fill<kRolled>(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
+    ring.fill(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
   }
   // The oldest slot is done with and refilled.
   __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
@@ -195,7 +194,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
       const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
       attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
-      walk.template fill<false>(args, lengths, walk.depth, stage);
+      walk.fill(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);
   }
@@ -213,7 +212,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
         if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
       }
       __syncwarp();
-      walk.template fill<true>(args, lengths, walk.depth, stage);
+      walk.fill(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);
   }
