@@ -182,6 +182,8 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   Rows16<Traits> factors[Traits::kColumnTiles];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]), state[tile].clear();
+  lane = ptx::pinned(lane);
+  __builtin_assume(lane >= 0 && lane < 32);
   UnitQuery<Traits> query;
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {

@@ -39,7 +39,7 @@ struct Ring<Traits, Copy::async> {
   uint32_t base;
   int lane;
 
-  __device__ Ring(uint32_t shared, int warp, int lane_) : base(shared + warp * Traits::kDepth * Traits::kSlotBytes), lane(lane_) {}
+  __device__ Ring(uint32_t shared, int warp, int lane_) : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <class TailOf>
@@ -98,7 +98,7 @@ struct BulkRing {
   uint32_t parity = 0;
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
-      : base(shared + warp * Traits::kDepth * Traits::kSlotBytes),
+      : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)),
         barriers(shared + Traits::kBarriers + warp * kBarriers * 8),
         lane(lane_) {
     if (lane == 0) {
