@@ -161,14 +161,13 @@ struct Walk {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int stage = 0; stage < Traits::kUnitStages; ++stage) fill<true>(args, lengths, slot, stage);
+      for (int stage = 0; stage < Traits::kUnitStages; ++stage) fill(args, lengths, slot, stage);
       upcoming = cursor.next(args, lengths);
     }
   }
-  template <bool kRolled>
   __device__ __forceinline__ void fill(const AttendArgs& args, const Lengths<Traits>& lengths, int slot, int stage) {
     const Head& ahead = cursor.book.ahead;
-    ring.template fill<kRolled>(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
+    ring.fill(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
   }
   // The oldest slot is done with and refilled.
   __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
@@ -186,6 +185,8 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   Rows16<Traits> factors[Traits::kColumnTiles];
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, factors[tile]), state[tile].clear();
+  lane = ptx::pinned(lane);
+  __builtin_assume(lane >= 0 && lane < 32);
   UnitQuery<Traits> query;
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
       const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
       attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, lane, state);
       __syncwarp();
-      walk.template fill<false>(args, lengths, walk.depth, stage);
+      walk.fill(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);
   }
@@ -216,7 +217,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
         if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
       }
       __syncwarp();
-      walk.template fill<true>(args, lengths, walk.depth, stage);
+      walk.fill(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);
   }

@@ -45,6 +45,14 @@ __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
 __device__ __forceinline__ uint32_t as_u32(__half2 x) { return *reinterpret_cast<uint32_t*>(&x); }
 __device__ __forceinline__ __half2 as_half2(uint32_t x) { return *reinterpret_cast<__half2*>(&x); }
 
+// The same value, but nobody knows how to work it out again: it stays in its register.
+template <class T>
+__device__ __forceinline__ T pinned(T x) {
+  static_assert(sizeof(T) == 4);
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // (~x & mask) | set
 __device__ __forceinline__ uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) {
   uint32_t y;

@@ -16,7 +16,6 @@ template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   static constexpr int kVectors = Traits::kHeadDim / 32;
-  static constexpr uint32_t kSigns = 0x80008000u;
   uint4 raw[kVectors];
 
   // Every column tile of every head of a group has a warp; the others have nothing to do.
@@ -44,25 +43,21 @@ struct QueryLoader {
     if (!mine(group, warp)) return;
     const Shared shared = all.of(warp / Traits::kColumnTiles);
     const int tile = warp % Traits::kColumnTiles;
-    float largest = 0.f;
-#pragma unroll
-    for (int x = 0; x < kVectors; ++x) largest = fmaxf(largest, largest_of(raw[x]));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    const float largest = largest_of_column();
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
     const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
-    const float power = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
     float group_sums[Traits::kKeyGroups] = {};
+    const __half2 upper = __float2half2_rn(lane < 16 ? 0.f : -1.f);
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) {
-      const uint4 v = scaled(raw[x], power, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
+      const uint4 v = scaled(raw[x], shift, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
       uint4* place = reinterpret_cast<uint4*>(shared.fragments) + (tile * kVectors + x) * 32 + lane;
       *place = v;
       if constexpr (Traits::kResidualHalves)
-        place[Traits::kQueryPlainBytes / 16] = lane < 16 ? make_uint4(0, 0, 0, 0) : make_uint4(v.x ^ kSigns, v.y ^ kSigns, v.z ^ kSigns, v.w ^ kSigns);
+        place[Traits::kQueryPlainBytes / 16] = make_uint4(times(v.x, upper), times(v.y, upper), times(v.z, upper), times(v.w, upper));
     }
     const int at = tile * 8 + lane / 4;
-    if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f / power;
+    if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
     if constexpr (!Traits::kKeyPerToken) return;
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {
@@ -74,29 +69,44 @@ struct QueryLoader {
   }
 
  private:
+  static constexpr bool kBfloat = std::is_same_v<Element, __nv_bfloat16>;
+  using Pair = std::conditional_t<kBfloat, __nv_bfloat162, __half2>;
+
+  __device__ static float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }
+  __device__ static Pair pair(uint32_t x) { return reinterpret_cast<Pair&>(x); }
   __device__ static float2 floats(uint32_t x) {
-    if constexpr (std::is_same_v<Element, __nv_bfloat16>)
+    if constexpr (kBfloat)
       return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
     else
       return __half22float2(ptx::as_half2(x));
   }
-  __device__ static float largest_of(const uint4& v) {
-    float largest = 0.f;
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  __device__ static uint32_t times(uint32_t x, __half2 factor) { return ptx::as_u32(__hmul2(ptx::as_half2(x), factor)); }
+  __device__ float largest_of_column() const {
+    Pair most = __habs2(pair(raw[0].x));
 #pragma unroll
-    for (uint32_t word : words) {
-      const float2 f = floats(word);
-      largest = fmaxf(largest, fmaxf(fabsf(f.x), fabsf(f.y)));
-    }
-    return largest;
+    for (int x = 0; x < kVectors; ++x)
+      for (uint32_t word : {raw[x].x, raw[x].y, raw[x].z, raw[x].w}) most = __hmax2(most, __habs2(pair(word)));
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) most = __hmax2(most, pair(__shfl_xor_sync(~0u, reinterpret_cast<uint32_t&>(most), lanes)));
+    const float2 f = floats(reinterpret_cast<uint32_t&>(most));
+    return fmaxf(f.x, f.y);
   }
-  __device__ static uint4 scaled(const uint4& v, float power, float& sum) {
+  // In halves by two steps, since 2^shift may leave their range; each is exact.
+  __device__ static uint4 scaled(const uint4& v, int shift, float& sum) {
     uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    const int first = min(shift, 15);
 #pragma unroll
     for (uint32_t& word : words) {
-      const float2 f = floats(word);
-      word = ptx::pack_half2(f.x * power, f.y * power);
-      if constexpr (Traits::kKeyPerToken) sum += f.x * power + f.y * power;
+      if constexpr (kBfloat) {
+        const float2 f = floats(word);
+        word = ptx::pack_half2(f.x * power_of_two(shift), f.y * power_of_two(shift));
+      } else {
+        word = times(times(word, __float2half2_rn(power_of_two(first))), __float2half2_rn(power_of_two(shift - first)));
+      }
+      if constexpr (Traits::kKeyPerToken) {
+        const float2 f = __half22float2(ptx::as_half2(word));
+        sum += f.x + f.y;
+      }
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   }

@@ -31,8 +31,7 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
-// `fill` copies stage `stage` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to. `kRolled` where code
-// that runs once had better be small.
+// `fill` copies stage `stage` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
 template <class Traits>
@@ -40,15 +39,15 @@ struct Ring<Traits, Copy::async> {
   uint32_t base;
   int lane;
 
-  __device__ Ring(uint32_t shared, int warp, int lane_) : base(shared + warp * Traits::kDepth * Traits::kSlotBytes), lane(lane_) {}
+  __device__ Ring(uint32_t shared, int warp, int lane_) : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  template <bool kRolled, class TailOf>
+  template <class TailOf>
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
     if (unit.first == Unit::kPacked) {
       if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
-      copy_stage<kRolled>(to, unit.subtiles, stage);
+      copy_stage(to, unit.subtiles, stage);
     }
     if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote: one that cannot part the warp
     ptx::copy_commit();
@@ -62,12 +61,11 @@ struct Ring<Traits, Copy::async> {
 
  private:
   // By rows of 512 bytes, of which the last may repeat some: cheaper than lanes that stand aside.
-  template <bool kRolled>
   __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int stage) {
     constexpr int kBytes = Traits::kStageBytes, kRow = 512;
     static_assert(kBytes >= kRow);
     to += stage * kBytes, from += stage * kBytes;
-#pragma unroll(kRolled ? 1 : ceil_div(kBytes, kRow))
+#pragma unroll
     for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
       const int at = min(row * kRow, kBytes - kRow);
       ptx::copy_async16(to + at, from + at);
@@ -100,7 +98,7 @@ struct BulkRing {
   uint32_t parity = 0;
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
-      : base(shared + warp * Traits::kDepth * Traits::kSlotBytes),
+      : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)),
         barriers(shared + Traits::kBarriers + warp * kBarriers * 8),
         lane(lane_) {
     if (lane == 0) {
@@ -111,7 +109,7 @@ struct BulkRing {
   }
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  template <bool kRolled, class TailOf>
+  template <class TailOf>
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
     if (lane != 0) return;

@@ -57,7 +57,7 @@ struct Traits : Schedule {
   static constexpr int kStageBytes = kSpan * Format::kSubtileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
   // Tokens of the tail (K and V rows in Element) that fit into one stage of the ring: a piece.
-  static constexpr int kPieceTokens = std::min(32, power_of_two_below(Format::kSubtileBytes / (kHeadDim * 4)));
+  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kStageBytes / (kHeadDim * 4)));
   static constexpr int kTailRowBytes = kHeadDim * 2;
 
   static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");

@@ -30,7 +30,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 165760, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 165632, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
