@@ -17,6 +17,7 @@ POINTS = [
     Point(words)
     for words in (
         "k4v4", "k8v8:token:page64", "k2v2:bf16:page128", "k4v4:d64:h5/1", "k4v4:d96:token:h6/2", "k4v4:d256:h16/1", "k16v16",
+        "k4v4:token:page16",
         "k4v2:bf16:h8/8:kg32:vg32",
     )
 ]  # fmt: skip
