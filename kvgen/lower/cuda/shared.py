@@ -32,7 +32,8 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     warps, unit, depth = (launch.integer(name) for name in ("warps", "unit", "depth"))
     key, dim = layout.key, layout.head_dim
     per_channel = key.quantized and key.axis == "channel"
-    slot = (dim * key.params * 2 if per_channel else 0) + unit * layout.subtile_bytes
+    stage = SUBTILE // layout.subtile * layout.subtile_bytes  # two blocks of 16 tokens share one
+    slot = (dim * key.params * 2 if per_channel else 0) + unit * stage
     ring = warps * depth * slot
     barriers = 0 if launch.text("copy") == "async" else _align(warps * unit * depth * 8, 16)
     columns = spec.attention.group * spec.attention.q_len

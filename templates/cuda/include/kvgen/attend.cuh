@@ -94,7 +94,7 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
     if constexpr (Traits::kKeyPerToken)
-      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::Format::kSubtileBytes + Traits::Format::kKeyTokenParams, tile, lane, x[s]);
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kTileBytes + Traits::Format::kKeyTokenParams, tile, lane, x[s]);
     else if constexpr (!Traits::kResidualHalves)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
@@ -119,17 +119,27 @@ __device__ __forceinline__ void mask_future(int first, int length, int q_len, in
     }
 }
 
+// The same of blocks that are not there: only positions below `kept` are packed.
+template <class Traits>
+__device__ __forceinline__ void mask_missing(int first, int kept, int lane, Scores<Traits>& x) {
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (first + first_row<Traits>(part, lane) + i / 2 * 8 >= kept) x.offset[part][i] = -INFINITY;
+}
+
 // kSpan sub-tiles from `subtile` on, the first at `position`.
 template <class Traits, int kSpan = Traits::kSpan>
 __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query, const Rows16<Traits> (&factors)[Traits::kColumnTiles],
-                                            int position, int length, int q_len, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+                                            int position, int length, int q_len, int kept, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
   using Format = typename Traits::Format;
   Products<Traits> products[kSpan][Traits::kColumnTiles];
   ValueParams<Traits> params[kSpan];
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
-    multiply_keys<Traits>(subtile + s * Format::kSubtileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
-    load_value_params<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueTokenParams, lane, params[s]);
+    multiply_keys<Traits>(subtile + s * Traits::kTileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
+    load_value_params<Traits>(subtile + s * Traits::kTileBytes + Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kColumnTiles][kSpan];
 #pragma unroll
@@ -140,11 +150,12 @@ __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32
     for (int s = 0; s < kSpan; ++s) {
       const int first = position + s * 32;
       if (Traits::kQueries > 1 && first + 31 > length - q_len) mask_future<Traits>(first, length, q_len, tile, lane, x[s]);
+      if (Traits::kGathered && first + 32 > kept) mask_missing<Traits>(first, kept, lane, x[s]);
     }
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
 #pragma unroll
-  for (int s = 0; s < kSpan; ++s) multiply_values<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueCodes, lane, weights, s, state);
+  for (int s = 0; s < kSpan; ++s) multiply_values<Traits>(subtile + s * Traits::kTileBytes + Format::kValueCodes, lane, weights, s, state);
 }
 
 // A warp's way through the units of its CTA: what it works on, what its ring fetches next.
@@ -157,7 +168,7 @@ struct Walk {
 
   __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Book<Traits>& book, int warp,
                   int lane)
-      : ring(shared.ring(), warp, lane), cursor(args, lengths, plan, book, warp, lane), upcoming(cursor.here(args)) {
+      : ring(shared.ring(), warp, lane), cursor(args, lengths, plan, book, warp, lane), upcoming(cursor.here(args, lengths)) {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
@@ -189,6 +200,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   __builtin_assume(lane >= 0 && lane < 32);
   UnitQuery<Traits> query;
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
+  const int kept = Traits::kGathered ? lengths.before[head.batch] / Traits::Format::kTokens * Traits::Format::kTokens : 0;
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
@@ -197,7 +209,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
       if constexpr (Traits::kKeyPerChannel)
         if (stage == 0) prepare_query<Traits>(shared, slot, lane, query);
       const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
-      attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, lane, state);
+      attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, kept, lane, state);
       __syncwarp();
       walk.fill(args, lengths, walk.depth, stage);
     }
@@ -379,7 +391,7 @@ struct Attend {
   static Grid grid(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, most = most_ctas();
     if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster, true};
-    const int64_t units = std::max<int64_t>(1, max_len / Format::kTokens * Variant::kUnitsPerBlock);
+    const int64_t units = std::max(1, Variant::packed_units(max_len));
     const int splits = heads <= most ? static_cast<int>(std::min<int64_t>(most / heads, units)) : 0;
     int whole = most;  // CTAs of whole heads each, where there are more heads than CTAs
     while (heads > most && heads % whole != 0) --whole;

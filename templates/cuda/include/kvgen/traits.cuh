@@ -49,23 +49,33 @@ struct Traits : Schedule {
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and twice the work to hide latency behind.
   static constexpr int kSpan = Schedule::kUnit % 2 == 0 && kColumnTiles == 1 ? 2 : 1;
-  static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
+  // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
+  static constexpr bool kGathered = kUnitTokens > Format::kTokens;
+  static constexpr int kUnitBlocks = kGathered ? kUnitTokens / Format::kTokens : 1;
+  static constexpr int kUnitsPerBlock = kGathered ? 1 : Format::kTokens / kUnitTokens;
   static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
-  static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
+  static constexpr int kTileBytes = 32 / Format::kSubtile * Format::kSubtileBytes;  // 32 tokens: a sub-tile, or two of 16
+  static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
+  static constexpr int kUnitBytes = Schedule::kUnit * kTileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
   static constexpr int kUnitStages = Schedule::kUnit / kSpan;  // a stage is what is waited for and refilled at once
-  static constexpr int kStageBytes = kSpan * Format::kSubtileBytes;
+  static constexpr int kStageBytes = kSpan * kTileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
   // Tokens of the tail (K and V rows in Element) that fit into one stage of the ring: a piece.
   static constexpr int kPieceTokens = std::min(32, power_of_two_below(kStageBytes / (kHeadDim * 4)));
   static constexpr int kTailRowBytes = kHeadDim * 2;
 
-  static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");
-  static_assert(Format::kTokens % kUnitTokens == 0, "a unit lies within a block");
+  static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32 : Format::kTokens % kUnitTokens == 0,
+                "a unit lies within a block, or consists of whole ones without K groups");
   static_assert(!kKeyPerChannel || Key::kGroup % kUnitTokens == 0, "a unit lies within a K group");
   static_assert(Value::kAxis == Axis::token || !Value::kQuantized, "V per channel");
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
   static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
+
+  // Packed units of `tokens` tokens; of a gathered one, some blocks may be missing.
+  __host__ __device__ static constexpr int packed_units(int tokens) {
+    return kGathered ? ceil_div(tokens / Format::kTokens, kUnitBlocks) : tokens / Format::kTokens * kUnitsPerBlock;
+  }
 
   // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox | books.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
