@@ -116,9 +116,10 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
             launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstch])(\d+)", word)}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")
-    if launch.get("combine") != "last" and "heads" in launch:
-        launch["heads"] = 1
-    return [Schedule(base.backend, Params(layout), Params(launch))]
+    schedule = Schedule(base.backend, Params(layout), Params(launch))
+    if launch.get("heads") == 2 and not re.search(r"h\d", words) and backend.space(spec, target).check(schedule):
+        schedule = Schedule(base.backend, Params(layout), Params(launch | {"heads": 1}))  # where two do not fit
+    return [schedule]
 
 
 def schedule_word(schedule: Schedule) -> str:

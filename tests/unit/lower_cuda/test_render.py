@@ -42,7 +42,7 @@ def test_name_arch_and_workloads_leave_no_trace() -> None:
     backend = get_backend("cuda")
     spec = spec_of("k4v4", "sm90", WORK)
     other = spec.model_copy(update={"name": "another", "arch": "native", "workloads": (workload_of("1x100"),)})
-    schedule = backend.default(spec, "sm90")
+    schedule = backend.default(spec, "sm80")
     assert backend.lower(spec, schedule, "sm90").id == backend.lower(other, schedule, "sm90").id
     assert backend.lower(spec, schedule, "sm90").id != backend.lower(spec, schedule, "sm80").id
 
