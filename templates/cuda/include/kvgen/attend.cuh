@@ -195,7 +195,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
         if (stage == 0) prepare_query<Traits>(shared, slot, lane, query);
       const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
       attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, lane, state);
-      __syncwarp();
+      walk.ring.release(stage);
       walk.fill(args, lengths, walk.depth, stage);
     }
     walk.step(args, lengths);

@@ -49,7 +49,7 @@ struct Ring<Traits, Copy::async> {
       if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
       copy_stage(to, unit.subtiles, stage);
     }
-    if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote: one that cannot part the warp
+    if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
   }
   // Waits for the oldest stage.
@@ -57,6 +57,8 @@ struct Ring<Traits, Copy::async> {
     ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
+  // The oldest stage is done with: every lane's last look at it comes before what refills it.
+  __device__ __forceinline__ void release(int) { __syncwarp(); }
   __device__ __forceinline__ void next_round() {}
 
  private:
@@ -112,24 +114,29 @@ struct BulkRing {
   template <class TailOf>
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
-    if (lane != 0) return;
     const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
-    if (unit.first == Unit::kPacked) {
-      const bool params = first == 0 && Traits::kUnitParams > 0;
-      ptx::barrier_expect(barrier, count * kBytes + (params ? Traits::kUnitParams : 0));
-      if (params) ptx::copy_bulk(slot(depth), unit.params, Traits::kUnitParams, barrier);
-      ptx::copy_bulk(to, unit.subtiles + first * kBytes, count * kBytes, barrier);
-    } else if (unit.first >= 0) {
+    if (__any_sync(~0u, unit.first >= 0)) {  // by vote, which cannot part the warp
+      if (lane != 0) return;
       if (first == 0)
         fill_piece(to, unit.first, tail_of(), barrier);
       else
         ptx::barrier_expect(barrier, 0);
+    } else if (lane == 0 && unit.first == Unit::kPacked) {
+      const int params = first == 0 ? Traits::kUnitParams : 0, beside = Traits::kUnitsPerBlock == 1 ? params : 0;  // copied at once
+      ptx::barrier_expect(barrier, count * kBytes + params);
+      if (params > beside) ptx::copy_bulk(slot(depth), unit.params, params, barrier);
+      ptx::copy_bulk(to - beside, unit.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
     }
   }
   __device__ __forceinline__ void wait(int depth, int stage) {
     if (!kWholeUnit || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
+  }
+  __device__ __forceinline__ void release(int stage) {
+    if (kWholeUnit && stage != Traits::kUnitStages - 1) return;
+    if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
+    __syncwarp();
   }
   // After every slot was used once, completions have the other parity.
   __device__ __forceinline__ void next_round() { parity ^= 1; }

@@ -40,12 +40,13 @@ struct Traits : Schedule {
   // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
   static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kColumnTiles == 1));
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
-  // Lanes exchange products where a sub-tile's K codes were, if these are large enough, and refilled in order with plain stores.
-  static constexpr bool kExchangeShared = kResidualHalves && Schedule::kCopy == Copy::async && Format::template codes_bytes<Key>() >= 1024;
+  // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
+  static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
-  // Sub-tiles that go through the softmax together: one test, and twice the work to hide latency behind.
-  static constexpr int kSpan = Schedule::kUnit % 2 == 0 && kColumnTiles == 1 ? 2 : 1;
+  // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
+  // refilled by halves.
+  static constexpr int kSpan = kColumnTiles > 1 || Schedule::kUnit % 2 ? 1 : Schedule::kUnit % 4 || Schedule::kDepth == 1 ? 2 : 4;
   static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
   static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
   static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
