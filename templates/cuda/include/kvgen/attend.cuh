@@ -116,15 +116,16 @@ __device__ __forceinline__ void mask_future(int first, int length, int q_len, in
     }
 }
 
-// kSpan sub-tiles from `subtile` on, the first at `position`.
-template <class Traits, int kSpan = Traits::kSpan>
+// kSpan sub-tiles from `subtile` on, the first at `position`. `before(s)` waits for sub-tile s, `after(s)` has seen it for the last time.
+template <class Traits, int kSpan = Traits::kSpan, class Before, class After>
 __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query, const Rows16<Traits> (&factors)[Traits::kColumnTiles],
-                                            int position, int length, int q_len, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+                                            int position, int length, int q_len, int lane, State<Traits> (&state)[Traits::kColumnTiles], Before&& before, After&& after) {
   using Format = typename Traits::Format;
   Products<Traits> products[kSpan][Traits::kColumnTiles];
   ValueParams<Traits> params[kSpan];
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
+    before(s);
     multiply_keys<Traits>(subtile + s * Format::kSubtileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
     load_value_params<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueTokenParams, lane, params[s]);
   }
@@ -141,7 +142,10 @@ __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
 #pragma unroll
-  for (int s = 0; s < kSpan; ++s) multiply_values<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueCodes, lane, weights, s, state);
+  for (int s = 0; s < kSpan; ++s) {
+    multiply_values<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueCodes, lane, weights, s, state);
+    after(s);
+  }
 }
 
 // A warp's way through the units of its CTA: what it works on, what its ring fetches next.
@@ -166,7 +170,12 @@ struct Walk {
     const Head& ahead = cursor.book.ahead;
     ring.fill(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
   }
-  // The oldest slot is done with and refilled.
+  // A stage of the oldest slot is done with and refilled.
+  __device__ __forceinline__ void release(const AttendArgs& args, const Lengths<Traits>& lengths, int stage) {
+    ring.release(stage);
+    fill(args, lengths, depth, stage);
+  }
+  // The oldest slot is done with.
   __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
     upcoming = cursor.next(args, lengths);
     if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
@@ -189,14 +198,17 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
-    for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
-      walk.ring.wait(walk.depth, stage);
-      if constexpr (Traits::kKeyPerChannel)
-        if (stage == 0) prepare_query<Traits>(shared, slot, lane, query);
-      const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
-      attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, lane, state);
-      walk.ring.release(stage);
-      walk.fill(args, lengths, walk.depth, stage);
+    for (int sub = 0; sub < Traits::kUnit; sub += Traits::kSpan) {
+      const auto before = [&](int s) {
+        if ((sub + s) % Traits::kStageSubtiles == 0) walk.ring.wait(walk.depth, (sub + s) / Traits::kStageSubtiles);
+        if (Traits::kKeyPerChannel && sub + s == 0) prepare_query<Traits>(shared, slot, lane, query);
+      };
+      const auto after = [&](int s) {
+        if ((sub + s + 1) % Traits::kStageSubtiles == 0) walk.release(args, lengths, (sub + s) / Traits::kStageSubtiles);
+      };
+      const int position = unit * Traits::kUnitTokens + sub * 32;
+      attend_span<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state, before,
+                          after);
     }
     walk.step(args, lengths);
   }
@@ -205,16 +217,14 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
 #pragma unroll 1
   for (; unit < end; unit += Traits::kWarps) {
     const int first = (unit - head.packed) * Traits::kPieceTokens, count = lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh;
+    const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
+    walk.ring.wait_piece(walk.depth);
+    attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
+    if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
 #pragma unroll 1
     for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
       walk.ring.wait(walk.depth, stage);
-      if (stage == 0) {
-        const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
-        attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
-        if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
-      }
-      __syncwarp();
-      walk.fill(args, lengths, walk.depth, stage);
+      walk.release(args, lengths, stage);
     }
     walk.step(args, lengths);
   }

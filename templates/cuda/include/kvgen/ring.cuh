@@ -1,6 +1,6 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles; kSpan of these are one stage. A piece of the tail
-// takes a slot, too: rows of K, then of V, where the first sub-tile would lie.
+// A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage. A piece of the tail
+// takes a slot, too: rows of K, then of V, where the first sub-tiles would lie.
 #pragma once
 #include "kvgen/ptx.cuh"
 #include "kvgen/tail.cuh"
@@ -49,12 +49,17 @@ struct Ring<Traits, Copy::async> {
       if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
       copy_stage(to, unit.subtiles, stage);
     }
-    if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
+    if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
   }
   // Waits for the oldest stage.
   __device__ __forceinline__ void wait(int, int) {
     ptx::copy_wait<Traits::kStages - 1>();
+    __syncwarp();
+  }
+  // Waits for a piece, which all came with one stage of the oldest slot.
+  __device__ __forceinline__ void wait_piece(int) {
+    ptx::copy_wait<Traits::kStages - 1 - Traits::kPieceStage>();
     __syncwarp();
   }
   // The oldest stage is done with: every lane's last look at it comes before what refills it.
@@ -119,7 +124,7 @@ struct BulkRing {
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
     if (__any_sync(~0u, unit.first >= 0)) {  // by vote, which cannot part the warp
       if (lane != 0) return;
-      if (first == 0)
+      if (kWholeUnit || stage == Traits::kPieceStage)
         fill_piece(to, unit.first, tail_of(), barrier);
       else
         ptx::barrier_expect(barrier, 0);
@@ -133,6 +138,7 @@ struct BulkRing {
   __device__ __forceinline__ void wait(int depth, int stage) {
     if (!kWholeUnit || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
   }
+  __device__ __forceinline__ void wait_piece(int depth) { wait(depth, Traits::kPieceStage); }
   __device__ __forceinline__ void release(int stage) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;
     if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();

@@ -51,11 +51,14 @@ struct Traits : Schedule {
   static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
   static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
-  static constexpr int kUnitStages = Schedule::kUnit / kSpan;  // a stage is what is waited for and refilled at once
-  static constexpr int kStageBytes = kSpan * Format::kSubtileBytes;
+  // A stage is what is waited for and refilled at once.
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async ? 1 : kSpan;
+  static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;
+  static constexpr int kStageBytes = kStageSubtiles * Format::kSubtileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
-  // Tokens of the tail (K and V rows in Element) that fit into one stage of the ring: a piece.
-  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kStageBytes / (kHeadDim * 4)));
+  // Tokens of the tail (K and V rows in Element) that fit into the first span of a slot: a piece. It comes with the span's last stage.
+  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kSpan * Format::kSubtileBytes / (kHeadDim * 4)));
+  static constexpr int kPieceStage = kSpan / kStageSubtiles - 1;
   static constexpr int kTailRowBytes = kHeadDim * 2;
 
   static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");
