@@ -27,7 +27,7 @@ _WORDS: dict[str, tuple[str, Value]] = {
     **{name: ("splits", name) for name in ("wave", "waves2")},
     "gemm": ("form", "gemm"),
 }
-_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas"}
+_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas", "h": "heads"}
 
 
 def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
@@ -112,10 +112,12 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
             launch.update([_WORDS[word]])
         elif block := re.fullmatch(r"n(\d+)", word):
             layout["block"] = int(block[1])
-        elif re.fullmatch(r"([wudstc]\d+)+", word):
-            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstc])(\d+)", word)}
+        elif re.fullmatch(r"([wudstch]\d+)+", word):
+            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstch])(\d+)", word)}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")
+    if launch.get("combine") != "last" and "heads" in launch:
+        launch["heads"] = 1
     return [Schedule(base.backend, Params(layout), Params(launch))]
 
 

@@ -65,6 +65,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
         call.out[part.batch, :, shared] = out
         if call.lse is not None:
             call.lse[part.batch, shared] = lse
+        del k, v, out, lse  # before the next part takes as much
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
         module.pack(*call.new, counts, *cache)

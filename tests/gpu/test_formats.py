@@ -19,7 +19,8 @@ SHAPES = (
     "k4v4:bf16", "k8v8:bf16", "k2v2:bf16", "k16v16:bf16", "k4v4:bf16:token:kg32:vg32", "k2v2:bf16:d64:h6/2",
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
     "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
-    "k4v4:q4:page64:kg32",
+    "k4v4:q4:page64:kg32", "k4v4:token:page16", "k8v8:token:page16:bf16", "k4v4:token:page48:d96:h5/1", "k16v16:page16:h8/1",
+    "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym",
 )  # fmt: skip
 
 
@@ -39,11 +40,14 @@ SCHEDULES = (
 WIDE = tuple(schedule for schedule in SCHEDULES if schedule != "w8u4d2")
 """Those whose rings leave room for the merge of sixteen columns."""
 EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w8u2d1.flat.two")
+GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.flat.two", "w8u4d1.cl4")
+"""Units of one page, of two, and of more."""
 VARIED = [
     *[Point("k2v2", schedule) for schedule in SCHEDULES],
     *[Point("k4v4:h16/2", schedule) for schedule in WIDE],
     *[Point(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     Point("k8v8:h16/2", "w8u1d2.noexact"),
+    *[Point(f"k4v4:token:page{page}", schedule) for page in (16, 32, 64) for schedule in GATHERED],
 ]
 
 

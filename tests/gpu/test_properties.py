@@ -24,7 +24,8 @@ VARIANTS = (
     Point("k2v2:q5:kg32"),
     Point("k4v4:bf16:q2:h6/2"), Point("k8v4:bf16:page128"), Point("k4v4:d64:h5/1"), Point("k4v2:d96:h7/1"), Point("k4v4:d256:h16/1"),
     Point("k4v4:token:kg32:vg32:bf16"), Point("k16v16:page64"), Point("k2v2:h13/1:token"), Point("k4v4:sym:q8:h4/4"),
-    Point("k8v8:kg64:h32/32"),
+    Point("k8v8:kg64:h32/32"), Point("k4v4:token:page16"), Point("k8v8:token:page16:bf16:q3", "w8u1d2.bulk"),
+    Point("k4v4:token:page32:h5/1", "w8u4d1.unit"), Point("k4v8:token:page48:q2"),
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class CudaBackend:
 
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
-    smallest = Params(warps=2, unit=1, depth=2, copy="async", combine="last")
+    smallest = Params(warps=2, unit=1, depth=2, copy="async", combine="last", heads=1)
     needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
     if needed <= MACHINES[target].shared_per_cta:
         return None
@@ -83,9 +83,9 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     usual = packed_layout(spec, _preferred_block(spec), "mma")
 
     @cache
-    def memory(block: int, warps: int, unit: int, depth: int, copy: str, combine: str = "last") -> Shared:
+    def memory(block: int, warps: int, unit: int, depth: int, copy: str, combine: str = "last", heads: int = 1) -> Shared:
         layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
-        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy, combine=combine))
+        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy, combine=combine, heads=heads))
 
     return {
         **spec_facts(spec),
@@ -112,6 +112,7 @@ def _plain_launches() -> Iterator[Params]:
     """Launches that no shape is bad at, the best first."""
     for warps in (8, 4, 2):
         for unit, depth in ((4, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 2), (2, 4)):
-            yield Params(
-                warps=warps, unit=unit, depth=depth, ctas=1, copy="async", split="automatic", combine="last", exact_q=True
-            )  # fmt: skip
+            for heads in (2, 1):
+                yield Params(
+                    warps=warps, unit=unit, depth=depth, ctas=1, copy="async", split="automatic", combine="last", heads=heads, exact_q=True
+                )  # fmt: skip

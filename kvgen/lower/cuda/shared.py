@@ -9,7 +9,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
-BOOK_BYTES = 128
+BOOK_BYTES = 384
 MAX_BATCH = 1024
 """Sequences per call: a CTA keeps their lengths in shared memory."""
 
@@ -32,7 +32,8 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     warps, unit, depth = (launch.integer(name) for name in ("warps", "unit", "depth"))
     key, dim = layout.key, layout.head_dim
     per_channel = key.quantized and key.axis == "channel"
-    slot = (dim * key.params * 2 if per_channel else 0) + unit * layout.subtile_bytes
+    stage = SUBTILE // layout.subtile * layout.subtile_bytes  # two blocks of 16 tokens share one
+    slot = (dim * key.params * 2 if per_channel else 0) + unit * stage
     ring = warps * depth * slot
     barriers = 0 if launch.text("copy") == "async" else _align(warps * unit * depth * 8, 16)
     columns = spec.attention.group * spec.attention.q_len
@@ -42,7 +43,8 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     query = tiles * dim * 16 * (2 if residual else 1)
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
-    inbox = _align(ring + barriers + query + merge + MAX_BATCH * 4 + small + 16, 16)
+    heads = launch.integer("heads")
+    inbox = _align(ring + barriers + heads * (query + merge + small) + MAX_BATCH * 4 + 16, 16)
     combine = launch.text("combine")
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)

@@ -10,7 +10,8 @@ from kvgen.spec import KernelSpec, QuantSpec
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 MAX_QUERIES = 8
-MIN_PAGE = 32
+WHOLE_PAGE = 32
+"""Tokens that the kernel takes at once; of smaller pages, two."""
 KEY_GROUPS = (32, 64, 128, 256)
 
 
@@ -33,6 +34,10 @@ def _narrow_token_group(quant: QuantSpec) -> bool:
 
 def _odd_channel_group(quant: QuantSpec) -> bool:
     return quant.quantized and quant.axis == "channel" and quant.group not in KEY_GROUPS
+
+
+def _small_pages(spec: KernelSpec) -> bool:
+    return spec.cache.page is not None and spec.cache.page % WHOLE_PAGE != 0
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -82,9 +87,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "value.group ({v.group} channels) must be a multiple of 32",
     ),
     Refusal(
-        "pages that are no multiple of 32 tokens",
-        lambda s: s.cache.page is not None and s.cache.page % MIN_PAGE != 0,
-        f"cache.page ({{c.page}}) is no multiple of {MIN_PAGE} tokens, which the kernel reads at once",
+        "a 2-bit K in pages that are no multiple of 32 tokens",
+        lambda s: _small_pages(s) and s.key.bits == 2,
+        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
     ),
 )
 

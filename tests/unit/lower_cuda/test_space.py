@@ -25,7 +25,9 @@ def check(words: str, schedule: str, target: Target = "sm90") -> list[str]:
 @pytest.mark.parametrize(
     ("words", "schedule"),
     [("k8v8", "w8u1d2"), ("k8v8", "w8u1d2.bulk"), ("k4v4", "w8u4d1"), ("k4v4", "w8u4d1.cl8"), ("k2v2", "w16u4d1"), ("k2v2", "w8u4d1c2"),
-     ("k4v4:h8/1", "w8u4d1.two"), ("k4v4", "n256.w8u4d1.flat"), ("k4v4:h8/1", "w8u4d1.noexact"), ("k4v4:page64:kg64", "n64.w8u2d2.unit")],
+     ("k4v4:h8/1", "w8u4d1.two"), ("k4v4", "n256.w8u4d1.flat"), ("k4v4:h8/1", "w8u4d1.noexact"), ("k4v4:page64:kg64", "n64.w8u2d2.unit"),
+     ("k4v4:token:page16", "w8u1d4"), ("k4v4:token:page32", "w8u4d1"), ("k4v4:token:page16", "w8u4d1.unit"),
+     ("k8v8:token:page48", "w8u1d2.bulk")],
 )  # fmt: skip
 def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
     assert check(words, schedule) == []
@@ -48,6 +50,8 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
         ("k4v4", "w8u1d2.unit", "sm90", "copied alike by bulk"),
         ("k4v4", "w8u4d1.cl8.flat", "sm90", "a cluster cuts its head by itself"),
         ("k4v4", "w8u4d1.noexact", "sm90", "the residual of q"),
+        ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without K groups"),
+        ("k4v4:token:page32", "n16.w8u1d4", "sm90", "blocks of 16 tokens are for pages that hold no blocks of 32"),
         ("k4v4", "w8u4d1", "sm89", "exceed the shared memory of a CTA (101376 bytes)"),
     ],
 )
@@ -66,6 +70,12 @@ def test_defaults_lie_in_their_spaces_and_use_nothing_new() -> None:
         schedule = backend.default(spec, target)
         assert backend.space(spec, target).check(schedule) == []
         assert (schedule.launch["copy"], schedule.launch["combine"]) == ("async", "last")
+
+
+def test_rings_that_are_too_long_leave_fewer_warps() -> None:
+    """Rings of eight warps fit, and are longer than any that gained something."""
+    spec = spec_of("k16v8:token", "sm90", WORK)
+    assert get_backend("cuda").default(spec, "sm90").launch["warps"] == 4
 
 
 def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:

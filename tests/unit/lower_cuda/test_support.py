@@ -40,7 +40,10 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "K per channel in groups other than 32, 64, 128 or 256 tokens": (spec(key={"group": 96}), "96 tokens"),
     "K per token in groups that are no multiple of 32 channels": (spec(key={"axis": "token", "group": 16}), "16 channels"),
     "V per token in groups that are no multiple of 32 channels": (spec(value={"group": 16}), "16 channels"),
-    "pages that are no multiple of 32 tokens": (spec(key={"axis": "token"}, cache={"layout": "paged", "page": 16}), "page \\(16\\)"),
+    "a 2-bit K in pages that are no multiple of 32 tokens": (
+        spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}),
+        "page \\(16\\)",
+    ),
 }
 
 

@@ -13,31 +13,34 @@
 
 namespace kvgen {
 
-// A CTA's shared memory by name.
+// A CTA's shared memory by name; what there is for every head of a group, for its `at`-th.
 template <class Traits>
 struct Shared {
   uint8_t* memory;
-  float* factors;     // per column: from products to log2 units
-  float* query_sums;  // per K group and column: sum of q
+  uint8_t* fragments;  // of q
+  float* factors;      // per column: from products to log2 units
+  float* query_sums;   // per K group and column: sum of q
   float* merge;
   Total* warp_totals;
   int* lengths;
-  int* flag;
+  int* flags;
 
-  __device__ explicit Shared(uint8_t* at) : memory(at) {
-    factors = reinterpret_cast<float*>(at + Traits::kSmall);
+  __device__ explicit Shared(uint8_t* memory_, int at = 0) : memory(memory_) {
+    fragments = memory + Traits::kQuery + at * Traits::kQueryBytes;
+    factors = reinterpret_cast<float*>(memory + Traits::kSmall) + at * Traits::kSmallFloats;
     query_sums = factors + Traits::kColumnTiles * 8;
     warp_totals = reinterpret_cast<Total*>(query_sums + Traits::kColumnTiles * 8 * Traits::kKeyGroups);
-    flag = reinterpret_cast<int*>(warp_totals + Traits::kWarps * 8);
-    merge = reinterpret_cast<float*>(at + Traits::kMerge);
-    lengths = reinterpret_cast<int*>(at + Traits::kLengths);
+    flags = reinterpret_cast<int*>(memory + Traits::kSmall) + Traits::kHeads * Traits::kSmallFloats;
+    merge = reinterpret_cast<float*>(memory + Traits::kMerge + at * Traits::kMergeBytes);
+    lengths = reinterpret_cast<int*>(memory + Traits::kLengths);
   }
+  __device__ Shared of(int at) const { return Shared(memory, at); }
   __device__ Book<Traits>& book(int warp) const {
     static_assert(sizeof(Book<Traits>) <= Traits::kBookBytes);
     return *reinterpret_cast<Book<Traits>*>(memory + Traits::kBooks + warp * Traits::kBookBytes);
   }
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
-  __device__ uint32_t query() const { return ptx::shared_address(memory + Traits::kQuery); }
+  __device__ uint32_t query() const { return ptx::shared_address(fragments); }
 };
 
 // What a unit's scores need besides its codes.
@@ -91,7 +94,7 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
     if constexpr (Traits::kKeyPerToken)
-      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::Format::kSubtileBytes + Traits::Format::kKeyTokenParams, tile, lane, x[s]);
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kTileBytes + Traits::Format::kKeyTokenParams, tile, lane, x[s]);
     else if constexpr (!Traits::kResidualHalves)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
@@ -116,18 +119,28 @@ __device__ __forceinline__ void mask_future(int first, int length, int q_len, in
     }
 }
 
+// The same of blocks that are not there: only positions below `kept` are packed.
+template <class Traits>
+__device__ __forceinline__ void mask_missing(int first, int kept, int lane, Scores<Traits>& x) {
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (first + first_row<Traits>(part, lane) + i / 2 * 8 >= kept) x.offset[part][i] = -INFINITY;
+}
+
 // kSpan sub-tiles from `subtile` on, the first at `position`. `before(s)` waits for sub-tile s, `after(s)` has seen it for the last time.
 template <class Traits, int kSpan = Traits::kSpan, class Before, class After>
 __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query, const Rows16<Traits> (&factors)[Traits::kColumnTiles],
-                                            int position, int length, int q_len, int lane, State<Traits> (&state)[Traits::kColumnTiles], Before&& before, After&& after) {
+                                            int position, int length, int q_len, int kept, int lane, State<Traits> (&state)[Traits::kColumnTiles], Before&& before, After&& after) {
   using Format = typename Traits::Format;
   Products<Traits> products[kSpan][Traits::kColumnTiles];
   ValueParams<Traits> params[kSpan];
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
     before(s);
-    multiply_keys<Traits>(subtile + s * Format::kSubtileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
-    load_value_params<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueTokenParams, lane, params[s]);
+    multiply_keys<Traits>(subtile + s * Traits::kTileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
+    load_value_params<Traits>(subtile + s * Traits::kTileBytes + Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kColumnTiles][kSpan];
 #pragma unroll
@@ -138,12 +151,13 @@ __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32
     for (int s = 0; s < kSpan; ++s) {
       const int first = position + s * 32;
       if (Traits::kQueries > 1 && first + 31 > length - q_len) mask_future<Traits>(first, length, q_len, tile, lane, x[s]);
+      if (Traits::kGathered && first + 32 > kept) mask_missing<Traits>(first, kept, lane, x[s]);
     }
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
-    multiply_values<Traits>(subtile + s * Format::kSubtileBytes + Format::kValueCodes, lane, weights, s, state);
+    multiply_values<Traits>(subtile + s * Traits::kTileBytes + Format::kValueCodes, lane, weights, s, state);
     after(s);
   }
 }
@@ -158,7 +172,7 @@ struct Walk {
 
   __device__ Walk(const AttendArgs& args, const Shared<Traits>& shared, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Book<Traits>& book, int warp,
                   int lane)
-      : ring(shared.ring(), warp, lane), cursor(args, lengths, plan, book, warp, lane), upcoming(cursor.here(args)) {
+      : ring(shared.ring(), warp, lane), cursor(args, lengths, plan, book, warp, lane), upcoming(cursor.here(args, lengths)) {
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
@@ -195,6 +209,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   __builtin_assume(lane >= 0 && lane < 32);
   UnitQuery<Traits> query;
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query);
+  const int kept = Traits::kGathered ? lengths.before[head.batch] / Traits::Format::kTokens * Traits::Format::kTokens : 0;
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
@@ -207,7 +222,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
         if ((sub + s + 1) % Traits::kStageSubtiles == 0) walk.release(args, lengths, (sub + s) / Traits::kStageSubtiles);
       };
       const int position = unit * Traits::kUnitTokens + sub * 32;
-      attend_span<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::Format::kSubtileBytes, query, factors, position, length, args.q_len, lane, state, before,
+      attend_span<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::kTileBytes, query, factors, position, length, args.q_len, kept, lane, state, before,
                           after);
     }
     walk.step(args, lengths);
@@ -231,38 +246,45 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   return unit;
 }
 
-// One head's part of this CTA is in the warps' states: merge it and hand it on. True if with it the head is complete.
+// The warps' parts of a column tile of a head: merged, and written, as output if this CTA has all of the head.
 template <class Traits>
-__device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Book<Traits>& book, const Head& head,
-                                            int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
-  const bool whole = book.plan.covers(head);
+__device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Parts& parts, bool whole,
+                                        int tile) {
+  Merged<Traits> merged;
+  merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
+#if KVGEN_SM90
+  if constexpr (Traits::kCombine == Combine::cluster) {
+    combine_cluster<Traits>(args, head, tile, merged, shared.memory + Traits::kInbox);
+    return;
+  }
+#endif
+  Merged<Traits>::each([&](int i, int column, int channel) {
+    const int at = tile * 8 + column;
+    if (at >= Traits::kColumns) return;
+    if (whole) {
+      write_output<Traits>(args, head, at, channel, merged.value[i], merged.total[i]);
+    } else {
+      __stcg(work.sum(parts.own_slot, at) + channel, merged.value[i]);
+      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, parts.own_slot, at)), make_float2(merged.total[i].reference, merged.total[i].sum));
+    }
+  });
+}
+
+// The heads of a group are done; the last one's parts may still be in the warps' states. Gives the heads that are complete, as bits.
+template <class Traits>
+__device__ __forceinline__ int finish_group(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Book<Traits>& book, int warp, int lane,
+                                            State<Traits> (&state)[Traits::kColumnTiles]) {
+  const Group<Traits>& group = book.group;
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-    publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
+    if (Traits::kHeads == 1) publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
     __syncthreads();
-    Merged<Traits> merged;
-    merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
-#if KVGEN_SM90
-    if constexpr (Traits::kCombine == Combine::cluster) {
-      combine_cluster<Traits>(args, head, tile, merged, shared.memory + Traits::kInbox);
-      continue;
-    }
-#endif
-    Merged<Traits>::each([&](int i, int column, int channel) {
-      const int at = tile * 8 + column;
-      if (at >= Traits::kColumns) return;
-      if (whole) {
-        write_output<Traits>(args, head, at, channel, merged.value[i], merged.total[i]);
-      } else {
-        const int slot = book.parts.own_slot;
-        __stcg(work.sum(slot, at) + channel, merged.value[i]);
-        if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slot, at)), make_float2(merged.total[i].reference, merged.total[i].sum));
-      }
-    });
+#pragma unroll 1
+    for (int i = 0; i < (Traits::kHeads == 1 ? 1 : group.count); ++i) hand_on<Traits>(args, shared.of(i), work, group.heads[i], group.parts[i], book.plan.covers(group.heads[i]), tile);
     if (tile + 1 < Traits::kColumnTiles) __syncthreads();
   }
   if constexpr (Traits::kCombine == Combine::cluster) return blockIdx.x == 0;
-  return whole || combine<Traits>(args, work, book.parts, book.plan.cta, head, shared.flag);
+  return Combination<Traits>{args, work, shared.flags}.run(group, book.plan);
 }
 
 // Heads that this CTA completed and whose residual became a whole block, as a list in the workspace: they are packed when the
@@ -304,39 +326,51 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
 #if KVGEN_SM90
   if constexpr (kTogether) ptx::cluster_arrive();
 #endif
-  QueryLoader<Traits> loader;  // asked for before it is known which: most often it is this one
-  const Head likely = Plan<Traits>::likely(lengths, grid);
-  loader.fetch(args, likely.batch, likely.head, warp, lane);
+  QueryLoader<Traits> loader;  // q is asked for before it is known which: most often it is this one
+  const Head likely = Plan<Traits>::likely(lengths, grid, warp / Traits::kColumnTiles);
+  loader.fetch(args, likely, warp, lane);
   ptx::copy_wait_all();
   __syncthreads();
   const Plan<Traits> drawn(lengths, grid, lane);
   int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
   if (kAppend && threadIdx.x == 0) readers = atomicAdd(work.lengths_read, 1);
-  if (drawn.first.batch != likely.batch || drawn.first.head != likely.head) loader.fetch(args, drawn.first.batch, drawn.first.head, warp, lane);
-  loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
   Book<Traits>& book = shared.book(warp);
   write_down(book.plan, drawn, lane);
   Walk<Traits> walk(args, shared, lengths, drawn, book, warp, lane);
-  write_down(book.head, drawn.first, lane);
+  write_down(book.group, Group<Traits>(drawn, lengths, drawn.first), lane);
+  if (const Head* mine = loader.mine(book.group, warp); mine && (mine->batch != likely.batch || mine->head != likely.head)) loader.fetch(args, *mine, warp, lane);
+  loader.publish(args, shared, book.group, warp, lane);
   const Plan<Traits>& plan = book.plan;
   Flushes<Traits> flushes;
   for (int skip = warp; !plan.idle() || kTogether;) {
     __syncthreads();
-    if (!plan.covers(book.head) && !kTogether) write_down(book.parts, Parts::of(plan, book.head), lane);
-    const Segment segment = plan.segment(book.head);
     State<Traits> state[Traits::kColumnTiles];
-    skip = attend_head<Traits>(args, shared, lengths, book.head, segment.begin + skip, segment.end, lane, walk, state) - segment.end;
-    const Head done = book.head;
-    const bool last = plan.end <= done.start + done.weight;
-    if (!last) {
-      Head next = done;
-      lengths.advance(next);
-      write_down(book.head, next, lane);
-      loader.fetch(args, next.batch, next.head, warp, lane);  // arrives while this head is merged
+    const auto attend = [&](int i) {
+      const Head head = book.group.heads[i];
+      const Segment segment = plan.segment(head);
+      skip = attend_head<Traits>(args, shared.of(i), lengths, head, segment.begin + skip, segment.end, lane, walk, state) - segment.end;
+    };
+    if constexpr (Traits::kHeads == 1) {
+      attend(0);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < book.group.count; ++i) {
+        attend(i);
+        publish_state<Traits>(state[0], shared.of(i).merge, shared.of(i).warp_totals, warp, lane);
+      }
     }
-    if (finish_head<Traits>(args, shared, work, book, done, warp, lane, state) && kAppend) flushes.add(work, lengths, done);
+    const bool last = book.group.last;
+    if (!last) {
+      write_down(book.next, Group<Traits>(plan, lengths, book.group.next), lane);
+      if (const Head* mine = loader.mine(book.next, warp)) loader.fetch(args, *mine, warp, lane);  // arrives while this group is merged
+    }
+    const int completed = finish_group<Traits>(args, shared, work, book, warp, lane, state);
+    if constexpr (kAppend)
+      for (int i = 0; i < book.group.count; ++i)
+        if (completed >> i & 1) flushes.add(work, lengths, book.group.heads[i]);
     if (last) break;
-    loader.publish(args, memory + Traits::kQuery, shared.factors, shared.query_sums, warp, lane);
+    write_down(book.group, book.next, lane);
+    loader.publish(args, shared, book.group, warp, lane);
   }
 
   if constexpr (kAppend) {
@@ -367,7 +401,7 @@ struct Attend {
   static Grid grid(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, most = most_ctas();
     if (Schedule::kCombine == Combine::cluster) return {heads * Schedule::kCluster, Schedule::kCluster, true};
-    const int64_t units = std::max<int64_t>(1, max_len / Format::kTokens * Variant::kUnitsPerBlock);
+    const int64_t units = std::max(1, Variant::packed_units(max_len));
     const int splits = heads <= most ? static_cast<int>(std::min<int64_t>(most / heads, units)) : 0;
     int whole = most;  // CTAs of whole heads each, where there are more heads than CTAs
     while (heads > most && heads % whole != 0) --whole;

@@ -66,6 +66,18 @@ __device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& vi
   }
 }
 
+// The same of a stage: the second half of the pairs lies `kApart` bytes after the first, or behind it where that is 0.
+template <int kBits, int kPairs, int kApart, class Visit>
+__device__ __forceinline__ void visit_stage(uint32_t codes, int lane, Visit&& visit) {
+  if constexpr (kApart == 0) {
+    visit_words<kBits, kPairs>(codes, lane, visit);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      visit_words<kBits, kPairs / 2>(codes + half * kApart, lane, [&](int pair, const uint32_t* words) { visit(half * (kPairs / 2) + pair, words); });
+  }
+}
+
 // Takes the lower fields out of products with mixed top fields: s[tile][2 * half + column].
 template <int kBits>
 __device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {

@@ -173,50 +173,88 @@ __device__ __forceinline__ void gather(const Workspace<Traits>& work, int level,
 }
 
 // Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
-__device__ __forceinline__ bool arrive_last(int* counter, int expected, int* flag) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const bool last = ptx::arrive(counter) == expected - 1;
-    if (last) *counter = 0;
-    *flag = last;
-  }
-  __syncthreads();
-  return *flag;
+__device__ __forceinline__ bool arrive_last(int* counter, int expected) {
+  const bool last = ptx::arrive(counter) == expected - 1;
+  if (last) *counter = 0;
+  return last;
 }
 
-// Called by every CTA of a head once its partial result is in its slot. True for the one that wrote the output.
+// The way of heads' partial results to the output, when they are in their slots: the last CTA of a head to arrive adds them up.
 template <class Traits>
-__device__ bool combine(const AttendArgs& args, const Workspace<Traits>& work, const Parts& parts, int cta, const Head& head, int* flag) {
-  constexpr int kElements = Traits::kColumns * Traits::kHeadDim, kWide = kElements >= 4 * Traits::kThreads ? 4 : kElements >= 2 * Traits::kThreads ? 2 : 1;
-  const int number = head.batch * args.cache.kv_heads + head.head;
-  int groups = parts.count, width = 1;
-  if (Traits::kCombine == Combine::two_level && parts.count > 16) {
-    for (width = 8; width * width < parts.count;) ++width;
-    groups = ceil_div(parts.count, width);
-    const int group = (cta - parts.first) / width, members = min(width, parts.count - group * width);
-    int* counter = work.counters + args.cache.batch * args.cache.kv_heads + number * Workspace<Traits>::kGroupCounters + group;
-    if (!arrive_last(counter, members, flag)) return false;
-    auto member = [&](int i) { return parts.slot(group * width + i); };
+struct Combination {
+  static constexpr int kElements = Traits::kColumns * Traits::kHeadDim;
+  static constexpr int kWide = kElements >= 4 * Traits::kThreads ? 4 : kElements >= 2 * Traits::kThreads ? 2 : 1;
+  const AttendArgs& args;
+  const Workspace<Traits>& work;
+  int* flags;
+
+  // Which of a group's heads this CTA completed, as bits. Called by all its threads.
+  __device__ int run(const Group<Traits>& group, const Plan<Traits>& plan) const {
+    int whole = 0;
+#pragma unroll
+    for (int i = 0; i < Traits::kHeads; ++i) whole |= i < group.count && plan.covers(group.heads[i]) ? 1 << i : 0;
+    const int shared = ((1 << group.count) - 1) & ~whole;
+    if (!shared) return whole;
+    if (Traits::kCombine == Combine::two_level && !first_level(group.heads[0], group.parts[0], plan.cta)) return 0;
+    __syncthreads();
+    if (const int i = threadIdx.x; i < Traits::kHeads && shared >> i & 1) flags[i] = arrive_last(counter(group.heads[i]), levels(group.parts[i]).groups);
+    __syncthreads();
+    int completed = whole;
+#pragma unroll 1
+    for (int i = 0; i < group.count; ++i)
+      if (shared >> i & 1 && flags[i]) add_up(group.heads[i], group.parts[i]), completed |= 1 << i;
+    return completed;
+  }
+
+ private:
+  // The last to arrive adds up `groups` results, each of `width` parts.
+  struct Levels {
+    int groups, width;
+  };
+  __device__ static Levels levels(const Parts& parts) {
+    int width = 1;
+    if (Traits::kCombine == Combine::two_level && parts.count > 16)
+      for (width = 8; width * width < parts.count;) ++width;
+    return {ceil_div(parts.count, width), width};
+  }
+  __device__ int* counter(const Head& head) const { return work.counters + head.batch * args.cache.kv_heads + head.head; }
+
+  template <class Slot, class Use>
+  __device__ __forceinline__ void each_sum(int level, int count, Slot&& slot, Use&& use) const {
     for (int at = threadIdx.x * kWide; at < kElements; at += Traits::kThreads * kWide) {
       const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
       Total total;
       float value[kWide];
-      gather<Traits, kWide>(work, 0, members, column, channel, member, value, total);
-      for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), column) + channel + j, value[j]);
-      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
+      gather<Traits, kWide>(work, level, count, column, channel, slot, value, total);
+      use(column, channel, value, total);
     }
   }
-  if (!arrive_last(work.counters + number, groups, flag)) return false;
-  for (int at = threadIdx.x * kWide; at < kElements; at += Traits::kThreads * kWide) {
-    const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
-    Total total;
-    float value[kWide];
-    gather<Traits, kWide>(work, width > 1 ? 1 : 0, groups, column, channel, [&](int i) { return parts.slot(i * width); }, value, total);
+  __device__ __forceinline__ void add_up(const Head& head, const Parts& parts) const {
+    const auto [groups, width] = levels(parts);
+    const auto slot = [&, width = width](int i) { return parts.slot(i * width); };
+    each_sum(width > 1 ? 1 : 0, groups, slot, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
+      for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
+    });
   }
-  return true;
-}
+  // The first of two: the last of a few parts adds these up, the others are done.
+  __device__ bool first_level(const Head& head, const Parts& parts, int cta) const {
+    const int width = levels(parts).width;
+    if (width == 1) return true;
+    const int group = (cta - parts.first) / width, members = min(width, parts.count - group * width);
+    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
+    __syncthreads();
+    if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);
+    __syncthreads();
+    if (!flags[0]) return false;
+    const auto member = [&](int i) { return parts.slot(group * width + i); };
+    each_sum(0, members, member, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
+      for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), column) + channel + j, value[j]);
+      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
+    });
+    return true;
+  }
+};
 
 #if KVGEN_SM90
 // What the CTAs of a cluster, which hold the parts of one head, send to each other: each adds up a share of the elements.

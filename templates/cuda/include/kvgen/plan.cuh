@@ -53,7 +53,7 @@ struct Lengths {
   __device__ __forceinline__ void describe(int b, Head& head) const {
     const int length = before[b];
     head.batch = b;
-    head.packed = length / Traits::Format::kTokens * Traits::kUnitsPerBlock;
+    head.packed = Traits::packed_units(length);
     head.pieces = max(1, ceil_div(length % Traits::Format::kTokens + fresh, Traits::kPieceTokens));
     head.weight = head.packed * Traits::kUnit + head.pieces;
   }
@@ -103,13 +103,13 @@ struct Plan {
       cut_flat(lengths, __reduce_add_sync(~0u, total) * lengths.heads, grid, uniform, lane);
   }
 
-  // The head that this CTA begins with, if lengths agree and but for rounding.
-  __device__ static Head likely(const Lengths<Traits>& lengths, const Grid& grid) {
+  // The `further`-th head of this CTA, if lengths agree and but for rounding. Not that it exists.
+  __device__ static Head likely(const Lengths<Traits>& lengths, const Grid& grid, int further) {
     Head head;
     if (grid.splits > 0) {
-      head.batch = blockIdx.z, head.head = blockIdx.y;
+      head.batch = blockIdx.z + further * lengths.batch, head.head = blockIdx.y;  // it has one alone
     } else {
-      const int number = grid.by_ctas.quotient(static_cast<int>(blockIdx.x) * (lengths.batch * lengths.heads));
+      const int number = grid.by_ctas.quotient(static_cast<int>(blockIdx.x) * (lengths.batch * lengths.heads)) + further;
       head.batch = grid.by_heads.quotient(number), head.head = grid.by_heads.rest(number);
     }
     return head;
@@ -199,12 +199,33 @@ struct Parts {
   __device__ int slot(int i) const { return i == 0 ? first_slot : 2 * (first + i); }
 };
 
+// Heads of a CTA's range that are worked on together.
+template <class Traits>
+struct Group {
+  Head heads[Traits::kHeads];
+  Parts parts[Traits::kHeads];  // of those that are shared
+  int count = 0;
+  bool last = false;
+  Head next;  // unless it is the last group
+
+  Group() = default;
+  __device__ Group(const Plan<Traits>& plan, const Lengths<Traits>& lengths, const Head& head) : next(head) {
+#pragma unroll
+    for (int i = 0; i < Traits::kHeads; ++i) {
+      if (last) break;
+      heads[i] = next, ++count;
+      if (!plan.covers(next)) parts[i] = Parts::of(plan, next);
+      last = plan.end <= next.start + next.weight;
+      if (!last) lengths.advance(next);
+    }
+  }
+};
+
 // What a warp seldom looks at lies in shared memory: registers are for the inner loop.
 template <class Traits>
 struct Book {
   Plan<Traits> plan;
-  Head head;        // that the warp works on
-  Parts parts;      // of that, if it is shared
+  Group<Traits> group, next;  // that the warp works on, and the one after it
   Head ahead;       // that its ring is being filled from
   Segment segment;  // of that
 };
@@ -232,26 +253,34 @@ struct Cursor {
     unit = segment.begin + warp;
     settle(args, lengths, plan, plan.first, segment);
   }
-  __device__ __forceinline__ Unit here(const AttendArgs& args) const {
-    if (unit < plain) return packed(args);
+  __device__ __forceinline__ Unit here(const AttendArgs& args, const Lengths<Traits>& lengths) const {
+    if (unit < plain) return packed(args, lengths);
     if (unit >= book.segment.end) return {};
     return Unit::of_tail((unit - book.ahead.packed) * Traits::kPieceTokens);
   }
   __device__ __forceinline__ Unit next(const AttendArgs& args, const Lengths<Traits>& lengths) {
     unit += Traits::kWarps;
-    if (unit < plain) return packed(args);
+    if (unit < plain) return packed(args, lengths);
     settle(args, lengths, book.plan, book.ahead, book.segment);
-    return here(args);
+    return here(args, lengths);
   }
 
  private:
-  __device__ __forceinline__ Unit packed(const AttendArgs& args) const {
-    const int block = unit / Traits::kUnitsPerBlock, within = unit % Traits::kUnitsPerBlock;
-    const uint8_t* base;
+  // Of a lane's own vectors; lanes hand each other the addresses of gathered blocks.
+  __device__ __forceinline__ int offset() const { return Traits::kGathered ? 0 : lane * 16; }
+  __device__ __forceinline__ const uint8_t* block_at(const AttendArgs& args, int block) const {
     if constexpr (Traits::kPaged)
-      base = args.cache.block<true>(book.ahead.batch, book.ahead.head, block, Traits::Format::kBlockBytes) + lane * 16;
+      return args.cache.block<true>(book.ahead.batch, book.ahead.head, block, Traits::Format::kBlockBytes) + offset();
     else
-      base = start + static_cast<int64_t>(block) * Traits::Format::kBlockBytes;
+      return start + static_cast<int64_t>(block) * Traits::Format::kBlockBytes;
+  }
+  __device__ __forceinline__ Unit packed(const AttendArgs& args, const Lengths<Traits>& lengths) const {
+    if constexpr (Traits::kGathered) {  // each lane a block; in place of a missing one, the last: what weighs nothing must be finite
+      const int blocks = lengths.before[book.ahead.batch] / Traits::Format::kTokens;
+      return Unit::of_block(nullptr, block_at(args, min(unit * Traits::kUnitBlocks + min(lane, Traits::kUnitBlocks - 1), blocks - 1)));
+    }
+    const int block = unit / Traits::kUnitsPerBlock, within = unit % Traits::kUnitsPerBlock;
+    const uint8_t* base = block_at(args, block);
     const int group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
     return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
   }
@@ -265,7 +294,7 @@ struct Cursor {
     write_down(book.ahead, at, lane);
     write_down(book.segment, segment, lane);
     plain = min(segment.end, at.packed);
-    if constexpr (!Traits::kPaged) start = args.cache.block<false>(at.batch, at.head, 0, Traits::Format::kBlockBytes) + lane * 16;
+    if constexpr (!Traits::kPaged) start = args.cache.block<false>(at.batch, at.head, 0, Traits::Format::kBlockBytes) + offset();
   }
 };
 

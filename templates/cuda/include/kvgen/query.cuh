@@ -10,31 +10,39 @@
 
 namespace kvgen {
 
+struct Head;
+
 template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   static constexpr int kVectors = Traits::kHeadDim / 32;
   uint4 raw[kVectors];
 
-  // Warp `tile` owns column tile `tile`; the others have nothing to do.
-  __device__ static bool mine(int warp) { return warp < Traits::kColumnTiles; }
-  __device__ static int column(int warp, int lane) { return warp * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4); }
+  // Every column tile of every head of a group has a warp; the others have nothing to do.
+  template <class Group>
+  __device__ static const Head* mine(const Group& group, int warp) {
+    return warp / Traits::kColumnTiles < group.count ? group.heads + warp / Traits::kColumnTiles : nullptr;
+  }
+  __device__ static int column(int warp, int lane) { return warp % Traits::kColumnTiles * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4); }
 
-  // Starts the loads; ahead of the K and V traffic, behind which they would queue.
-  __device__ void fetch(const AttendArgs& args, int batch, int head, int warp, int lane) {
+  // Starts the loads, unless there is no such head; ahead of the K and V traffic, behind which they would queue.
+  __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
     const int at = column(warp, lane), query = at / Traits::kGroup;
-    const bool valid = mine(warp) && at < Traits::kColumns && query < args.q_len;
+    const bool valid = warp < Traits::kHeads * Traits::kColumnTiles && head.batch < args.cache.batch && at < Traits::kColumns && query < args.q_len;
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) raw[x] = make_uint4(0, 0, 0, 0);
     if (!valid) return;
-    const Element* row = args.q.row<const Element>(batch, query, head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
+    const Element* row = args.q.row<const Element>(head.batch, query, head.head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) raw[x] = *reinterpret_cast<const uint4*>(row + 32 * x);
   }
 
   // Normalizes and publishes: fragments, per column the factor from products to log2 units, and per K group the sum of q.
-  __device__ void publish(const AttendArgs& args, uint8_t* fragments, float* factors, float* sums, int warp, int lane) {
-    if (!mine(warp)) return;
+  template <class Shared, class Group>
+  __device__ void publish(const AttendArgs& args, const Shared& all, const Group& group, int warp, int lane) {
+    if (!mine(group, warp)) return;
+    const Shared shared = all.of(warp / Traits::kColumnTiles);
+    const int tile = warp % Traits::kColumnTiles;
     const float largest = largest_of_column();
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
     const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
@@ -43,20 +51,20 @@ struct QueryLoader {
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) {
       const uint4 v = scaled(raw[x], shift, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
-      uint4* place = reinterpret_cast<uint4*>(fragments) + (warp * kVectors + x) * 32 + lane;
+      uint4* place = reinterpret_cast<uint4*>(shared.fragments) + (tile * kVectors + x) * 32 + lane;
       *place = v;
       if constexpr (Traits::kResidualHalves)
         place[Traits::kQueryPlainBytes / 16] = make_uint4(times(v.x, upper), times(v.y, upper), times(v.z, upper), times(v.w, upper));
     }
-    const int at = warp * 8 + lane / 4;
-    if (lane % 4 == 0) factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
+    const int at = tile * 8 + lane / 4;
+    if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
     if constexpr (!Traits::kKeyPerToken) return;
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {
       float sum = group_sums[q];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if (lane % 4 == 0) sums[q * Traits::kColumnTiles * 8 + at] = sum;
+      if (lane % 4 == 0) shared.query_sums[q * Traits::kColumnTiles * 8 + at] = sum;
     }
   }
 

@@ -2,6 +2,8 @@
 // A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage. A piece of the tail
 // takes a slot, too: rows of K, then of V, where the first sub-tiles would lie.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/ptx.cuh"
 #include "kvgen/tail.cuh"
 #include "kvgen/traits.cuh"
@@ -9,7 +11,7 @@
 namespace kvgen {
 
 // Where a unit lies in global memory: in a block, in the tail of a head, or nowhere. Addresses are a lane's own: each copies
-// every 32nd vector of 16 bytes, and bulk copies are lane 0's.
+// every 32nd vector of 16 bytes, and bulk copies are lane 0's. Of a gathered unit, lane i has block i's.
 struct Unit {
   static constexpr int kNowhere = -1, kPacked = -2;
   const uint8_t* params = nullptr;
@@ -31,6 +33,22 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
+// A stage of a gathered unit: runs of tokens that lie in one block each.
+template <class Traits>
+struct StageRuns {
+  using Format = typename Traits::Format;
+  static constexpr int kTokens = std::min(Traits::kStageSubtiles * 32, Format::kTokens);
+  static constexpr int kCount = Traits::kStageSubtiles * 32 / kTokens;
+  static constexpr int kBytes = kTokens / Format::kSubtile * Format::kSubtileBytes;
+
+  // Where token `token` of the unit lies in its slot, and in its block; all lanes ask.
+  __device__ static int offset(int token) { return token / Format::kSubtile * Format::kSubtileBytes; }
+  __device__ static const uint8_t* address(const uint8_t* block, int token) {
+    const unsigned long long mine = reinterpret_cast<unsigned long long>(block);
+    return reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, mine, token / Format::kTokens)) + offset(token % Format::kTokens);
+  }
+};
+
 // `fill` copies stage `stage` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
@@ -47,7 +65,10 @@ struct Ring<Traits, Copy::async> {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
     if (unit.first == Unit::kPacked) {
       if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
-      copy_stage(to, unit.subtiles, stage);
+      if constexpr (Traits::kGathered)
+        gather_stage(to, unit.subtiles, stage);
+      else
+        copy_rows<Traits::kStageBytes>(to + stage * Traits::kStageBytes, unit.subtiles + stage * Traits::kStageBytes);
     }
     if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
@@ -68,14 +89,22 @@ struct Ring<Traits, Copy::async> {
 
  private:
   // By rows of 512 bytes, of which the last may repeat some: cheaper than lanes that stand aside.
-  __device__ __forceinline__ void copy_stage(uint32_t to, const uint8_t* from, int stage) {
-    constexpr int kBytes = Traits::kStageBytes, kRow = 512;
+  template <int kBytes>
+  __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from) {
+    constexpr int kRow = 512;
     static_assert(kBytes >= kRow);
-    to += stage * kBytes, from += stage * kBytes;
 #pragma unroll
     for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
       const int at = min(row * kRow, kBytes - kRow);
       ptx::copy_async16(to + at, from + at);
+    }
+  }
+  __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
+    using Runs = StageRuns<Traits>;
+#pragma unroll
+    for (int run = 0; run < Runs::kCount; ++run) {
+      const int token = (stage * Runs::kCount + run) * Runs::kTokens;
+      copy_rows<Runs::kBytes>(to + Runs::offset(token), Runs::address(block, token) + lane * 16);
     }
   }
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {
@@ -119,6 +148,7 @@ struct BulkRing {
   template <class TailOf>
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
+    if (Traits::kGathered && unit.first == Unit::kPacked) return gather(depth, stage, unit.subtiles);
     const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
@@ -148,6 +178,17 @@ struct BulkRing {
   __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
+  // A run to each lane. What arrives before it is expected does not complete the barrier, whose one arrival is lane 0's.
+  __device__ __forceinline__ void gather(int depth, int stage, const uint8_t* block) {
+    using Runs = StageRuns<Traits>;
+    constexpr int kRuns = Runs::kCount * (kWholeUnit ? Traits::kUnitStages : 1);
+    static_assert(kRuns <= 32);
+    const int token = ((kWholeUnit ? 0 : stage * Runs::kCount) + min(lane, kRuns - 1)) * Runs::kTokens;
+    const uint8_t* from = Runs::address(block, token);
+    const uint32_t barrier = barrier_of(depth, stage);
+    if (lane == 0) ptx::barrier_expect(barrier, kRuns * Runs::kBytes);
+    if (lane < kRuns) ptx::copy_bulk(slot(depth) + Runs::offset(token), from, Runs::kBytes, barrier);
+  }
   __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnitStages + stage) * 8; }
 
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail, uint32_t barrier) {

@@ -20,17 +20,19 @@ __device__ __forceinline__ int first_row(int part, int lane) {
 // Per-token params of the rows that a lane scores.
 template <class Traits, class Quant, int kGroups>
 __device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kParts][kGroups][2], float (&zero)[Traits::kParts][kGroups][2]) {
+  constexpr int kRowBytes = Quant::kZero ? 4 : 2;  // params of a token
 #pragma unroll
   for (int q = 0; q < kGroups; ++q)
 #pragma unroll
     for (int part = 0; part < Traits::kParts; ++part) {
-      const int at = (q * 8 + lane / 4) * 4 + 2 * (Traits::kHalves ? lane % 4 / 2 : part);
+      const int half = Traits::kHalves ? lane % 4 / 2 : part;  // rows of a lane lie together, of a block's 16 or of 32
+      const int at = Traits::kApart ? (q * 8 + lane / 4) * 2 + half * (Traits::kApart / kRowBytes) : (q * 8 + lane / 4) * 4 + 2 * half;
       if constexpr (Quant::kZero) {
-        const uint2 v = ptx::load_shared8(address + at * 4);
+        const uint2 v = ptx::load_shared8(address + at * kRowBytes);
         const float2 first = __half22float2(ptx::as_half2(v.x)), second = __half22float2(ptx::as_half2(v.y));
         scale[part][q][0] = first.x, zero[part][q][0] = first.y, scale[part][q][1] = second.x, zero[part][q][1] = second.y;
       } else {
-        const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * 2)));
+        const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * kRowBytes)));
         scale[part][q][0] = v.x, zero[part][q][0] = -v.x * Quant::kOffset;
         scale[part][q][1] = v.y, zero[part][q][1] = -v.y * Quant::kOffset;
       }
@@ -72,7 +74,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
     for (int q = 0; q < Traits::kKeyGroups; ++q)
 #pragma unroll
       for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
-  visit_words<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps>(codes, lane, [&](int pair, const uint32_t* words) {
+  visit_stage<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kApart>(codes, lane, [&](int pair, const uint32_t* words) {
     const int step = pair % Traits::kSteps;
     expand<kBits, typename Traits::Format::Element, false>(words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
@@ -149,7 +151,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
   constexpr int kBits = Traits::Value::kBits;
   constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
-  visit_words<kBits, 2 * kTiles>(codes, lane, [&](int pair, const uint32_t* words) {
+  visit_stage<kBits, 2 * kTiles, Traits::kApart>(codes, lane, [&](int pair, const uint32_t* words) {
     const int part = pair / kTiles;
     expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll

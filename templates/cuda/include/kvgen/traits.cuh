@@ -42,31 +42,44 @@ struct Traits : Schedule {
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
+  // Heads that warps go through without waiting for each other; the parts of all are merged at once.
+  static constexpr int kHeads = Schedule::kHeads;
+  static_assert(kHeads == 1 || (kColumnTiles == 1 && Schedule::kCombine == Combine::last));
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
-  // refilled by halves.
+  // gone through by halves.
   static constexpr int kSpan = kColumnTiles > 1 || Schedule::kUnit % 2 ? 1 : Schedule::kUnit % 4 || Schedule::kDepth == 1 ? 2 : 4;
-  static constexpr int kUnitsPerBlock = Format::kTokens / kUnitTokens;
+  // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
+  static constexpr bool kGathered = kUnitTokens > Format::kTokens;
+  static constexpr int kUnitBlocks = kGathered ? kUnitTokens / Format::kTokens : 1;
+  static constexpr int kUnitsPerBlock = kGathered ? 1 : Format::kTokens / kUnitTokens;
   static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
-  static constexpr int kUnitBytes = Schedule::kUnit * Format::kSubtileBytes;
+  static constexpr int kTileBytes = 32 / Format::kSubtile * Format::kSubtileBytes;  // 32 tokens: a sub-tile, or two of 16
+  static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
+  static constexpr int kUnitBytes = Schedule::kUnit * kTileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
   // A stage is what is waited for and refilled at once.
   static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async ? 1 : kSpan;
   static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;
-  static constexpr int kStageBytes = kStageSubtiles * Format::kSubtileBytes;
+  static constexpr int kStageBytes = kStageSubtiles * kTileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
   // Tokens of the tail (K and V rows in Element) that fit into the first span of a slot: a piece. It comes with the span's last stage.
-  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kSpan * Format::kSubtileBytes / (kHeadDim * 4)));
+  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kSpan * kTileBytes / (kHeadDim * 4)));
   static constexpr int kPieceStage = kSpan / kStageSubtiles - 1;
   static constexpr int kTailRowBytes = kHeadDim * 2;
 
-  static_assert(Format::kSubtile == 32, "blocks shorter than 32 tokens");
-  static_assert(Format::kTokens % kUnitTokens == 0, "a unit lies within a block");
+  static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32 : Format::kTokens % kUnitTokens == 0,
+                "a unit lies within a block, or consists of whole ones without K groups");
   static_assert(!kKeyPerChannel || Key::kGroup % kUnitTokens == 0, "a unit lies within a K group");
   static_assert(Value::kAxis == Axis::token || !Value::kQuantized, "V per channel");
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
   static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
+
+  // Packed units of `tokens` tokens; of a gathered one, some blocks may be missing.
+  __host__ __device__ static constexpr int packed_units(int tokens) {
+    return kGathered ? ceil_div(tokens / Format::kTokens, kUnitBlocks) : tokens / Format::kTokens * kUnitsPerBlock;
+  }
 
   // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox | books.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
@@ -74,16 +87,16 @@ struct Traits : Schedule {
   static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
-  static constexpr int kMerge = kQuery + kQueryBytes;
+  static constexpr int kMerge = kQuery + kHeads * kQueryBytes;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
-  static constexpr int kLengths = kMerge + kMergeBytes;
+  static constexpr int kLengths = kMerge + kHeads * kMergeBytes;
   static constexpr int kSmall = kLengths + kMaxBatch * 4;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
-  static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
+  static constexpr int kInbox = align_up(kSmall + kHeads * kSmallFloats * 4 + 16, 16);
   static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64) : 0;
   static constexpr int kBooks = kInbox + kInboxBytes;
-  static constexpr int kBookBytes = 128;  // per warp
+  static constexpr int kBookBytes = 384;  // per warp
   static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
 };
 

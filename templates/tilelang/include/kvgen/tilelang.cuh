@@ -79,13 +79,16 @@ __device__ __forceinline__ int64_t load_pair(const float* from) { return __ldcg(
 // SM90 alone; the host's pass sees the names.
 __device__ __forceinline__ void cluster_sync() {
 #if KVGEN_SM90
-  ptx::cluster_sync();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
 #endif
 }
 // From the same place in the shared memory of CTA `rank` of the cluster.
 __device__ __forceinline__ float load_cluster(const void* shared, int rank) {
 #if KVGEN_SM90
-  return ptx::load_cluster(ptx::cluster_address(ptx::shared_address(shared), rank));
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(ptx::cluster_address(ptx::shared_address(shared), rank)) : "memory");
+  return v;
 #else
   return 0.f;
 #endif
