@@ -59,8 +59,8 @@ struct Traits : Schedule {
   static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
   static constexpr int kUnitBytes = Schedule::kUnit * kTileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
-  // A stage is what is waited for and refilled at once.
-  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async ? 1 : kSpan;
+  // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async && kTileBytes < 3072 ? 1 : kSpan;
   static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kTileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;

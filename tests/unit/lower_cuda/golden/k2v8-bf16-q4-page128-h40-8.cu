@@ -22,6 +22,7 @@ struct Schedule {
   static constexpr int kGroup = 5;
   static constexpr int kQueries = 4;
   static constexpr bool kPaged = true;
+  static constexpr int kPageBlocks = 1;
   static constexpr bool kExactQ = true;
 };
 
