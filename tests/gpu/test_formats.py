@@ -20,7 +20,7 @@ SHAPES = (
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
     "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
     "k4v4:q4:page64:kg32", "k4v4:token:page16", "k8v8:token:page16:bf16", "k4v4:token:page48:d96:h5/1", "k16v16:page16:h8/1",
-    "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym",
+    "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym", "k4v2:token:page16:d32:sym",
 )  # fmt: skip
 
 
