@@ -37,7 +37,7 @@ SCHEDULES = (
 )  # fmt: skip
 
 
-WIDE = tuple(schedule for schedule in SCHEDULES if schedule != "w8u4d2")
+WIDE = tuple(schedule for schedule in SCHEDULES if schedule not in ("w8u4d2", "w8u2d1c2", "w16u2d1"))
 """Those whose rings leave room for the merge of sixteen columns."""
 EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w8u2d1.flat.two")
 GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.flat.two", "w8u4d1.cl4")
