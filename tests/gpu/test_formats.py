@@ -40,7 +40,7 @@ SCHEDULES = (
 WIDE = tuple(schedule for schedule in SCHEDULES if schedule not in ("w8u4d2", "w8u2d1c2", "w16u2d1"))
 """Those whose rings leave room for the merge of sixteen columns."""
 EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w8u2d1.flat.two")
-GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.flat.two", "w8u4d1.cl4")
+GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.flat", "w8u4d1.cl4")
 """Units of one page, of two, and of more."""
 VARIED = [
     *[Point("k2v2", schedule) for schedule in SCHEDULES],
