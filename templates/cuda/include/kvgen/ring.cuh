@@ -92,7 +92,7 @@ struct Ring<Traits, Copy::async> {
   template <int kBytes>
   __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from) {
     constexpr int kRow = 512;
-    static_assert(kBytes >= kRow);
+    if constexpr (kBytes < kRow) return warp_copy_async<kBytes>(to, from, lane);
 #pragma unroll
     for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
       const int at = min(row * kRow, kBytes - kRow);

@@ -15,7 +15,7 @@ struct Schedule {
   static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Split kSplit = kvgen::Split::flat;
+  static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::two_level;
   static constexpr int kCluster = 1;
   static constexpr int kHeads = 1;
