@@ -73,9 +73,17 @@ struct Ring<Traits, Copy::async> {
     if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
   }
-  // Waits for the oldest stage.
-  __device__ __forceinline__ void wait(int, int) {
-    ptx::copy_wait<Traits::kStages - 1>();
+  // Waits for a stage of the oldest slot. Stages of one span are refilled together, after all were waited for: as many fewer may
+  // still be under way.
+  __device__ __forceinline__ void wait(int, int stage) {
+    constexpr int kTogether = Traits::kSpan / Traits::kStageSubtiles, kOthers = Traits::kStages - 1;
+    static_assert(kTogether <= 4);
+    switch (stage % kTogether) {
+      case 0: ptx::copy_wait<kOthers>(); break;
+      case 1: ptx::copy_wait<(kTogether > 1 ? kOthers - 1 : 0)>(); break;
+      case 2: ptx::copy_wait<(kTogether > 2 ? kOthers - 2 : 0)>(); break;
+      default: ptx::copy_wait<(kTogether > 3 ? kOthers - 3 : 0)>();
+    }
     __syncwarp();
   }
   // Waits for a piece, which all came with one stage of the oldest slot.
