@@ -45,9 +45,8 @@ from kvgen.toolchain.pool import build_many
 PLAIN = "8x32768"
 UNEQUAL = "1x131072+63x1024"
 MODERATE = "1x57344+1x50176+1x43008+1x35840+1x28672+1x21504+1x14336+1x11264"
-WIDE, FINE = ("w8u4d1", "w16u2d1", "w8u4d1.unit"), ("w8u2d2", "w16u2d1", "w8u2d1c2")
-FINEST = ("w8u1d4", "w16u1d2", "w12u1d2")
-"""Schedules for units of 128, 64 and 32 tokens."""
+WIDE, FINE = ("w8u4d1", "w16u2d1", "w8u4d1.unit"), ("w8u2d2", "w16u2d1", "w8u2d2.unit")
+"""Schedules for units of 128 and of 64 tokens."""
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.02, samples=10)
 Row = dict[str, Any]
 
@@ -76,19 +75,19 @@ SHAPES = (
     Shape("groups of 64", "k4v4:kg64", schedules=FINE),
     Shape("page 64", "k4v4:kg64:page64", sibling="groups of 64", schedules=FINE),
     Shape("token", "k4v4:token"),
-    Shape("token, page 64", "k4v4:token:page64", sibling="token", schedules=FINE),
-    Shape("token, page 32", "k4v4:token:page32", sibling="token", schedules=FINEST),
-    Shape("token, page 16", "k4v4:token:page16", sibling="token", schedules=FINEST),
+    Shape("token, page 64", "k4v4:token:page64", sibling="token"),
+    Shape("token, page 32", "k4v4:token:page32", sibling="token"),
+    Shape("token, page 16", "k4v4:token:page16", sibling="token"),
     Shape("as many bytes as 1x131072+63x1024", "k4v4", "8x24448"),
     Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", (*WIDE, "w8u4d1.flat")),
     Shape("ragged, moderate", "k4v4", MODERATE, "plain", (*WIDE, "w8u4d1.flat")),
     Shape("bfloat16", "k4v4:bf16", sibling="plain"),
     Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", ("w8u4d1", "w8u2d1", "w8u2d2")),
     Shape("group 16", "k4v4:h128/8", sibling="plain", schedules=("w8u4d1", "w8u2d1", "w8u2d2")),
-    Shape("group 5", "k4v4:h40/8", sibling="plain", schedules=("w8u4d1", "w16u2d1", "w8u4d1.noexact")),
+    Shape("group 5", "k4v4:h40/8", sibling="plain", schedules=("w8u4d1", "w8u2d2", "w8u4d1.noexact")),
     Shape("head_dim 64", "k4v4:d64", schedules=("w8u4d2", "w16u4d1", "w8u4d1c2")),
     Shape("head_dim 96", "k4v4:d96", schedules=("w8u4d1", "w12u4d1", "w16u2d1")),
-    Shape("head_dim 256", "k4v4:d256", schedules=("w8u2d1", "w8u1d2", "w8u2d1.unit")),
+    Shape("head_dim 256", "k4v4:d256", schedules=("w8u2d1", "w8u2d1.unit", "w8u2d1.bulk")),
     Shape("7 of 5120", "k4v4", "7x5120", schedules=("w8u4d1", "w16u2d1", "w8u2d2")),
     Shape("13 of 20000", "k4v4", "13x20000", schedules=("w8u4d1", "w16u2d1", "w8u4d1.flat")),
     Shape("K 4 bits, V 2 bits", "k4v2", schedules=("w8u4d1", "w12u4d1", "w16u2d1")),

@@ -92,7 +92,8 @@ class Kernel:
 
         `scale` multiplies q·k (default 1/sqrt(head_dim)). Returns out, or (out, lse) where `lse` is true or a tensor to fill.
         More query tokens than the spec's `attention.q_len` are a prompt: on a GPU the cache is dequantized, at most 1 GiB at a
-        time, and torch's flash attention runs over that and the new tokens; lengths stay on the device.
+        time, and torch's kernels run over that and the new tokens. For the shortest length such a call waits for the device
+        once, but while a CUDA graph is captured.
 
         Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for a prompt that the GPU cannot
         attend (sliding windows, soft caps), ValueError on wrong tensors.

@@ -2,8 +2,10 @@
 
 A CPU module takes any number of query tokens, given a workspace for them. A decode kernel of a GPU does not, and should not: with
 hundreds of queries the products of attention cost more than reading the cache. There, the cache is dequantized into 16-bit
-tensors, a part of its sequences and KV heads at a time, and torch's flash attention runs over them: causal, aligned to the end of
-each sequence, with lengths that stay on the device. No host synchronization, so a prompt can be captured in a CUDA graph.
+tensors, a part of its sequences and KV heads at a time, and torch's kernels run over them. What every query of every sequence sees,
+whole thousands of tokens, goes to cuDNN, the fastest; the rest to flash attention, causal to the end of each sequence, with lengths
+that stay on the device. Both are merged by their LSE. For the shortest length the host waits for the device once per call; while a
+CUDA graph is captured it does not, and flash attention does everything.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import torch
 
 from kvgen.toolchain.module import Module
 
+PREFIX_STEP = 1024
+"""Tokens of the prefix come in steps: cuDNN plans anew for every shape."""
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
 
@@ -58,14 +62,15 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     batch, tokens = call.q.shape[:2]
     heads = cache[1].shape[1]
     group = call.q.shape[2] // heads
+    prefix = common_prefix(cache, call)
     for part in parts(batch, heads, call.bound * call.q.shape[3] * 2 * call.q.element_size()):
         k, v, used = _dequantized(module, cache, call, part)
         shared = slice(part.heads.start * group, part.heads.stop * group)
-        out, lse = flash(call.q[part.batch, :, shared], k, v, used, call.scale)
-        call.out[part.batch, :, shared] = out
+        q, out = call.q[part.batch, :, shared], call.out[part.batch, :, shared]
+        lse = attend(q, k, v, used, call.scale, prefix, out)
         if call.lse is not None:
             call.lse[part.batch, shared] = lse
-        del k, v, out, lse  # before the next part takes as much
+        del k, v, lse  # before the next part takes as much
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
         module.pack(*call.new, counts, *cache)
@@ -118,8 +123,50 @@ def _dequantized(module: Module, cache: Tensors, call: Call, part: Part) -> tupl
     return k, v, lengths + count
 
 
-def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of the first `used[b]` tokens of k and v.
+def common_prefix(cache: Tensors, call: Call) -> int:
+    """Tokens that every query sees, in whole steps; 0 where cuDNN cannot be used. Waits for the device."""
+    tokens = call.q.shape[1]
+    if call.bound - tokens < PREFIX_STEP or not dense_fits(call.q):
+        return 0
+    before = 0 if call.new is None else tokens
+    return max(0, int(cache[3].min()) + before - tokens) // PREFIX_STEP * PREFIX_STEP
+
+
+def dense_fits(q: torch.Tensor) -> bool:
+    """Whether cuDNN takes tensors like q [batch, q_len, q_heads, head_dim], and the host may wait."""
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    heads = q.transpose(1, 2)
+    one = heads[:, :1]
+    return torch.backends.cuda.can_use_cudnn_attention(torch.backends.cuda.SDPAParams(heads, one, one, None, 0.0, False, True))
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, prefix: int, out: torch.Tensor
+) -> torch.Tensor:
+    """Fill `out` with causal attention of q, the last positions of each sequence; the LSE, as `flash` gives it."""
+    own, own_lse = flash(q, k, v, used, scale, prefix)
+    if prefix == 0:
+        out.copy_(own)
+        return own_lse
+    old, old_lse = dense(q, k[:, :prefix], v[:, :prefix], scale)
+    weight = torch.sigmoid(old_lse - own_lse).transpose(1, 2).unsqueeze(-1).to(q.dtype)
+    out.copy_(torch.lerp(own, old, weight))
+    return torch.logaddexp(old_lse, own_lse)
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q over all of k and v by cuDNN: out like q, and LSE [batch, q_heads, q_len]."""
+    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), None, True, 0.0, False, False, scale=scale
+    )[:2]
+    return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
+
+
+def flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of tokens `first` to `used[b]` of k and v.
 
     Returns out like q and LSE [batch, q_heads, q_len], float32; a query that sees nothing has 0 and -inf.
     """
@@ -128,7 +175,7 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor,
     steps = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     rows = (x.flatten(0, 1) for x in (q.contiguous(), k, v))
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *rows, steps * tokens, steps * room, tokens, room, 0.0, True, False, scale=scale, seqused_k=used
+        *rows, steps * tokens, steps * room + first, tokens, room - first, 0.0, True, False, scale=scale, seqused_k=used - first
     )  # fmt: skip
     lse = lse.reshape(heads, batch, tokens).transpose(0, 1)
     return out.reshape(q.shape), lse.masked_fill(lse == torch.inf, -torch.inf)

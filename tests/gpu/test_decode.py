@@ -73,7 +73,7 @@ def test_a_captured_step_replays_past_several_flushes(point: Point) -> None:
 
 
 REPEATED = (
-    Point("k4v4"), Point("k2v2", "w8u4d1.cl8"), Point("k2v2", "w8u4d1.flat.two"), Point("k8v8", "w8u1d2.bulk"),
+    Point("k4v4"), Point("k2v2", "w8u4d1.cl8"), Point("k2v2", "w8u4d1.two"), Point("k8v8", "w8u1d2.bulk"),
     Point("k4v4:h16/2", "w8u4d1.unit"),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Prompts over a quantized cache: many query tokens, ragged, by dequantizing and torch's flash attention; against fp64."""
+"""Prompts over a quantized cache: many query tokens, ragged, by dequantizing and torch's kernels; against fp64."""
 
 from __future__ import annotations
 
@@ -75,6 +75,16 @@ def test_prompts_over_a_cache_agree_with_fp64(point: Point) -> None:
         check_decode(v, cache, q_len, q_len)
     check_attend(v, cache, 1, 5)
     check_attend(v, cache, 300, 6)
+
+
+@pytest.mark.parametrize("point", [POINTS[i] for i in (0, 1, 2, 3, 5)], ids=str)
+def test_long_prefixes_are_attended_apart(point: Point) -> None:
+    """Whole thousands of tokens that all queries see, but for head dimensions that cuDNN does not know."""
+    v = variant(point)
+    cache = filled(v, [5000, 3333], 5200)
+    for q_len in (64, 1500):
+        check_attend(v, cache, q_len, q_len)
+    check_decode(v, cache, 200, 3)
 
 
 def test_a_prompt_of_thousands() -> None:

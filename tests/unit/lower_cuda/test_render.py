@@ -16,8 +16,8 @@ from kvgen.lower.schedule import Params, Schedule
 GOLDEN = Path(__file__).parent / "golden"
 CASES: tuple[tuple[str, str, Target], ...] = (
     ("k4v4", "w8u4d1", "sm90"),
-    ("k2v8:bf16:q4:page128:h40/8", "w8u2d1.flat.two", "sm80"),
-    ("k8v8:token:sym:d96:h7/1", "w8u2d1.cl8.unit", "sm90"),
+    ("k2v8:bf16:q4:page128:h40/8", "w8u2d1.two", "sm80"),
+    ("k8v8:token:sym:d96:h7/1", "w8u2d1.cl8", "sm90"),
 )
 WORK = [workload_of("8x32768")]
 

@@ -86,10 +86,18 @@ def test_a_query_before_the_first_token_sees_nothing() -> None:
 # --- the route of a GPU ------------------------------------------------------------------------------------------------
 
 
-def stand_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def stand_in(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What torch's flash attention computes, in fp64."""
-    out, lse = attend(q, k, v, used, scale=scale)
+    out, lse = attend(q, k[:, first:], v[:, first:], used - first, scale=scale)
     return out.to(q.dtype), lse.float()
+
+
+def dense_stand_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What cuDNN computes, in fp64: every query sees all of k."""
+    rows = [attend(q[:, i : i + 1], k, v, scale=scale) for i in range(q.shape[1])]
+    return torch.cat([out for out, _ in rows], 1).to(q.dtype), torch.cat([lse for _, lse in rows], 2).float()
 
 
 def naive_variant(paged: bool) -> Variant:
@@ -116,6 +124,30 @@ def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: py
         near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
     assert cache.lengths.tolist() == oracle.lengths.tolist()
     near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
+
+
+@pytest.mark.parametrize("name", ["gqa", "pages"])
+@pytest.mark.parametrize("lengths", [(120, 97, 340, 98), (97, 300, 81, 200), (20, 300, 300, 300)])
+def test_what_all_queries_see_is_attended_apart(name: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 16 tokens: of the shortest sequence before the prompt."""
+    v = variant(SPECS[name], BLOCK_32)
+    a, q_len, prefixes = v.spec.attention, 33, []
+    monkeypatch.setattr(prompt, "PREFIX_STEP", 16)
+    monkeypatch.setattr(prompt, "flash", stand_in)
+    monkeypatch.setattr(prompt, "dense", lambda q, k, v, scale: prefixes.append(k.shape[1]) or dense_stand_in(q, k, v, scale))
+    monkeypatch.setattr(prompt, "dense_fits", lambda q: True)
+    monkeypatch.setattr(prompt, "on_cpu", prompt.on_gpu)
+    cache = v.new_cache(len(lengths), 448)
+    oracle = ReferenceCache(v.spec, len(lengths), v.layout.tokens)
+    k, x = (normal(seed, max(lengths), a.kv_heads, a.head_dim, v.dtype) for seed in (1, 2))
+    v.prefill(cache, k, x, lengths)
+    oracle.prefill(k, x, torch.tensor(lengths))
+    q = normal(3, q_len, a.q_heads, a.head_dim, v.dtype)
+    near(v, v.attend(q, cache, lse=True), oracle.attend(q))
+    new = [normal(seed, q_len, a.kv_heads, a.head_dim, v.dtype) for seed in (4, 5)]
+    near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
+    seen = max(0, min(lengths) - q_len), min(lengths)
+    assert prefixes == [length // 16 * 16 for length in seen if length >= 16]
 
 
 @pytest.mark.parametrize(("batch", "heads", "fit"), [(1, 8, 8), (7, 8, 24), (5, 8, 7), (3, 1, 2), (2, 8, 0), (64, 8, 2)])

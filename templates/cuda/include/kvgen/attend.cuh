@@ -129,15 +129,16 @@ __device__ __forceinline__ void mask_missing(int first, int kept, int lane, Scor
       if (first + first_row<Traits>(part, lane) + i / 2 * 8 >= kept) x.offset[part][i] = -INFINITY;
 }
 
-// kSpan sub-tiles from `subtile` on, the first at `position`.
-template <class Traits, int kSpan = Traits::kSpan>
+// kSpan sub-tiles from `subtile` on, the first at `position`. `before(s)` waits for sub-tile s, `after(s)` has seen it for the last time.
+template <class Traits, int kSpan = Traits::kSpan, class Before, class After>
 __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const UnitQuery<Traits>& query, const Rows16<Traits> (&factors)[Traits::kColumnTiles],
-                                            int position, int length, int q_len, int kept, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+                                            int position, int length, int q_len, int kept, int lane, State<Traits> (&state)[Traits::kColumnTiles], Before&& before, After&& after) {
   using Format = typename Traits::Format;
   Products<Traits> products[kSpan][Traits::kColumnTiles];
   ValueParams<Traits> params[kSpan];
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
+    before(s);
     multiply_keys<Traits>(subtile + s * Traits::kTileBytes + Format::kKeyCodes, lane, query.fragments, products[s]);
     load_value_params<Traits>(subtile + s * Traits::kTileBytes + Format::kValueTokenParams, lane, params[s]);
   }
@@ -155,7 +156,10 @@ __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
 #pragma unroll
-  for (int s = 0; s < kSpan; ++s) multiply_values<Traits>(subtile + s * Traits::kTileBytes + Format::kValueCodes, lane, weights, s, state);
+  for (int s = 0; s < kSpan; ++s) {
+    multiply_values<Traits>(subtile + s * Traits::kTileBytes + Format::kValueCodes, lane, weights, s, state);
+    after(s);
+  }
 }
 
 // A warp's way through the units of its CTA: what it works on, what its ring fetches next.
@@ -180,7 +184,12 @@ struct Walk {
     const Head& ahead = cursor.book.ahead;
     ring.fill(slot, stage, upcoming, [&] { return Tail<Traits>(args, ahead.batch, ahead.head, lengths.before[ahead.batch]); });
   }
-  // The oldest slot is done with and refilled.
+  // A stage of the oldest slot is done with and refilled.
+  __device__ __forceinline__ void release(const AttendArgs& args, const Lengths<Traits>& lengths, int stage) {
+    ring.release(stage);
+    fill(args, lengths, depth, stage);
+  }
+  // The oldest slot is done with.
   __device__ __forceinline__ void step(const AttendArgs& args, const Lengths<Traits>& lengths) {
     upcoming = cursor.next(args, lengths);
     if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
@@ -204,14 +213,17 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   for (const int stop = min(end, head.packed); unit < stop; unit += Traits::kWarps) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
-    for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
-      walk.ring.wait(walk.depth, stage);
-      if constexpr (Traits::kKeyPerChannel)
-        if (stage == 0) prepare_query<Traits>(shared, slot, lane, query);
-      const int position = unit * Traits::kUnitTokens + stage * Traits::kSpan * 32;
-      attend_span<Traits>(shared, slot + Traits::kUnitParams + stage * Traits::kStageBytes, query, factors, position, length, args.q_len, kept, lane, state);
-      __syncwarp();
-      walk.fill(args, lengths, walk.depth, stage);
+    for (int sub = 0; sub < Traits::kUnit; sub += Traits::kSpan) {
+      const auto before = [&](int s) {
+        if ((sub + s) % Traits::kStageSubtiles == 0) walk.ring.wait(walk.depth, (sub + s) / Traits::kStageSubtiles);
+        if (Traits::kKeyPerChannel && sub + s == 0) prepare_query<Traits>(shared, slot, lane, query);
+      };
+      const auto after = [&](int s) {
+        if ((sub + s + 1) % Traits::kStageSubtiles == 0) walk.release(args, lengths, (sub + s) / Traits::kStageSubtiles);
+      };
+      const int position = unit * Traits::kUnitTokens + sub * 32;
+      attend_span<Traits>(shared, slot + Traits::kUnitParams + sub * Traits::kTileBytes, query, factors, position, length, args.q_len, kept, lane, state, before,
+                          after);
     }
     walk.step(args, lengths);
   }
@@ -220,16 +232,14 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
 #pragma unroll 1
   for (; unit < end; unit += Traits::kWarps) {
     const int first = (unit - head.packed) * Traits::kPieceTokens, count = lengths.before[head.batch] % Traits::Format::kTokens + lengths.fresh;
+    const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
+    walk.ring.wait_piece(walk.depth);
+    attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
+    if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
 #pragma unroll 1
     for (int stage = 0; stage < Traits::kUnitStages; ++stage) {
       walk.ring.wait(walk.depth, stage);
-      if (stage == 0) {
-        const TailRows<Traits> rows{walk.ring.slot(walk.depth), min(count - first, Traits::kPieceTokens)};
-        attend_piece<Traits>(rows, first, count, args.q_len, shared.query(), shared.factors, lane, state);
-        if (lengths.fresh && count < Traits::Format::kTokens) append_piece(args, rows, head.batch, head.head, first, count - lengths.fresh, lane);
-      }
-      __syncwarp();
-      walk.fill(args, lengths, walk.depth, stage);
+      walk.release(args, lengths, stage);
     }
     walk.step(args, lengths);
   }

@@ -244,7 +244,9 @@ struct Cursor {
   Book<Traits>& book;
   int unit;              // within the head
   int plain;             // units below are packed ones of this head
-  const uint8_t* start;  // the head's first block, for contiguous caches
+  const uint8_t* start;  // of the head's blocks; where there are pages, of the head within each
+  const int* pages;      // of the sequence
+  int page = 0;          // the unit's; asked for a unit ahead, so that nobody waits for the table
   int lane;
 
   __device__ Cursor(const AttendArgs& args, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Book<Traits>& book_, int warp, int lane_)
@@ -253,7 +255,7 @@ struct Cursor {
     unit = segment.begin + warp;
     settle(args, lengths, plan, plan.first, segment);
   }
-  __device__ __forceinline__ Unit here(const AttendArgs& args, const Lengths<Traits>& lengths) const {
+  __device__ __forceinline__ Unit here(const AttendArgs& args, const Lengths<Traits>& lengths) {
     if (unit < plain) return packed(args, lengths);
     if (unit >= book.segment.end) return {};
     return Unit::of_tail((unit - book.ahead.packed) * Traits::kPieceTokens);
@@ -266,22 +268,25 @@ struct Cursor {
   }
 
  private:
-  // Of a lane's own vectors; lanes hand each other the addresses of gathered blocks.
-  __device__ __forceinline__ int offset() const { return Traits::kGathered ? 0 : lane * 16; }
-  __device__ __forceinline__ const uint8_t* block_at(const AttendArgs& args, int block) const {
-    if constexpr (Traits::kPaged)
-      return args.cache.block<true>(book.ahead.batch, book.ahead.head, block, Traits::Format::kBlockBytes) + offset();
-    else
-      return start + static_cast<int64_t>(block) * Traits::Format::kBlockBytes;
+  // Of a unit. Of a gathered one each lane gives a block; in place of a missing one, the last: what weighs nothing must be finite.
+  __device__ __forceinline__ int block_of(const Lengths<Traits>& lengths, int unit) const {
+    if constexpr (!Traits::kGathered) return unit / Traits::kUnitsPerBlock;
+    return min(unit * Traits::kUnitBlocks + min(lane, Traits::kUnitBlocks - 1), lengths.before[book.ahead.batch] / Traits::Format::kTokens - 1);
   }
-  __device__ __forceinline__ Unit packed(const AttendArgs& args, const Lengths<Traits>& lengths) const {
-    if constexpr (Traits::kGathered) {  // each lane a block; in place of a missing one, the last: what weighs nothing must be finite
-      const int blocks = lengths.before[book.ahead.batch] / Traits::Format::kTokens;
-      return Unit::of_block(nullptr, block_at(args, min(unit * Traits::kUnitBlocks + min(lane, Traits::kUnitBlocks - 1), blocks - 1)));
+  __device__ __forceinline__ void look_up(const Lengths<Traits>& lengths, int unit) {
+    if constexpr (Traits::kPaged)
+      if (unit < plain) page = pages[block_of(lengths, unit) / Traits::kPageBlocks];
+  }
+  __device__ __forceinline__ Unit packed(const AttendArgs& args, const Lengths<Traits>& lengths) {
+    int64_t block = block_of(lengths, unit);
+    const uint8_t* base = start;
+    if constexpr (Traits::kPaged) {
+      base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
+      look_up(lengths, unit + Traits::kWarps);
     }
-    const int block = unit / Traits::kUnitsPerBlock, within = unit % Traits::kUnitsPerBlock;
-    const uint8_t* base = block_at(args, block);
-    const int group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
+    base += block * Traits::Format::kBlockBytes;
+    if constexpr (Traits::kGathered) return Unit::of_block(nullptr, base);
+    const int within = unit % Traits::kUnitsPerBlock, group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
     return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
   }
   __device__ __forceinline__ void settle(const AttendArgs& args, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Head at, Segment segment) {
@@ -294,7 +299,12 @@ struct Cursor {
     write_down(book.ahead, at, lane);
     write_down(book.segment, segment, lane);
     plain = min(segment.end, at.packed);
-    if constexpr (!Traits::kPaged) start = args.cache.block<false>(at.batch, at.head, 0, Traits::Format::kBlockBytes) + offset();
+    start = args.cache.packed + at.head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);  // lanes exchange gathered addresses
+    if constexpr (Traits::kPaged)
+      pages = args.cache.block_table + static_cast<int64_t>(at.batch) * args.cache.table_stride;
+    else
+      start += at.batch * args.cache.outer_stride_bytes;
+    look_up(lengths, unit);
   }
 };
 

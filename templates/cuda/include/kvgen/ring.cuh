@@ -1,6 +1,6 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles; kSpan of these are one stage. A piece of the tail
-// takes a slot, too: rows of K, then of V, where the first sub-tile would lie.
+// A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage. A piece of the tail
+// takes a slot, too: rows of K, then of V, where the first sub-tiles would lie.
 #pragma once
 #include <algorithm>
 
@@ -37,8 +37,8 @@ struct Ring;
 template <class Traits>
 struct StageRuns {
   using Format = typename Traits::Format;
-  static constexpr int kTokens = std::min(Traits::kSpan * 32, Format::kTokens);
-  static constexpr int kCount = Traits::kSpan * 32 / kTokens;
+  static constexpr int kTokens = std::min(Traits::kStageSubtiles * 32, Format::kTokens);
+  static constexpr int kCount = Traits::kStageSubtiles * 32 / kTokens;
   static constexpr int kBytes = kTokens / Format::kSubtile * Format::kSubtileBytes;
 
   // Where token `token` of the unit lies in its slot, and in its block; all lanes ask.
@@ -70,7 +70,7 @@ struct Ring<Traits, Copy::async> {
       else
         copy_rows<Traits::kStageBytes>(to + stage * Traits::kStageBytes, unit.subtiles + stage * Traits::kStageBytes);
     }
-    if (stage == 0 && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote: one that cannot part the warp
+    if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
   }
   // Waits for the oldest stage.
@@ -78,6 +78,13 @@ struct Ring<Traits, Copy::async> {
     ptx::copy_wait<Traits::kStages - 1>();
     __syncwarp();
   }
+  // Waits for a piece, which all came with one stage of the oldest slot.
+  __device__ __forceinline__ void wait_piece(int) {
+    ptx::copy_wait<Traits::kStages - 1 - Traits::kPieceStage>();
+    __syncwarp();
+  }
+  // The oldest stage is done with: every lane's last look at it comes before what refills it.
+  __device__ __forceinline__ void release(int) { __syncwarp(); }
   __device__ __forceinline__ void next_round() {}
 
  private:
@@ -85,7 +92,7 @@ struct Ring<Traits, Copy::async> {
   template <int kBytes>
   __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from) {
     constexpr int kRow = 512;
-    static_assert(kBytes >= kRow);
+    if constexpr (kBytes < kRow) return warp_copy_async<kBytes>(to, from, lane);
 #pragma unroll
     for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
       const int at = min(row * kRow, kBytes - kRow);
@@ -142,24 +149,30 @@ struct BulkRing {
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
     if (Traits::kGathered && unit.first == Unit::kPacked) return gather(depth, stage, unit.subtiles);
-    if (lane != 0) return;
     const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
-    if (unit.first == Unit::kPacked) {
-      const bool params = first == 0 && Traits::kUnitParams > 0;
-      ptx::barrier_expect(barrier, count * kBytes + (params ? Traits::kUnitParams : 0));
-      if (params) ptx::copy_bulk(slot(depth), unit.params, Traits::kUnitParams, barrier);
-      ptx::copy_bulk(to, unit.subtiles + first * kBytes, count * kBytes, barrier);
-    } else if (unit.first >= 0) {
-      if (first == 0)
+    if (__any_sync(~0u, unit.first >= 0)) {  // by vote, which cannot part the warp
+      if (lane != 0) return;
+      if (kWholeUnit || stage == Traits::kPieceStage)
         fill_piece(to, unit.first, tail_of(), barrier);
       else
         ptx::barrier_expect(barrier, 0);
+    } else if (lane == 0 && unit.first == Unit::kPacked) {
+      const int params = first == 0 ? Traits::kUnitParams : 0, beside = Traits::kUnitsPerBlock == 1 ? params : 0;  // copied at once
+      ptx::barrier_expect(barrier, count * kBytes + params);
+      if (params > beside) ptx::copy_bulk(slot(depth), unit.params, params, barrier);
+      ptx::copy_bulk(to - beside, unit.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
     }
   }
   __device__ __forceinline__ void wait(int depth, int stage) {
     if (!kWholeUnit || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
+  }
+  __device__ __forceinline__ void wait_piece(int depth) { wait(depth, Traits::kPieceStage); }
+  __device__ __forceinline__ void release(int stage) {
+    if (kWholeUnit && stage != Traits::kUnitStages - 1) return;
+    if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
+    __syncwarp();
   }
   // After every slot was used once, completions have the other parity.
   __device__ __forceinline__ void next_round() { parity ^= 1; }

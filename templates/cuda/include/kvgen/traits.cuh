@@ -40,15 +40,16 @@ struct Traits : Schedule {
   // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
   static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kColumnTiles == 1));
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
-  // Lanes exchange products where a sub-tile's K codes were, if these are large enough, and refilled in order with plain stores.
-  static constexpr bool kExchangeShared = kResidualHalves && Schedule::kCopy == Copy::async && Format::template codes_bytes<Key>() >= 1024;
+  // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
+  static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
   // Heads that warps go through without waiting for each other; the parts of all are merged at once.
   static constexpr int kHeads = Schedule::kHeads;
   static_assert(kHeads == 1 || (kColumnTiles == 1 && Schedule::kCombine == Combine::last));
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
-  // Sub-tiles that go through the softmax together: one test, and twice the work to hide latency behind.
-  static constexpr int kSpan = Schedule::kUnit % 2 == 0 && kColumnTiles == 1 ? 2 : 1;
+  // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
+  // gone through by halves.
+  static constexpr int kSpan = kColumnTiles > 1 || Schedule::kUnit % 2 ? 1 : Schedule::kUnit % 4 || Schedule::kDepth == 1 ? 2 : 4;
   // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
   static constexpr bool kGathered = kUnitTokens > Format::kTokens;
   static constexpr int kUnitBlocks = kGathered ? kUnitTokens / Format::kTokens : 1;
@@ -58,11 +59,14 @@ struct Traits : Schedule {
   static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
   static constexpr int kUnitBytes = Schedule::kUnit * kTileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
-  static constexpr int kUnitStages = Schedule::kUnit / kSpan;  // a stage is what is waited for and refilled at once
-  static constexpr int kStageBytes = kSpan * kTileBytes;
+  // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async && kTileBytes < 3072 ? 1 : kSpan;
+  static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;
+  static constexpr int kStageBytes = kStageSubtiles * kTileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
-  // Tokens of the tail (K and V rows in Element) that fit into one stage of the ring: a piece.
-  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kStageBytes / (kHeadDim * 4)));
+  // Tokens of the tail (K and V rows in Element) that fit into the first span of a slot: a piece. It comes with the span's last stage.
+  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kSpan * kTileBytes / (kHeadDim * 4)));
+  static constexpr int kPieceStage = kSpan / kStageSubtiles - 1;
   static constexpr int kTailRowBytes = kHeadDim * 2;
 
   static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32 : Format::kTokens % kUnitTokens == 0,

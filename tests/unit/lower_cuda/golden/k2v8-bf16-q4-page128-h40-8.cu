@@ -15,13 +15,14 @@ struct Schedule {
   static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Split kSplit = kvgen::Split::flat;
+  static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::two_level;
   static constexpr int kCluster = 1;
   static constexpr int kHeads = 1;
   static constexpr int kGroup = 5;
   static constexpr int kQueries = 4;
   static constexpr bool kPaged = true;
+  static constexpr int kPageBlocks = 1;
   static constexpr bool kExactQ = true;
 };
 

@@ -22,6 +22,7 @@ struct Schedule {
   static constexpr int kGroup = 4;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
   static constexpr bool kExactQ = true;
 };
 

@@ -14,7 +14,7 @@ struct Schedule {
   static constexpr int kUnit = 2;
   static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 1;
-  static constexpr kvgen::Copy kCopy = kvgen::Copy::bulk_unit;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
   static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
   static constexpr int kCluster = 8;
@@ -22,6 +22,7 @@ struct Schedule {
   static constexpr int kGroup = 7;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
   static constexpr bool kExactQ = true;
 };
 
@@ -31,7 +32,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 134784, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 134656, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
