@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_backends.py [--specs k4v4,k4v4:page128] [--workloads 8x32768] [--cuda w8u4d1] [--tilelang w8u2s2,w8u4s4]
 
-Words are those of gpu_words.py; a schedule that a spec has no room for is left out. Prints the fastest of each back end.
+Words are those of gpu_words.py; a schedule that a spec has no room for is left out. Prints the fastest of each back end
+and what was wrong; exits with 1 where anything was.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from kvgen.measure.device import fingerprint
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
+MOST_ERROR = 1e-2
+"""Relative L2 beyond which a kernel is wrong, and its time says nothing."""
 SPECS = "k8v8,k4v4,k2v2,k4v4:page128,k4v4:kg64,k4v4:page64:kg64"
 FIELDS = (
     "spec", "batch", "kv_len", "backend", "target", "schedule", "us", "read_us", "read_fraction", "decode_us", "relative_l2",
@@ -59,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--specs", default=SPECS)
     parser.add_argument("--workloads", default="8x32768,32x8192,1x32768")
     parser.add_argument("--cuda", default="default,w8u4d1,w8u1d2,w12u4d1,w16u4d1")
-    parser.add_argument("--tilelang", default="default,w8u2s2,w8u4s4,w4u4s4c2,w16u4s4,w8u4s4c2")
+    parser.add_argument("--tilelang", default="default,w8u4s4,w8u2s2.cl,w4u4s4c2.cl,w12u4s4.cl,w16u4s4.cl,w8u4s4c2")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--logit", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
@@ -116,17 +119,25 @@ def measured(task: Row, facts: Row) -> list[Row]:
     return rows
 
 
+def right(row: Row) -> bool:
+    """Whether the row's kernel agreed with the reference."""
+    return float(row["relative_l2"]) <= MOST_ERROR
+
+
 def show(rows: list[Row]) -> None:
-    """The fastest schedule of each back end, and its PTX for the older target."""
+    """The fastest right schedule of each back end, and its PTX for the older target; then all that were wrong."""
     for key in dict.fromkeys((row["spec"], row["batch"], row["kv_len"]) for row in rows):
-        mine = [row for row in rows if (row["spec"], row["batch"], row["kv_len"]) == key]
-        print(f"{key[0]} {key[1]}x{key[2]}: read {mine[0]['read_us']} µs")
-        for backend in dict.fromkeys(row["backend"] for row in mine):
+        mine = [row for row in rows if right(row) and (row["spec"], row["batch"], row["kv_len"]) == key]
+        print(f"{key[0]} {key[1]}x{key[2]}: read {mine[0]['read_us']} µs" if mine else f"{key[0]} {key[1]}x{key[2]}: nothing right")
+        for backend in dict.fromkeys(row["backend"] for row in mine if "PTX" not in row["target"]):
             best = min((row for row in mine if row["backend"] == backend and "PTX" not in row["target"]), key=lambda row: row["us"])
             older = [row for row in mine if row["backend"] == backend and "PTX" in row["target"] and row["schedule"] == best["schedule"]]
             ptx = "".join(f"  {row['target']} {row['us']:.2f} ({row['us'] / best['us'] - 1:+.1%})" for row in older)
             more = best["decode_us"] - best["us"]
             print(f"  {backend:9}{best['schedule']:24}{best['us']:8.2f}  {best['read_fraction']:.3f}  decode {more:+.2f}{ptx}", flush=True)
+    for row in rows:
+        if not right(row):
+            print("WRONG", *(row[name] for name in ("spec", "batch", "kv_len", "backend", "target", "schedule", "relative_l2")), flush=True)
 
 
 def main() -> int:
@@ -151,7 +162,7 @@ def main() -> int:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    return 0
+    return 0 if all(map(right, rows)) else 1
 
 
 if __name__ == "__main__":

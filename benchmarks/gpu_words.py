@@ -24,7 +24,7 @@ _WORDS: dict[str, tuple[str, Value]] = {
     "unit": ("copy", "bulk_unit"),
     "two": ("combine", "two_level"),
     "noexact": ("exact_q", False),
-    **{name: ("splits", name) for name in ("wave", "waves2")},
+    "wave": ("splits", "wave"),
     "gemm": ("form", "gemm"),
 }
 _LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas", "h": "heads"}

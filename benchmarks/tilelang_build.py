@@ -1,6 +1,6 @@
 """How long one TileLang variant takes from a spec to a loadable library: lowering and compiling, nothing cached.
 
-    python benchmarks/tilelang_build.py [--points k4v4/w8u4s4,k2v2/w16u4s4] [--target sm90]
+    python benchmarks/tilelang_build.py [--points k4v4/w8u2s2,k2v2/w16u4s4] [--target sm90]
 
 Needs TileLang and nvcc, no GPU. Also writes benchmarks/results/tilelang_build.json; quiet machines give honest figures.
 """
@@ -26,6 +26,7 @@ from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 
 RESULTS = Path(__file__).parent / "results"
+POINTS = "k4v4/w8u2s2,k8v8/w8u2s2,k2v2/w12u4s4,k2v2/w16u4s4.cl,k4v4:token:kg32:vg32/w8u2s2,k4v4:d256:bf16/default"
 
 
 def one(words: str, schedule: str, target: Any) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def one(words: str, schedule: str, target: Any) -> dict[str, Any]:
 def main() -> None:
     """Every point in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", default="k4v4/w8u4s4,k8v8/w8u2s2,k2v2/w16u4s4,k4v4:token:kg32:vg32/default,k4v4:d256:bf16/default")
+    parser.add_argument("--points", default=POINTS)
     parser.add_argument("--target", default="sm90")
     options = parser.parse_args()
     about = {key: value for key, value in cpu_fingerprint().items() if key in ("name", "cores")}

@@ -14,30 +14,21 @@ pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang 
 
 FORMATS = (
     "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k4v4:kg32:vg32", "k2v2:kg64:vg64", "k4v4:sym", "k8v8:sym", "k2v2:sym:vg64",
-    "k4v4:token", "k8v8:token", "k2v2:token", "k4v4:token:kg32:vg32", "k8v8:token:sym", "k2v2:token:kg64",
-    "k4v4:bf16", "k8v8:bf16:sym", "k2v2:bf16", "k4v4:bf16:token:kg32:vg32",
-    "k4v4:h32/32", "k8v8:h8/1", "k4v4:h5/1", "k4v4:h12/2", "k4v4:h16/1", "k2v2:h32/2",
+    "k4v4:token", "k2v2:token", "k4v4:token:kg32:vg32", "k8v8:token:sym", "k2v2:token:kg64",
+    "k4v4:bf16", "k8v8:bf16:sym", "k2v2:bf16",
+    "k4v4:h32/32", "k8v8:h8/1", "k4v4:h12/2", "k4v4:h16/1", "k2v2:h32/2",
     "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token",
     "k4v4:q4", "k2v2:q4:h8/1", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16",
-    "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
+    "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
 )  # fmt: skip
-SCHEDULES = (
-    "w8u4s4",
-    "w8u2s4",
-    "w8u1s2",
-    "w8u2s2",
-    "w8u4s2",
-    "w16u4s4",
-    "w8u4s4c2",
-    "w4u2s4c2",
-    "w4u4s4c2",
-    "w12u4s4",
-    "w8u4s4.cl",
-    "w4u2s2c2.cl",
-    "w8u4s4.wave",
-    "w8u4s4.waves2",
-    "n256.w8u4s4",
-)
+SCHEDULES = {
+    "k2v2": (
+        "w8u4s4", "w12u4s4.cl", "w16u2s2", "w16u4s4", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl", "w4u4s4c2", "w4u2s4c2",
+        "w8u4s4.wave", "n256.w8u4s4",
+    ),
+    "k4v4": ("w8u4s4", "w8u4s2", "w8u2s2.cl", "w8u2s2c2", "w12u2s2.cl", "w4u4s4c2.cl"),
+    "k4v4:h5/1": ("w8u2s2.noexact",),
+}  # fmt: skip
 
 
 def points(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), target: str = "sm90") -> list[Point]:
@@ -49,7 +40,7 @@ def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
 
-@pytest.mark.parametrize("point", points(("k2v2",), SCHEDULES), ids=str)
+@pytest.mark.parametrize("point", [point for words, schedules in SCHEDULES.items() for point in points((words,), schedules)], ids=str)
 def test_schedules_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 

@@ -23,6 +23,12 @@ KB = 1024
 SHARED_PER_CTA: dict[Target, int] = {"sm80": 163 * KB, "sm89": 99 * KB, "sm90": 227 * KB}
 SHARED_RESERVED = KB
 """Shared memory of a multiprocessor that every CTA costs beyond its own."""
+IN_FLIGHT: dict[Target, int] = {"sm80": 32 * KB, "sm89": 16 * KB, "sm90": 64 * KB}
+"""Rings of a multiprocessor, at least: 2-bit codes lose 6 % with 36 KB on an H200. Others in proportion to their memory's speed."""
+PROCESSORS: dict[Target, int] = {"sm80": 108, "sm89": 128, "sm90": 132}
+"""Multiprocessors of the usual GPU of a target: for the search, not for the launch."""
+RINGS = ((2, 2), (4, 4), (2, 4), (4, 8), (2, 8), (1, 2), (1, 4), (1, 8))
+"""(unit, stages) by preference."""
 
 
 class TileLangBackend:
@@ -43,9 +49,9 @@ class TileLangBackend:
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """8 warps with four stages where they fit, else what does. Raises UnsupportedError where nothing fits."""
+        """8 warps with rings of one unit where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
         space = self.space(spec, target)
-        preferred = spec.key.group if spec.key.axis == "channel" else 128
+        preferred = max(128, spec.key.group) if spec.key.axis == "channel" else 128
         for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
             for launch in _plain_launches(spec):
                 schedule = Schedule(NAME, layout, launch)
@@ -84,11 +90,23 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     def shared_bytes(form: str, *point: int) -> int:
         return gemm_bytes(plan(*point)) if form == "gemm" else plan(*point).shared_bytes
 
+    def ring_bytes(block: int, warps: int, stages: int, unit: int) -> int:
+        return 4 * plan(block, warps, stages, unit, 1).query_at
+
+    def runs(column_tiles: int) -> int:
+        return -(-columns // (8 * column_tiles))
+
+    columns = spec.attention.group * spec.attention.q_len
+
     return {
         **spec_facts(spec),
         "shared_bytes": shared_bytes,
+        "ring_bytes": ring_bytes,
+        "runs": runs,
         "target": target,
-        "columns": spec.attention.group * spec.attention.q_len,
+        "columns": columns,
+        "processors": PROCESSORS[target],
+        "in_flight": IN_FLIGHT[target],
         "shared_per_cta": SHARED_PER_CTA[target],
         "shared_per_sm": SHARED_PER_CTA[target] + SHARED_RESERVED,
         "shared_reserved": SHARED_RESERVED,
@@ -96,9 +114,10 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
 
 def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
-    """Launches that no shape is bad at, the best first."""
+    """Launches that no shape is bad at, the best first. 2-bit codes are short of issue slots: more warps, where registers allow it."""
     tiles = 2 if spec.attention.group * spec.attention.q_len > 8 and spec.attention.head_dim <= 128 else 1
-    for warps, (unit, stages) in product((8, 4, 2), ((4, 4), (2, 2), (1, 2))):
+    narrow = [(12, (4, 4)), (8, (4, 4))] if spec.key.bits == spec.value.bits == 2 else []
+    for warps, (unit, stages) in (*narrow, *product((8, 4, 2), RINGS)):
         yield Params(
             form="mma", warps=warps, stages=stages, unit=unit, column_tiles=tiles, ctas=1, exact_q=True, splits="automatic", combine="last"
         )

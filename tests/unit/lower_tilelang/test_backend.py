@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_words import spec_of, workload_of
+from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.errors import CompileError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Target
@@ -54,6 +54,34 @@ def test_the_default_is_in_the_space(words: str, target: Target) -> None:
     schedule = backend.default(wanted, target)
     for workload in wanted.workloads:
         assert backend.space(wanted, target).check(schedule, workload) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [("k4v4", "n128.w8u2s2t1c1"), ("k8v8", "n128.w8u2s2t1c1"), ("k2v2", "n128.w12u4s4t1c1"), ("k4v2:page64:kg32", "n64.w8u1s4t1c1")],
+)
+def test_the_default_follows_the_bits(words: str, schedule: str) -> None:
+    assert schedule_word(get_backend("tilelang").default(spec(words), "sm90")) == schedule
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("work", ["1x4096", "1x131072", "8x32768", "32x8192", "256x1024"])
+def test_a_workload_has_few_points(words: str, work: str) -> None:
+    space = get_backend("tilelang").space(spec(words, work), "sm90")
+    points = [len(space.launch_points(layout, workload_of(work))) for layout in space.layout_points()]
+    assert all(points)
+    assert sum(points) <= 48
+
+
+def test_what_cannot_win_is_not_searched() -> None:
+    """A tile-level form, or a cluster of eight, can be asked for by hand."""
+    backend = get_backend("tilelang")
+    wanted = spec("k4v4", "1x32768")
+    space = backend.space(wanted, "sm90")
+    for word in ("w4u2s2.gemm", "w8u2s2.cl", "w4u4s4c2"):
+        (schedule,) = schedules_of(word, backend, wanted, "sm90")
+        assert space.check(schedule) == []
+        assert space.check(schedule, wanted.workloads[0])
 
 
 def test_layouts_are_those_of_the_cuda_back_end() -> None:

@@ -31,8 +31,9 @@ pytestmark = [
 ]
 
 POINTS = (
-    Point("k4v4", backend="tilelang"), Point("k2v2", "w16u4s4.cl", backend="tilelang"), Point("k4v4:h16/1", target="sm80", backend="tilelang"),
-    Point("k8v8:d256:bf16", target="sm80", backend="tilelang"), Point("k4v4:token:kg32:vg32:page64", target="sm89", backend="tilelang"),
+    Point("k4v4", backend="tilelang"), Point("k2v2", backend="tilelang"), Point("k2v2", "w16u4s4.cl", backend="tilelang"),
+    Point("k4v4:h16/1", target="sm80", backend="tilelang"), Point("k8v8:d256:bf16", target="sm80", backend="tilelang"),
+    Point("k4v4:token:kg32:vg32:page64", target="sm89", backend="tilelang"),
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@
 
 namespace kvgen {
 
-enum class Splits { automatic, wave, waves2 };  // by a cost model; as many as run at once; twice as many
+enum class Splits { automatic, wave };  // by a cost model; as many as run at once
 
 // The kernel's arguments by the names that TileLang gave them. Strides and offsets count 16 bytes.
 struct TileArgs {
@@ -48,7 +48,6 @@ struct TileHost {
     const int resident = resident_ctas(), units = std::max(1, max_len / Schedule::kUnitTokens);
     const int most = std::min(most_splits(cells), units);
     if (Schedule::kSplits == Splits::wave) return std::clamp(resident / cells, 1, most);
-    if (Schedule::kSplits == Splits::waves2) return most;
     int best = 1;
     double least = 1e300;
     for (int splits = 1; splits <= most; ++splits) {
