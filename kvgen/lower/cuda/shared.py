@@ -49,7 +49,9 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)
     attend = _align(books + warps * BOOK_BYTES, 128)
-    return Shared(slot, ring, max(attend, _flush(layout) if per_channel else 16))
+    flush = _flush(layout) if per_channel else 16
+    reused = ring + barriers + heads * (query + merge)  # a block is packed in the rings' and the merge's place, if that is large enough
+    return Shared(slot, ring, attend if flush <= reused else attend + flush)
 
 
 def _flush(layout: PackedLayout) -> int:

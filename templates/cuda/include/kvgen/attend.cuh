@@ -299,6 +299,10 @@ struct Flushes {
     if (threadIdx.x == 0) __stcg(work.links + number, last);
     last = number;
   }
+  // Where a block is packed: in the rings' and the merge's place, or, where that is too small, behind all else.
+  static constexpr int kScratchBytes = pack_smem_bytes<typename Traits::Format>();
+  static constexpr int kScratch = kScratchBytes <= Traits::kLengths ? 0 : Traits::kSharedBytes;
+
   // Packs the blocks; what is left over of the new tokens moves to the front of the residual.
   __device__ void run(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Lengths<Traits>& lengths) {
     using Format = typename Traits::Format;
@@ -307,7 +311,7 @@ struct Flushes {
       const Tail<Traits> tail(args, batch, head, length);
       uint8_t* block = args.cache.block<Traits::kPaged>(batch, head, length / Format::kTokens, Format::kBlockBytes);
       __syncthreads();
-      pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory);
+      pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory + kScratch);
       tail.store(Format::kTokens, tail.count(), 0);
       last = __ldcg(work.links + last);
     }
@@ -387,7 +391,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_k
 template <class Format, class Schedule>
 struct Attend {
   using Variant = Traits<Format, Schedule>;
-  static constexpr int kSharedBytes = std::max(Variant::kSharedBytes, pack_smem_bytes<Format>());
+  static constexpr int kSharedBytes = Variant::kSharedBytes + (Flushes<Variant>::kScratch ? Flushes<Variant>::kScratchBytes : 0);
 
   // CTAs that run at once on the current device.
   static int most_ctas() {
