@@ -10,8 +10,6 @@ prompt itself, both merged by their LSE.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from benchmarks.gpu_results import write_rows
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.cli.bench import facts
 from kvgen.lower.backends import get_backend
@@ -78,12 +77,7 @@ def main() -> int:
         for word in options.workloads.split(","):
             rows += measure(words, problem(variant, workload_of(word)))
     told = {name: fact for name, fact in facts("sm90", TimingPolicy()).items() if name not in ("call", "threads")}
-    out = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "h200_prompt.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *told], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, **told} for row in rows)
+    write_rows("h200_prompt", rows, told)
     return 0
 
 

@@ -10,7 +10,6 @@ the faster of one call per length and of its kernel for packed sequences. Rows g
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import sys
 import time
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.gpu_measure import Caches, Runner, capture, make_caches, timed
+from benchmarks.gpu_results import write_rows
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
 from kvgen.bench.case import Case
 from kvgen.bench.torch_sdpa import cuda_providers
@@ -249,12 +249,7 @@ def _unquantized(key: tuple[Any, ...], batch: int, length: int) -> KernelSpec:
 def write(rows: list[Row]) -> None:
     """All rows so far."""
     told = {name: fact for name, fact in facts("sm90", POLICY).items() if name != "threads"}
-    out = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "h200_shapes.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *told], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, **told} for row in rows)
+    write_rows("h200_shapes", rows, told)
 
 
 if __name__ == "__main__":

@@ -208,13 +208,12 @@ struct Group {
   bool last = false;
   Head next;  // unless it is the last group
 
-  Group() = default;
   __device__ Group(const Plan<Traits>& plan, const Lengths<Traits>& lengths, const Head& head) : next(head) {
 #pragma unroll
     for (int i = 0; i < Traits::kHeads; ++i) {
       if (last) break;
       heads[i] = next, ++count;
-      if (!plan.covers(next)) parts[i] = Parts::of(plan, next);
+      if (Traits::kCombine != Combine::cluster && !plan.covers(next)) parts[i] = Parts::of(plan, next);
       last = plan.end <= next.start + next.weight;
       if (!last) lengths.advance(next);
     }
@@ -226,8 +225,8 @@ template <class Traits>
 struct Book {
   Plan<Traits> plan;
   Group<Traits> group, next;  // that the warp works on, and the one after it
-  Head ahead;       // that its ring is being filled from
-  Segment segment;  // of that
+  Head ahead;                 // that its ring is being filled from
+  Segment segment;            // of that
 };
 
 // Every lane gives the same value.
