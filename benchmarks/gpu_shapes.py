@@ -161,12 +161,14 @@ def measure(shape: Shape, rounds: int) -> Row:
     spec, work = shape.spec, workload_of(shape.work)
     layouts: dict[str, Caches] = {}
     entrants: list[tuple[Row, Caches, float, Any, list[float]]] = []
+    runners = []  # a graph does not keep the memory it works in
     for module in shape.modules:
         layout = get_backend("cuda").layout(spec, module["schedule"].layout)
         if layout.id not in layouts:
             layouts[layout.id] = make_caches(spec, layout, work, lengths_of(shape.work), 4.0)
         caches = layouts[layout.id]
         runner = Runner(spec, load(module["path"]), caches, work)
+        runners.append(runner)
         error = runner.error()
         graph = capture([partial(runner.attend, i) for i in range(len(caches.packed))])
         entrants.append((module, caches, error, graph, []))
