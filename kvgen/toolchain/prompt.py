@@ -23,8 +23,8 @@ from kvgen.toolchain.module import Module
 PREFIX_STEP = 1024
 """Tokens in which the prefix of unequal lengths and the room of dequantized K and V grow; shorter caches are not worth a wait.
 
-cuDNN plans for every shape and stride anew, in tens of milliseconds, and keeps the plan. Where lengths agree there are no steps: what
-they would leave of the prefix would cost every call a third part, and the layers of a model, with equal shapes, share two plans.
+cuDNN plans anew for every shape and stride, and keeps the plan. Where lengths agree there are no steps: what they would leave of the
+prefix would cost every call a third part, and the layers of a model, all of one shape, share the two plans that a length costs.
 """
 LEAST_PREFIX = 64
 """Tokens of a prefix that are worth a call of their own and a merge."""
