@@ -37,6 +37,7 @@ struct PortionCursor {
       : args(args_), blocks(lane), unit(portion.begin + warp), end(portion.end), length(portion.length) {
     blocks.enter(args, head.batch, head.head);
     blocks.look_up(unit, end, length);
+    blocks.prefetch_pages(portion.begin, portion.end, length, threadIdx.x, Traits::kThreads);
   }
   __device__ __forceinline__ Unit here() { return unit < end ? blocks.packed(args, unit, end, length) : Unit{}; }
   __device__ __forceinline__ Unit next() {

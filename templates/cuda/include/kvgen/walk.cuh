@@ -26,6 +26,15 @@ struct Blocks {
     if constexpr (Traits::kPaged)
       if (unit < end) page = pages[block_of(unit, length) / Traits::kPageBlocks];
   }
+  // Brings the table's entries for units [unit, end) to the L2, by `lanes` lanes of which this is the `index`-th: a look-up that had to
+  // wait for memory would wait behind K and V.
+  __device__ __forceinline__ void prefetch_pages(int unit, int end, int length, int index, int lanes) const {
+    constexpr int kSector = 8;  // entries
+    if constexpr (Traits::kPaged) {
+      const int first = unit * Traits::kUnitBlocks / Traits::kUnitsPerBlock, last = min(ceil_div(end * Traits::kUnitBlocks, Traits::kUnitsPerBlock), length / Traits::Format::kTokens) - 1;
+      for (int at = first / Traits::kPageBlocks + index * kSector; at <= last / Traits::kPageBlocks; at += lanes * kSector) ptx::prefetch_l2(pages + at);
+    }
+  }
   // A unit that was looked up; looks up the warp's next.
   __device__ __forceinline__ Unit packed(const AttendArgs& args, int unit, int end, int length) {
     int64_t block = block_of(unit, length);
@@ -93,6 +102,7 @@ struct Cursor {
     plain = min(segment.end, at.packed);
     blocks.enter(args, at.batch, at.head);
     blocks.look_up(unit, plain, Traits::kGathered ? length() : 0);
+    blocks.prefetch_pages(unit, plain, lengths.before[at.batch], blocks.lane, 32);
   }
 };
 
