@@ -23,6 +23,7 @@ from typing import Any
 from kvgen.errors import MeasureError
 from kvgen.measure.job import Job, Outcome
 from kvgen.measure.memory import available_bytes, resident_bytes
+from kvgen.spec.target import Target
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 
@@ -35,6 +36,13 @@ NEARLY = 0.8
 LOG_LINES = 3
 PINNED = {"OMP_PROC_BIND": "true"}
 """CPU threads stay on cores of their own: two that share one, while another process holds the other, wait for time slices."""
+
+
+def ready_yardstick(target: Target) -> None:
+    """Compile a target's read kernel, unless that was done before. Raises ToolchainMissing or CompileError."""
+    from kvgen.measure.yardstick import source
+
+    build(source(target), ArtifactCache())
 
 
 def run_job(job: Job, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = None) -> Outcome:
@@ -71,15 +79,16 @@ class Worker:
         self._ready_yardstick([job])
         return self._request({"job": job.to_json()}, 1, timeout_s, job.device)[0]
 
-    def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S) -> list[Outcome]:
-        """Time verified candidates in turns, all in one process: samples at one index are from one round.
+    def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S, seconds: float | None = None) -> list[Outcome]:
+        """Time verified candidates in turns, all in one process: samples at one index are from one round. `seconds` as for
+        `finalists.interleave`.
 
         Where a candidate kills the process, every outcome says so; `finalists.interleave` then tells them apart.
         """
         if not jobs:
             return []
         self._ready_yardstick(jobs)
-        request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds}
+        request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
         return self._request(request, len(jobs), timeout_s, jobs[0].device)
 
     def close(self) -> None:
@@ -92,9 +101,7 @@ class Worker:
     def _ready_yardstick(jobs: Sequence[Job]) -> None:
         """Compile read kernels here: a caged process has no memory to spare for compilers."""
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
-            from kvgen.measure.yardstick import source
-
-            build(source(target), ArtifactCache())
+            ready_yardstick(target)
 
     def _request(self, request: dict[str, Any], count: int, timeout_s: float, device: str) -> list[Outcome]:
         process = self._alive(device)

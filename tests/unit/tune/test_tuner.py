@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import MeasureError, UnsupportedError
+from kvgen.lower.schedule import Params
+from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.registry import Store
+from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.point import Point, Record
 from kvgen.tune.progress import Progress
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeBench, fake_cost, tiny_spec
 
 
 class Place:
@@ -51,7 +54,8 @@ def test_the_best_layout_and_launches_win_and_are_registered(place: Place):
     assert found.path == result.path
     assert result.entry.provenance["tuned"] is True
     assert result.entry.runner_up is not None
-    assert result.entry.runner_up["layout"]["block"] == 64
+    assert result.entry.runner_up["layout"]["layout"]["block"] == 64
+    assert result.entry.runner_up["launches"] == {}
     assert bench.closed
 
 
@@ -154,7 +158,35 @@ def test_back_ends_compete_and_the_other_ones_best_is_kept(place: Place):
     result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
     assert result.entry.backend == "tilelang"
     assert result.entry.runner_up is not None
-    assert set(result.entry.runner_up["other_backends"]) == {"cpu"}
+    assert {key: one["backend"] for key, one in result.entry.runner_up["launches"].items()} == {"1x128": "cpu", "2x512": "cpu"}
+
+
+def test_each_workload_takes_its_back_end_over_one_layout(place: Place):
+    def cost(point: Point) -> float:
+        home = point.backend == ("cpu" if point.workload.batch == 1 else "tilelang")
+        return fake_cost(point) * (1.0 if home else 1.5)
+
+    result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
+    assert {launch.workload.key: launch.backend for launch in result.entry.launches} == {"1x128": "cpu", "2x512": "tilelang"}
+    assert result.entry.backend == "cpu+tilelang"
+    assert result.entry.rival(result.spec.workloads[0]) == ("tilelang", 1.5)
+    assert result.why == "fastest layout; cpu at 1x128, tilelang at 2x512"
+    again = place.tune(FakeBench(cost=cost, policy={"bench": "other"}), backends=[FakeBackend(), FakeBackend("tilelang")])
+    assert [launch.backend for launch in again.entry.launches] == ["cpu", "tilelang"]
+    alone = place.tune(FakeBench(cost=cost, policy={"bench": "third"}))
+    assert alone.entry.backend == "cpu"
+
+
+def test_back_ends_that_pack_differently_share_no_entry(place: Place):
+    class Other(FakeBackend):
+        def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+            return packed_layout(spec, 2 * params.integer("block"), "simd")
+
+    def cost(point: Point) -> float:
+        return 10.0 if point.backend == ("cpu" if point.workload.batch == 1 else "tilelang") else 20.0
+
+    with pytest.raises(ValueError, match="2 packed layouts"):
+        place.tune(FakeBench(cost=cost), backends=[FakeBackend(), Other("tilelang")])
 
 
 def test_a_back_end_that_refuses_is_named_and_the_others_go_on(place: Place):
