@@ -156,7 +156,7 @@ def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -
 def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
 
-    def run(jobs: list[Job], rounds: int, timeout_s: float, seconds: float | None) -> list[Outcome]:
+    def run(jobs: list[Job], rounds: int, timeout_s: float, seconds: float | None = None) -> list[Outcome]:
         return [Outcome("ok" if len(jobs) == 1 else "timeout", f"{rounds} rounds")] * len(jobs)
 
     monkeypatch.setattr(worker, "interleave", run)
