@@ -20,7 +20,7 @@ def print_launches(title: str, entry: Entry) -> None:
 
 def rows(entry: Entry) -> list[tuple[str, ...]]:
     """One row per launch, in the order of COLUMNS."""
-    told = []
+    told: list[tuple[str, ...]] = []
     for launch in entry.launches:
         timing, rival = entry.timing(launch.workload), entry.rival(launch.workload)
         us, default, read = (timing.us, timing.default_us, timing.read_us) if timing else (None, None, None)

@@ -147,6 +147,12 @@ def test_finalists_are_timed_in_turns(worker: Worker) -> None:
     assert [len(outcome.timings[0].samples) for outcome in outcomes] == [3, 3]
 
 
+def test_where_time_is_short_finalists_still_take_three_turns(worker: Worker) -> None:
+    outcomes = interleave([job(timing=replace(TIMING, read=True)), job()], rounds=9, worker=worker, seconds=0.0)
+    assert [len(outcome.timings[0].samples) for outcome in outcomes] == [3, 3]
+    assert outcomes[0].timings[0].read_us is not None
+
+
 def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -> None:
     outcomes = interleave([job(), job("crash")], rounds=2, timeout_s=60.0, worker=worker)
     assert [outcome.kind for outcome in outcomes] == ["ok", "crash"]

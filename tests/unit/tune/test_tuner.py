@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from kvgen.errors import MeasureError, UnsupportedError
-from kvgen.lower.schedule import Params
+from kvgen.errors import CompileError, MeasureError, UnsupportedError
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
@@ -27,7 +29,8 @@ class Place:
 
     def tune(self, bench: FakeBench, trials: int | None = None, seed: int = 0, **more: object) -> TuningResult:
         more.setdefault("backends", [FakeBackend()])
-        return tune(tiny_spec(), "cpu", Budget(trials=trials), seed=seed, cache=self.cache, store=self.store, bench=bench, **more)  # type: ignore[arg-type]
+        budget = more.pop("budget", Budget(trials=trials))
+        return tune(tiny_spec(), "cpu", budget, seed=seed, cache=self.cache, store=self.store, bench=bench, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -252,3 +255,52 @@ def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
     result = place.tune(Failing())
     assert result.entry.layout["block"] == 32
     assert {record.kind for record in result.failures} == {"timeout"}
+
+
+def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place: Place):
+    done, waited = Event(), []
+
+    class Slow(FakeBackend):
+        def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+            if schedule.launch["threads"] == 4:
+                waited.append(done.wait(60.0))
+            return super().lower(spec, schedule, target)
+
+    class Bench(FakeBench):
+        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+            records = super().final(entrants, seconds)
+            done.set()
+            return records
+
+    bench = Bench(exclusive=False)
+    result = place.tune(bench, budget=Budget(seconds=1.5), backends=[Slow()])
+    assert not result.interrupted
+    assert all(waited)
+    assert 4 not in {point.schedule.launch["threads"] for point in bench.finals[0]}
+    assert all(timing.default_us and timing.read_us for timing in result.entry.timings)
+
+
+def test_the_shortest_final_is_planned_into_the_budget(place: Place):
+    class Bench(FakeBench):
+        asked = 0
+
+        def shortest_final(self, entrants: int) -> float:
+            self.asked = entrants
+            return 1e9
+
+    bench = Bench()
+    place.tune(bench, budget=Budget(seconds=3600.0))
+    assert bench.asked >= len(bench.finals[0])
+
+
+def test_what_measuring_needs_is_compiled_beside_the_first_points(place: Place):
+    class Bench(FakeBench):
+        prepared = False
+
+        def ready(self) -> None:
+            self.prepared = True
+            raise CompileError("no reader", "")
+
+    bench = Bench()
+    assert place.tune(bench, trials=2).entry.timings
+    assert bench.prepared
