@@ -24,7 +24,7 @@ def interleave(
         outcomes = owned.interleave(jobs, rounds, timeout_s, seconds)
         if len(jobs) < 2 or not _died(outcomes):
             return outcomes
-        alone = [_alone(job, timeout_s, owned) for job in jobs]
+        alone = [owned.interleave([job], 1, timeout_s)[0] for job in jobs]
         good = [index for index, outcome in enumerate(alone) if outcome.ok]
         again = owned.interleave([jobs[index] for index in good], rounds, timeout_s, seconds)
         if not _died(again):
@@ -39,9 +39,3 @@ def interleave(
 def _died(outcomes: Sequence[Outcome]) -> bool:
     """Whether the process ended early: then every outcome says the same."""
     return bool(outcomes) and all(outcome.kind in FATAL and outcome.detail == outcomes[0].detail for outcome in outcomes)
-
-
-def _alone(job: Job, timeout_s: float, worker: Worker) -> Outcome:
-    outcome = worker.interleave([job], 1, timeout_s)[0]
-    worker.close()
-    return outcome

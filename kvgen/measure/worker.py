@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ class Worker:
     """A process for candidates of one device, started when needed. Use as a context manager, from one thread at a time.
 
     `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default); `environment` adds
-    to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with the thread that made the call which started it.
+    to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with this one, however that ends.
     """
 
     def __init__(self, memory_bytes: int | None = None, environment: dict[str, str] | None = None) -> None:
@@ -146,6 +148,18 @@ class Worker:
         return timeout_s
 
 
+@cache
+def _nursery() -> ThreadPoolExecutor:
+    """The thread that starts workers. Linux kills a child that asks for it when the *thread* that started it ends, and those that
+    measure come and go.
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix="workers")
+
+
+def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    return _nursery().submit(lambda: subprocess.Popen(command, **options)).result()
+
+
 class _Process:
     """One child process in a session of its own, with its pipes and what it printed."""
 
@@ -161,7 +175,7 @@ class _Process:
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
         try:
-            self._popen = subprocess.Popen(
+            self._popen = _started(
                 command, pass_fds=(requests, answers), start_new_session=True, env={**environment, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             )  # fmt: skip

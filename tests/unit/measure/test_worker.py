@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -139,6 +140,16 @@ def test_workers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     while is_worker(Path(f"/proc/{child}")):
         assert time.monotonic() < deadline, "the worker outlived its parent"
         time.sleep(0.02)
+
+
+def test_a_worker_outlives_the_thread_that_first_asked_for_it() -> None:
+    with Worker(MEMORY) as kept:
+        thread = Thread(target=kept.run, args=(job(),))
+        thread.start()
+        thread.join()
+        first = running_children()
+        assert kept.run(job()).kind == "ok"
+        assert running_children() == first
 
 
 def test_finalists_are_timed_in_turns(worker: Worker) -> None:
