@@ -15,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.gpu_lower import lower_all
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
-from kvgen.errors import CompileError
+from kvgen.errors import CompileError, KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Schedule
 from kvgen.measure import yardstick
@@ -82,8 +82,11 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
             print(f"- {spec.name} {schedule_word(schedule)}: {problems[0]}", flush=True)
             continue
         kept.append((spec, schedule))
-    with ThreadPoolExecutor(options.workers) as pool:  # TileLang lowers in processes of its own
-        sources = list(pool.map(lambda point: backend.lower(*point, target), kept))
+    sources = []
+    for source in lower_all(kept, target, options.workers):
+        if isinstance(source, KvgenError):
+            raise source
+        sources.append(source)
     tasks: dict[tuple[str, str], Row] = {}
     found = sorted(build_many(sources, options.workers, store, ptx_only=ptx), key=lambda pair: pair[0])
     for index, artifact in found:

@@ -4,13 +4,14 @@
 
 Words are those of gpu_words.py; the spec's own q_len stays 1. Rows go to $OUT (or benchmarks/results) as h200_prompt.csv. The other side
 dequantizes into tensors that it already has; `split` is cuDNN without a mask over what lies before the prompt, causal over the
-prompt itself, both merged by their LSE.
+prompt itself, both merged by their LSE. `new length` is the first call at a length, which cuDNN plans for; the host's clock, to the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -135,6 +136,7 @@ def measure(words: str, p: Problem) -> list[dict[str, Any]]:
             samples[key] += timed(run)
     times = {key: median(found) for key, found in samples.items()}
     best = min(us for (provider, _), us in times.items() if provider == "torch")
+    times["kvgen", "new length"], errors["kvgen", "new length"] = new_length(p, out), 0.0
     print(f"{words} {p.work.batch}x{p.work.kv_len}q{p.work.q_len}: best of torch {best:.0f} µs", flush=True)
     for key, us in times.items():
         speed = p.flops / us / 1e6
@@ -143,7 +145,7 @@ def measure(words: str, p: Problem) -> list[dict[str, Any]]:
         {
             "provider": provider, "what": name, "spec": words, "batch": p.work.batch, "kv_len": p.work.kv_len, "q_len": p.work.q_len,
             "us": round(us, 1), "best_torch_us": round(best, 1), "speedup": round(best / us, 3),
-            "tflops": 0.0 if name == "unpack" else round(p.flops / us / 1e6, 1), "relative_l2": errors[provider, name],
+            "tflops": 0.0 if name in ("unpack", "new length") else round(p.flops / us / 1e6, 1), "relative_l2": errors[provider, name],
         }
         for (provider, name), us in times.items()
     ]  # fmt: skip
@@ -154,6 +156,20 @@ def captured(p: Problem, out: torch.Tensor) -> None:
     step, prompt.PREFIX_STEP = prompt.PREFIX_STEP, 1 << 30
     p.variant.attend(p.q, p.cache, out=out)
     prompt.PREFIX_STEP = step
+
+
+def new_length(p: Problem, out: torch.Tensor) -> float:
+    """µs of `attend` where the cache has a token more than ever before."""
+    tokens = torch.randn(p.work.batch, 1, p.variant.spec.attention.kv_heads, p.q.shape[3], device="cuda").to(p.q.dtype)
+    found = []
+    for _ in range(ROUNDS):
+        p.variant.prefill(p.cache, tokens, tokens)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        p.variant.attend(p.q, p.cache, out=out)
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - started) * 1e6)
+    return median(found)
 
 
 def timed(run: Callable[[], object]) -> list[float]:

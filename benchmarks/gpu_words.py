@@ -16,7 +16,7 @@ from kvgen.spec import KernelSpec, Workload
 
 _WORDS: dict[str, tuple[str, Value]] = {
     **{name: ("copy", name) for name in ("async", "bulk", "bulk_unit")},
-    **{name: ("split", name) for name in ("automatic", "flat")},
+    **{name: ("split", name) for name in ("automatic", "flat", "even")},
     **{name: ("combine", name) for name in ("last", "two_level")},
     **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
     "cl": ("combine", "cluster"),

@@ -230,7 +230,7 @@ class Variant:
 
         Returns `out`, shaped and typed like `q`; with `lse` true or a float32 [batch, q_heads, q_len] tensor, (out, lse). More
         query tokens than `attention.q_len` of the spec are a prompt: a GPU then dequantizes the cache, at most 1 GiB at a time,
-        and calls torch's kernels; the host waits once, for the shortest length. Raises CacheMismatch for a cache of another
+        and calls torch's kernels; the host waits once, for the lengths. Raises CacheMismatch for a cache of another
         layout or too small, UnsupportedError for a prompt that the GPU cannot attend, ValueError on wrong tensors.
         """
         tokens = q.shape[1]

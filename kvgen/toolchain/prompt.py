@@ -2,15 +2,18 @@
 
 A CPU module takes any number of query tokens, given a workspace for them. A decode kernel of a GPU does not, and should not: with
 hundreds of queries the products of attention cost more than reading the cache. There, the cache is dequantized into 16-bit
-tensors, a part of its sequences and KV heads at a time, and torch's kernels run over them. What every query of every sequence sees,
-whole thousands of tokens, goes to cuDNN, the fastest; the rest to flash attention, causal to the end of each sequence, with lengths
-that stay on the device. Both are merged by their LSE. For the shortest length the host waits for the device once per call; while a
-CUDA graph is captured it does not, and flash attention does everything.
+tensors, a part of its sequences and KV heads at a time, and torch's kernels run over them: cuDNN, the fastest, where it can, and flash
+attention, causal to the end of each sequence, with lengths that stay on the device, for the rest. cuDNN attends over the prefix that
+every query of every sequence sees. Where all lengths agree it also attends over the prompt itself, its causal mask being that of a
+square; else flash attention takes what lies past the prefix. Both parts are merged by their LSE in float32.
+
+For the lengths the host waits for the device once per call, while the device dequantizes. While a CUDA graph is captured it does
+not, and flash attention does everything; so it does where torch is told not to use cuDNN (`torch.backends.cuda.enable_cudnn_sdp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +21,13 @@ import torch
 from kvgen.toolchain.module import Module
 
 PREFIX_STEP = 1024
-"""Tokens of the prefix come in steps: cuDNN plans anew for every shape."""
+"""Tokens in which the prefix of unequal lengths and the room of dequantized K and V grow; shorter caches are not worth a wait.
+
+cuDNN plans anew for every shape and stride, and keeps the plan. Where lengths agree there are no steps: what they would leave of the
+prefix would cost every call a third part, and the layers of a model, all of one shape, share the two plans that a length costs.
+"""
+LEAST_PREFIX = 64
+"""Tokens of a prefix that are worth a call of their own and a merge."""
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
 
@@ -40,6 +49,21 @@ class Call:
     scale: float
     bound: int
 
+    def of(self, part: Part, group: int) -> Call:
+        """The call's share of a part, with `group` query heads to each KV head; q and `new` lie as torch's kernels want them."""
+        b, h = part.batch, part.heads
+        shared = slice(h.start * group, h.stop * group)
+        new = None if self.new is None else (aligned(self.new[0][b, :, h]), aligned(self.new[1][b, :, h]))
+        lse = None if self.lse is None else self.lse[b, shared]
+        return Call(aligned(self.q[b, :, shared]), new, self.out[b, :, shared], lse, self.scale, self.bound)
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, copied unless rows are dense and begin at multiples of 16 bytes."""
+    size = x.element_size()
+    plain = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(step * size % 16 for step in x.stride()[:-1])
+    return x if plain else x.clone(memory_format=torch.contiguous_format)
+
 
 def run(module: Module, cache: Tensors, call: Call) -> None:
     """Fill `call.out` and `call.lse`; append `call.new`, if there is any, after attending over it in dtype."""
@@ -59,18 +83,18 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     """Dequantize and attend part by part, then pack what is new."""
-    batch, tokens = call.q.shape[:2]
+    batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
-    group = call.q.shape[2] // heads
-    prefix = common_prefix(cache, call)
-    for part in parts(batch, heads, call.bound * call.q.shape[3] * 2 * call.q.element_size()):
-        k, v, used = _dequantized(module, cache, call, part)
-        shared = slice(part.heads.start * group, part.heads.stop * group)
-        q, out = call.q[part.batch, :, shared], call.out[part.batch, :, shared]
-        lse = attend(q, k, v, used, call.scale, prefix, out)
-        if call.lse is not None:
-            call.lse[part.batch, shared] = lse
-        del k, v, lse  # before the next part takes as much
+    lengths = on_host(cache[3]) if call.bound >= PREFIX_STEP and dense_fits(call.q) else None
+    room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
+    cut: Cut | None = None
+    for part in parts(batch, heads, room * dim * 2 * call.q.element_size()):
+        mine = call.of(part, q_heads // heads)
+        k, v = _dequantized(module, cache, part, room, call.q)
+        if cut is None:
+            cut = cut_of(lengths(), tokens, call.new is not None) if lengths else Cut(0, False)
+        attend(mine, k, v, cache[3][part.batch], cut)
+        del k, v  # before the next part takes as much
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
         module.pack(*call.new, counts, *cache)
@@ -101,35 +125,47 @@ def _even(count: int, most: int) -> Iterator[slice]:
     return (slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces))
 
 
-def _dequantized(module: Module, cache: Tensors, call: Call, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """K and V [sequences, bound, heads, head_dim] of a part, the new tokens behind the old ones, and their lengths, int32.
-
-    What lies past a length is not initialized.
-    """
+def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [sequences, room, heads, head_dim] of a part; what lies past a length is not initialized."""
     packed, k_residual, v_residual, lengths, table = cache
     b, h = part.batch, part.heads
-    lengths = lengths[b]
-    room = (2, h.stop - h.start, b.stop - b.start, call.bound, call.q.shape[3])
-    k, v = torch.empty(room, dtype=call.q.dtype, device=call.q.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
+    shape = (2, h.stop - h.start, b.stop - b.start, room, like.shape[3])
+    k, v = torch.empty(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
     blocks = packed[:, h] if table is not None else packed[b, h]
-    module.unpack(blocks, k_residual[b, h], v_residual[b, h], lengths, None if table is None else table[b], k, v)
-    if call.new is None:
-        return k, v, lengths
-    count = call.q.shape[1]
-    row = torch.arange(lengths.shape[0], device=lengths.device).unsqueeze(1)
-    place = lengths.long().unsqueeze(1) + torch.arange(count, device=lengths.device)
-    for whole, fresh in zip((k, v), call.new, strict=True):
-        whole[row, place] = fresh[b, :, h]
-    return k, v, lengths + count
+    module.unpack(blocks, k_residual[b, h], v_residual[b, h], lengths[b], None if table is None else table[b], k, v)
+    return k, v
 
 
-def common_prefix(cache: Tensors, call: Call) -> int:
-    """Tokens that every query sees, in whole steps; 0 where cuDNN cannot be used. Waits for the device."""
-    tokens = call.q.shape[1]
-    if call.bound - tokens < PREFIX_STEP or not dense_fits(call.q):
-        return 0
-    before = 0 if call.new is None else tokens
-    return max(0, int(cache[3].min()) + before - tokens) // PREFIX_STEP * PREFIX_STEP
+# --- who attends over what -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cut:
+    """cuDNN has the first `prefix` tokens of each sequence, and what lies past them where that is a `square`: the prompt's own tokens."""
+
+    prefix: int
+    square: bool
+
+
+def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
+    """The cut for a prompt of `tokens` at the end of sequences of these lengths, or `appended` to them."""
+    shortest = min(lengths) - (0 if appended else tokens)
+    if min(lengths) == max(lengths) and (shortest == 0 or shortest >= LEAST_PREFIX):
+        return Cut(shortest, True)
+    return Cut(max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False)
+
+
+def on_host(lengths: torch.Tensor) -> Callable[[], list[int]]:
+    """Begin to copy lengths from their device; the result waits for them, and not for what the device is given meanwhile."""
+    copy = torch.empty(lengths.shape, dtype=lengths.dtype, pin_memory=True).copy_(lengths, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(lengths.device))
+
+    def wait() -> list[int]:
+        done.synchronize()
+        return list(copy.tolist())
+
+    return wait
 
 
 def dense_fits(q: torch.Tensor) -> bool:
@@ -141,41 +177,72 @@ def dense_fits(q: torch.Tensor) -> bool:
     return torch.backends.cuda.can_use_cudnn_attention(torch.backends.cuda.SDPAParams(heads, one, one, None, 0.0, False, True))
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, prefix: int, out: torch.Tensor
-) -> torch.Tensor:
-    """Fill `out` with causal attention of q, the last positions of each sequence; the LSE, as `flash` gives it."""
-    own, own_lse = flash(q, k, v, used, scale, prefix)
-    if prefix == 0:
-        out.copy_(own)
-        return own_lse
-    old, old_lse = dense(q, k[:, :prefix], v[:, :prefix], scale)
-    weight = torch.sigmoid(old_lse - own_lse).transpose(1, 2).unsqueeze(-1).to(q.dtype)
-    out.copy_(torch.lerp(own, old, weight))
-    return torch.logaddexp(old_lse, own_lse)
+def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, cut: Cut) -> None:
+    """Fill `call.out` and `call.lse` of a part, whose K and V hold `lengths` tokens and have room for the new ones."""
+    q, tokens, past = call.q, call.q.shape[1], cut.prefix
+    prefix = dense(q, k[:, :past], v[:, :past], call.scale) if past else None
+    if cut.square:
+        own = call.new or (k[:, past : past + tokens], v[:, past : past + tokens])
+        rest = dense(q, *own, call.scale, causal=True)
+    else:
+        rest = flash(q, k, v, _held(call, k, v, lengths), call.scale, past)
+    if prefix is not None:
+        merge(prefix, rest, call.out, call.lse)
+        return
+    call.out.copy_(rest[0])
+    if call.lse is not None:
+        call.lse.copy_(rest[1].masked_fill(rest[1] == torch.inf, -torch.inf))  # flash attention's word for a query that sees nothing
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q over all of k and v by cuDNN: out like q, and LSE [batch, q_heads, q_len]."""
+def _held(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Lengths with the new tokens, int32, once these lie behind the old ones."""
+    if call.new is None:
+        return lengths
+    batch, count = call.q.shape[:2]
+    row = torch.arange(batch, device=lengths.device).unsqueeze(1)
+    place = lengths.long().unsqueeze(1) + torch.arange(count, device=lengths.device)
+    for whole, fresh in zip((k, v), call.new, strict=True):
+        whole[row, place] = fresh
+    return lengths + count
+
+
+Partial = tuple[torch.Tensor, torch.Tensor]
+"""Attention over some of the tokens: out like q, and LSE [batch, q_heads, q_len], float32."""
+
+
+def merge(one: Partial, other: Partial, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    """Fill `out` and `lse` with attention over the tokens of both, each of which every query sees some of.
+
+    Computed in float32 and rounded once, in two passes over `out`.
+    """
+    share = torch.sigmoid(one[1] - other[1]).transpose(1, 2).unsqueeze(-1)
+    rest = torch.addcmul(other[0], other[0], share, value=-1)  # float32, as share is
+    torch.addcmul(rest, one[0], share, out=out)
+    if lse is not None:
+        torch.logaddexp(one[1], other[1], out=lse)
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False) -> Partial:
+    """Attention of q [batch, q_len, q_heads, head_dim] over all of k and v, or causal over as many tokens as q has, by cuDNN."""
     out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), None, True, 0.0, False, False, scale=scale
+        *(x.transpose(1, 2) for x in (q, k, v)), None, True, 0.0, causal, False, scale=scale
     )[:2]
     return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
 
 
-def flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> Partial:
     """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of tokens `first` to `used[b]` of k and v.
 
-    Returns out like q and LSE [batch, q_heads, q_len], float32; a query that sees nothing has 0 and -inf.
+    A query that sees nothing has 0, and an LSE of inf.
     """
     batch, tokens, heads, _ = q.shape
     room = k.shape[1]
-    steps = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
-    rows = (x.flatten(0, 1) for x in (q.contiguous(), k, v))
+
+    def starts(begin: int, step: int) -> torch.Tensor:
+        return torch.arange(begin, begin + step * batch + 1, step, dtype=torch.int32, device=q.device)
+
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *rows, steps * tokens, steps * room + first, tokens, room - first, 0.0, True, False, scale=scale, seqused_k=used - first
+        *(x.flatten(0, 1) for x in (q, k, v)), starts(0, tokens), starts(first, room), tokens, room - first, 0.0, True, False,
+        scale=scale, seqused_k=used - first if first else used,
     )  # fmt: skip
-    lse = lse.reshape(heads, batch, tokens).transpose(0, 1)
-    return out.reshape(q.shape), lse.masked_fill(lse == torch.inf, -torch.inf)
+    return out.reshape(q.shape), lse.reshape(heads, batch, tokens).transpose(0, 1)

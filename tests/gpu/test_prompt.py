@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.reference.tolerance import relative_l2
 from kvgen.toolchain import prompt
 from kvgen.toolchain.launch import KVCache, Variant
-from tests.gpu.oracle import contents
+from tests.gpu.oracle import attend, contents
 from tests.gpu.test_properties import CASES, agree, poisoned
 from tests.support.points import Point, variant
 
@@ -85,6 +86,70 @@ def test_long_prefixes_are_attended_apart(point: Point) -> None:
     for q_len in (64, 1500):
         check_attend(v, cache, q_len, q_len)
     check_decode(v, cache, 200, 3)
+
+
+@pytest.mark.parametrize("point", [POINTS[i] for i in (0, 1, 2, 3, 4, 5, 6, 8)], ids=str)
+def test_equal_lengths_are_cut_where_the_prompt_begins(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes of odd lengths and the prompt's own square, none of it by flash attention where cuDNN knows the head dimension."""
+    v = variant(point)
+    a = v.spec.attention
+    cache = filled(v, [3333, 3333], 6000)
+    q = normal(1, 2, 9, a.q_heads, a.head_dim, dtype=v.dtype)
+    if prompt.dense_fits(q):
+        monkeypatch.setattr(prompt, "flash", lambda *args: pytest.fail("flash attention was called"))
+    for q_len in (9, 64, 1031, 3332 - 64, 3333):
+        check_attend(v, cache, q_len, q_len)
+    for q_len in (200, 1027):
+        check_decode(v, cache, q_len, q_len)
+    check_attend(v, cache, 300, 6)
+    check_decode(v, v.new_cache(2, 2100), 2049, 7)
+
+
+def test_a_little_before_a_prompt_goes_with_it() -> None:
+    v = variant(Point("k4v4"))
+    cache = filled(v, [1500, 1500], 1600)
+    for q_len in (1499, 1437, 1600):
+        check_attend(v, cache, q_len, q_len)
+
+
+@pytest.mark.parametrize("point", [Point("k4v4"), Point("k8v8:token:bf16")], ids=str)
+@pytest.mark.parametrize("lengths", [[9001, 9001], [9001, 8000]], ids=["equal", "unequal"])
+def test_a_merge_costs_one_rounding_and_no_more(point: Point, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts in 16 bits, merged, against one: what is rounded twice is off by less than 1.3 times as much."""
+    v = variant(point)
+    a = v.spec.attention
+    cache = filled(v, lengths, 9001)
+    q = normal(4, 2, 512, a.q_heads, a.head_dim, dtype=v.dtype)
+    merged = v.attend(q, cache)
+    monkeypatch.setattr(prompt, "dense_fits", lambda q: False)
+    alone = v.attend(q, cache)
+    for b, length in enumerate(lengths):
+        want = attend(v.spec, q[b], *contents(v.layout, cache, b, length))[0]
+        assert relative_l2(merged[b], want) <= 1.3 * relative_l2(alone[b], want)
+
+
+def test_torch_may_be_told_to_leave_cudnn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = variant(Point("k4v4"))
+    cache = filled(v, [3000, 3000], 3000)
+    monkeypatch.setattr(prompt, "dense", lambda *args, **kwargs: pytest.fail("cuDNN was called"))
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        check_attend(v, cache, 500, 1)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_query_that_lies_badly_is_copied(begin: int) -> None:
+    """Rows at odd multiples of two bytes; or with numbers between theirs."""
+    v = variant(Point("k4v4"))
+    a = v.spec.attention
+    cache = filled(v, [1500, 1500], 1500)
+    wide = normal(1, 2, 100, a.q_heads, 2 * a.head_dim + 1, dtype=v.dtype)
+    q = wide[..., 1 : 1 + a.head_dim] if begin else wide[..., : 2 * a.head_dim : 2]
+    out, lse = v.attend(q, cache, out=torch.empty(q.shape, dtype=v.dtype, device="cuda"), lse=True)
+    for b in range(2):
+        agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, 1500))
 
 
 def test_a_prompt_of_thousands() -> None:

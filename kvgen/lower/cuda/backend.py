@@ -68,7 +68,7 @@ class CudaBackend:
 
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
-    smallest = Params(warps=2, unit=1, depth=2, copy="async", combine="last", heads=1)
+    smallest = Params(warps=2, unit=1, depth=2, copy="async", split="automatic", combine="last", heads=1)
     needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
     if needed <= MACHINES[target].shared_per_cta:
         return None
@@ -83,9 +83,12 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     usual = packed_layout(spec, _preferred_block(spec), "mma")
 
     @cache
-    def memory(block: int, warps: int, unit: int, depth: int, copy: str, combine: str = "last", heads: int = 1) -> Shared:
+    def memory(
+        block: int, warps: int, unit: int, depth: int, copy: str, split: str = "automatic", combine: str = "last", heads: int = 1
+    ) -> Shared:
         layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
-        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy, combine=combine, heads=heads))
+        launch = Params(warps=warps, unit=unit, depth=depth, copy=copy, split=split, combine=combine, heads=heads)
+        return shared_memory(spec, layout, launch)
 
     return {
         **spec_facts(spec),

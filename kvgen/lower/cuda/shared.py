@@ -43,12 +43,12 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     query = tiles * dim * 16 * (2 if residual else 1)
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
-    heads = launch.integer("heads")
-    inbox = _align(ring + barriers + heads * (query + merge + small) + MAX_BATCH * 4 + 16, 16)
-    combine = launch.text("combine")
+    heads, combine = launch.integer("heads"), launch.text("combine")
+    even = launch.text("split") == "even" or combine.startswith("cluster")  # knows its head, and keeps no books
+    inbox = _align(ring + barriers + heads * (query + merge + small) + (0 if even else MAX_BATCH * 4) + 16, 16)
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)
-    attend = _align(books + warps * BOOK_BYTES, 128)
+    attend = _align(books + (0 if even else warps * BOOK_BYTES), 128)
     flush = _flush(layout) if per_channel else 16
     reused = ring + barriers + heads * (query + merge)  # a block is packed in the rings' and the merge's place, if that is large enough
     return Shared(slot, ring, attend if flush <= reused else attend + flush)

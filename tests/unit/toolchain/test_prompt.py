@@ -94,8 +94,14 @@ def stand_in(
     return out.to(q.dtype), lse.float()
 
 
-def dense_stand_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """What cuDNN computes, in fp64: every query sees all of k."""
+def dense_stand_in(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What cuDNN computes, in fp64: every query sees all of k, or in a square as much as precedes it."""
+    if causal:
+        assert k.shape[1] == q.shape[1]
+        out, lse = attend(q, k, v, torch.full((q.shape[0],), q.shape[1]), scale=scale)
+        return out.to(q.dtype), lse.float()
     rows = [attend(q[:, i : i + 1], k, v, scale=scale) for i in range(q.shape[1])]
     return torch.cat([out for out, _ in rows], 1).to(q.dtype), torch.cat([lse for _, lse in rows], 2).float()
 
@@ -126,28 +132,136 @@ def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: py
     near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
 
 
-@pytest.mark.parametrize("name", ["gqa", "pages"])
-@pytest.mark.parametrize("lengths", [(120, 97, 340, 98), (97, 300, 81, 200), (20, 300, 300, 300)])
-def test_what_all_queries_see_is_attended_apart(name: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 16 tokens: of the shortest sequence before the prompt."""
-    v = variant(SPECS[name], BLOCK_32)
-    a, q_len, prefixes = v.spec.attention, 33, []
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The route of a GPU over fp64 stand-ins, prefixes in steps of 16; (kernel, tokens of K or begin of them) of the calls, in order."""
+    calls: list[tuple[str, int]] = []
+
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False) -> prompt.Partial:
+        calls.append(("square" if causal else "prefix", k.shape[1]))
+        return dense_stand_in(q, k, v, scale, causal=causal)
+
+    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> prompt.Partial:
+        calls.append(("flash", first))
+        return stand_in(q, k, v, used, scale, first)
+
     monkeypatch.setattr(prompt, "PREFIX_STEP", 16)
-    monkeypatch.setattr(prompt, "flash", stand_in)
-    monkeypatch.setattr(prompt, "dense", lambda q, k, v, scale: prefixes.append(k.shape[1]) or dense_stand_in(q, k, v, scale))
+    monkeypatch.setattr(prompt, "flash", flash)
+    monkeypatch.setattr(prompt, "dense", dense)
     monkeypatch.setattr(prompt, "dense_fits", lambda q: True)
+    monkeypatch.setattr(prompt, "on_host", lambda lengths: lengths.tolist)
     monkeypatch.setattr(prompt, "on_cpu", prompt.on_gpu)
+    return calls
+
+
+def attend_then_decode(name: str, lengths: tuple[int, ...], q_len: int) -> None:
+    """A prompt over sequences of these lengths, then one that is appended, both against the oracle."""
+    v = variant(SPECS[name], BLOCK_32)
+    a = v.spec.attention
     cache = v.new_cache(len(lengths), 448)
     oracle = ReferenceCache(v.spec, len(lengths), v.layout.tokens)
-    k, x = (normal(seed, max(lengths), a.kv_heads, a.head_dim, v.dtype) for seed in (1, 2))
+    k, x = (normal(seed, max(1, *lengths), a.kv_heads, a.head_dim, v.dtype) for seed in (1, 2))
     v.prefill(cache, k, x, lengths)
     oracle.prefill(k, x, torch.tensor(lengths))
     q = normal(3, q_len, a.q_heads, a.head_dim, v.dtype)
-    near(v, v.attend(q, cache, lse=True), oracle.attend(q))
+    near(v, v.attend(q, cache, out=torch.full_like(q, torch.nan), lse=True), oracle.attend(q))
     new = [normal(seed, q_len, a.kv_heads, a.head_dim, v.dtype) for seed in (4, 5)]
     near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
-    seen = max(0, min(lengths) - q_len), min(lengths)
-    assert prefixes == [length // 16 * 16 for length in seen if length >= 16]
+    assert cache.lengths.tolist() == [length + q_len for length in lengths]
+
+
+@pytest.mark.parametrize("name", ["gqa", "pages"])
+@pytest.mark.parametrize("lengths", [(120, 97, 340, 98), (97, 300, 81, 200), (20, 300, 300, 300)])
+def test_what_all_queries_see_is_attended_apart(name: str, lengths: tuple[int, ...], kernels: list[tuple[str, int]]) -> None:
+    """Steps of 16 tokens: of the shortest sequence before the prompt. Flash attention has the rest."""
+    attend_then_decode(name, lengths, 33)
+    want: list[tuple[str, int]] = []
+    for seen in max(0, min(lengths) - 33), min(lengths):
+        prefix = seen // 16 * 16
+        want += [("prefix", prefix), ("flash", prefix)] if prefix else [("flash", 0)]
+    assert kernels == want
+
+
+@pytest.mark.parametrize("name", ["gqa", "pages"])
+@pytest.mark.parametrize(("length", "q_len"), [(101, 33), (301, 50), (64, 64)])
+def test_equal_lengths_need_no_flash_attention(name: str, length: int, q_len: int, kernels: list[tuple[str, int]]) -> None:
+    """The whole prefix, however long, and the square of the prompt; a prompt over nothing but itself is one call."""
+    attend_then_decode(name, (length,) * 4, q_len)
+    before = [("prefix", length - q_len)] if length > q_len else []
+    assert kernels == [*before, ("square", q_len), ("prefix", length), ("square", q_len)]
+
+
+@pytest.mark.parametrize("limit", [250_000, 120_000])
+def test_parts_of_equal_lengths_are_cut_alike(limit: int, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", limit)
+    attend_then_decode("gqa", (130,) * 4, 60)
+    assert len(kernels) > 4
+    assert set(kernels) == {("prefix", 70), ("prefix", 130), ("square", 60)}
+
+
+def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    unpack = prompt._dequantized
+
+    def on_host(lengths: torch.Tensor) -> object:
+        order.append("copy")
+        return lambda: order.append("wait") or lengths.tolist()
+
+    monkeypatch.setattr(prompt, "on_host", on_host)
+    monkeypatch.setattr(prompt, "_dequantized", lambda *args: order.append("unpack") or unpack(*args))
+    attend_then_decode("gqa", (97, 80, 81, 200), 33)
+    assert order == ["copy", "unpack", "wait"] * 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "appended", "cut"),
+    [
+        ([5000, 5000], 512, False, prompt.Cut(4488, True)),
+        ([5000, 5000], 512, True, prompt.Cut(5000, True)),
+        ([512], 512, False, prompt.Cut(0, True)),
+        ([0, 0], 4096, True, prompt.Cut(0, True)),
+        ([575], 512, False, prompt.Cut(0, False)),  # too little to merge for
+        ([576], 512, False, prompt.Cut(64, True)),
+        ([100, 100], 512, False, prompt.Cut(0, False)),  # queries before the first token
+        ([5000, 4999], 512, False, prompt.Cut(4096, False)),
+        ([5000, 4999], 512, True, prompt.Cut(4096, False)),
+        ([9000, 40], 512, False, prompt.Cut(0, False)),
+    ],
+)
+def test_the_cut(lengths: list[int], tokens: int, appended: bool, cut: prompt.Cut) -> None:
+    assert prompt.cut_of(lengths, tokens, appended) == cut
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("ahead", [-9.0, 0.0, 5.0])
+def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ahead: float) -> None:
+    """As near to the formula in fp64 as its result rounded to 16 bits; out and lse may be views."""
+    random = torch.Generator().manual_seed(1)
+    one, other = (torch.randn(2, 33, 6, 64, generator=random).to(dtype) for _ in range(2))
+    one_lse, other_lse = (torch.randn(2, 6, 33, generator=random) + more for more in (ahead, 0.0))
+    out = torch.zeros(2, 33, 8, 64, dtype=dtype)
+    lse = torch.zeros(2, 8, 33)
+    prompt.merge((one, one_lse), (other, other_lse), out[:, :, 1:7], lse[:, 1:7])
+    total = torch.logaddexp(one_lse.double(), other_lse.double())
+    shares = ((x.double() - total).exp().transpose(1, 2).unsqueeze(-1) for x in (one_lse, other_lse))
+    want = sum(share * x.double() for share, x in zip(shares, (one, other), strict=True))
+    assert isinstance(want, torch.Tensor)
+    assert relative_l2(out[:, :, 1:7], want) <= 1.001 * relative_l2(want.to(dtype), want)
+    assert relative_l2(lse[:, 1:7], total) < 1e-6
+    assert not out[:, :, ::7].any()
+    alone = torch.empty_like(one)
+    prompt.merge((one, one_lse), (other, other_lse), alone, None)
+    assert torch.equal(alone, out[:, :, 1:7])
+
+
+def test_only_rows_that_lie_badly_are_copied() -> None:
+    x = torch.arange(2 * 5 * 6 * 64, dtype=torch.float16).reshape(2, 5, 6, 64)
+    assert prompt.aligned(x[:, :, 1::2]).data_ptr() == x[:, :, 1::2].data_ptr()
+    for bad in (x[..., ::2], x[..., 1:33], x.transpose(2, 3), x.flatten()[4:260].reshape(1, 1, 4, 64)):
+        good = prompt.aligned(bad)
+        assert torch.equal(good, bad)
+        assert good.is_contiguous()
+        assert good.data_ptr() != bad.data_ptr()
 
 
 @pytest.mark.parametrize(("batch", "heads", "fit"), [(1, 8, 8), (7, 8, 24), (5, 8, 7), (3, 1, 2), (2, 8, 0), (64, 8, 2)])

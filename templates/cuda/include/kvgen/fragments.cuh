@@ -88,4 +88,14 @@ __device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {
   }
 }
 
+// Inverse of `unmix`.
+template <int kBits>
+__device__ __forceinline__ void mix(float (&low)[4], float (&high)[4]) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if constexpr (kBits == 4) low[2 + c] += low[c], high[2 + c] += high[c];
+    if constexpr (kBits == 2) high[2 + c] += low[c] + low[2 + c] + high[c];
+  }
+}
+
 }  // namespace kvgen

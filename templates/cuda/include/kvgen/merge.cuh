@@ -188,14 +188,26 @@ struct Combination {
   const Workspace<Traits>& work;
   int* flags;
 
-  // Which of a group's heads this CTA completed, as bits. Called by all its threads.
+  static constexpr int kPerPart = Traits::kCombine == Combine::cluster ? Traits::kCluster : 1;  // CTAs that arrive with a part
+
+  // Whether this CTA, which has the `rank`-th of a head's parts, completed it. Called by all its threads.
+  __device__ bool run(const Head& head, const Parts& parts, int rank) const {
+    if (Traits::kCombine == Combine::two_level && !first_level(head, parts, rank)) return false;
+    __syncthreads();
+    if (threadIdx.x == 0) flags[0] = arrive_last(counter(head), levels(parts).groups * kPerPart);
+    __syncthreads();
+    if (!flags[0]) return false;
+    add_up(head, parts);
+    return true;
+  }
+  // Which of a group's heads this CTA completed, as bits.
   __device__ int run(const Group<Traits>& group, const Plan<Traits>& plan) const {
     int whole = 0;
 #pragma unroll
     for (int i = 0; i < Traits::kHeads; ++i) whole |= i < group.count && plan.covers(group.heads[i]) ? 1 << i : 0;
     const int shared = ((1 << group.count) - 1) & ~whole;
     if (!shared) return whole;
-    if (Traits::kCombine == Combine::two_level && !first_level(group.heads[0], group.parts[0], plan.cta)) return 0;
+    if constexpr (Traits::kHeads == 1) return run(group.heads[0], group.parts[0], plan.cta - group.parts[0].first);
     __syncthreads();
     if (const int i = threadIdx.x; i < Traits::kHeads && shared >> i & 1) flags[i] = arrive_last(counter(group.heads[i]), levels(group.parts[i]).groups);
     __syncthreads();
@@ -238,10 +250,10 @@ struct Combination {
     });
   }
   // The first of two: the last of a few parts adds these up, the others are done.
-  __device__ bool first_level(const Head& head, const Parts& parts, int cta) const {
+  __device__ bool first_level(const Head& head, const Parts& parts, int rank) const {
     const int width = levels(parts).width;
     if (width == 1) return true;
-    const int group = (cta - parts.first) / width, members = min(width, parts.count - group * width);
+    const int group = rank / width, members = min(width, parts.count - group * width);
     int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
     __syncthreads();
     if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);
@@ -257,15 +269,15 @@ struct Combination {
 };
 
 #if KVGEN_SM90
-// What the CTAs of a cluster, which hold the parts of one head, send to each other: each adds up a share of the elements.
-// A CTA has said at its start that its shared memory may be written to.
-template <class Traits>
-__device__ void combine_cluster(const AttendArgs& args, const Head& head, int tile, const Merged<Traits>& merged, uint8_t* inbox) {
+// What the CTAs of a cluster, which hold parts of one head, send to each other: each adds up a share of the elements and gives them
+// to `use(column, channel, value, total)`. A CTA has said at its start that its shared memory may be written to.
+template <class Traits, class Use>
+__device__ void combine_cluster(int tile, const Merged<Traits>& merged, uint8_t* inbox, Use&& use) {
   constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
   static_assert(kElements % kCluster == 0);
   float* values = reinterpret_cast<float*>(inbox + tile * Traits::kInboxBytes / Traits::kColumnTiles);  // [from][element of the share]
   Total* totals = reinterpret_cast<Total*>(values + kElements);                                         // [from][column]
-  const int rank = blockIdx.x;
+  const int rank = blockIdx.x % kCluster;
   if (tile == 0) ptx::cluster_wait();
   Merged<Traits>::each([&](int i, int column, int channel) {
     const int at = column * Traits::kHeadDim + channel;
@@ -288,8 +300,7 @@ __device__ void combine_cluster(const AttendArgs& args, const Head& head, int ti
       const float factor = ptx::exp2(totals[i * 8 + column].reference - all.reference);
       value += factor * values[i * kShare + at], all.sum += factor * totals[i * 8 + column].sum;
     }
-    const int whole = tile * 8 + column;
-    if (whole < Traits::kColumns) write_output<Traits>(args, head, whole, channel, value, all);
+    use(column, channel, value, all);
   }
 }
 #endif

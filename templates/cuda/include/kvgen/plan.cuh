@@ -6,7 +6,6 @@
 #include <climits>
 
 #include "kvgen/args.cuh"
-#include "kvgen/ring.cuh"
 #include "kvgen/traits.cuh"
 
 namespace kvgen {
@@ -29,7 +28,7 @@ struct Grid {
   int ctas = 1;
   int splits = 0;
   bool fixed = false;
-  Divisor by_ctas{1}, by_heads{1};  // KV heads; the plan waits for every division
+  Divisor by_ctas{1}, by_heads{1}, by_splits{1};  // KV heads; the plan waits for every division
 };
 
 // One head's run of units.
@@ -55,7 +54,7 @@ struct Lengths {
     head.batch = b;
     head.packed = Traits::packed_units(length);
     head.pieces = max(1, ceil_div(length % Traits::Format::kTokens + fresh, Traits::kPieceTokens));
-    head.weight = head.packed * Traits::kUnit + head.pieces;
+    head.weight = head.packed * Traits::kUnit + head.pieces + Traits::kHeadWeight;
   }
   __device__ __forceinline__ int weight(int b) const {
     Head head;
@@ -133,7 +132,7 @@ struct Plan {
   // The first unit that begins at or after `weight` within a head.
   __device__ static int unit_at(const Head& head, int weight) {
     const int packed = head.packed * Traits::kUnit;
-    return weight <= packed ? ceil_div(weight, Traits::kUnit) : head.packed + weight - packed;
+    return weight <= packed ? ceil_div(weight, Traits::kUnit) : head.packed + min(weight - packed, head.pieces);
   }
   __device__ int range_begin(int cta) const { return cta * share + min(cta, extra); }
   __device__ int cta_of(int weight) const {
@@ -196,6 +195,8 @@ struct Parts {
     parts.own_slot = parts.slot(plan.cta - parts.first);
     return parts;
   }
+  // Of `count` neighbouring CTAs, the `rank`-th of which this is, that have nothing else.
+  __device__ static Parts even(int first, int count, int rank) { return {first, count, 2 * first, 2 * (first + rank)}; }
   __device__ int slot(int i) const { return i == 0 ? first_slot : 2 * (first + i); }
 };
 
@@ -236,75 +237,5 @@ __device__ __forceinline__ void write_down(T& place, const T& value, int lane) {
   if (lane == 0) place = value;
   __syncwarp();
 }
-
-// Walks the units of one warp: every kWarps-th of the CTA's, across heads.
-template <class Traits>
-struct Cursor {
-  Book<Traits>& book;
-  int unit;              // within the head
-  int plain;             // units below are packed ones of this head
-  const uint8_t* start;  // of the head's blocks; where there are pages, of the head within each
-  const int* pages;      // of the sequence
-  int page = 0;          // the unit's; asked for a unit ahead, so that nobody waits for the table
-  int lane;
-
-  __device__ Cursor(const AttendArgs& args, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Book<Traits>& book_, int warp, int lane_)
-      : book(book_), lane(lane_) {
-    const Segment segment = plan.segment(plan.first);
-    unit = segment.begin + warp;
-    settle(args, lengths, plan, plan.first, segment);
-  }
-  __device__ __forceinline__ Unit here(const AttendArgs& args, const Lengths<Traits>& lengths) {
-    if (unit < plain) return packed(args, lengths);
-    if (unit >= book.segment.end) return {};
-    return Unit::of_tail((unit - book.ahead.packed) * Traits::kPieceTokens);
-  }
-  __device__ __forceinline__ Unit next(const AttendArgs& args, const Lengths<Traits>& lengths) {
-    unit += Traits::kWarps;
-    if (unit < plain) return packed(args, lengths);
-    settle(args, lengths, book.plan, book.ahead, book.segment);
-    return here(args, lengths);
-  }
-
- private:
-  // Of a unit. Of a gathered one each lane gives a block; in place of a missing one, the last: what weighs nothing must be finite.
-  __device__ __forceinline__ int block_of(const Lengths<Traits>& lengths, int unit) const {
-    if constexpr (!Traits::kGathered) return unit / Traits::kUnitsPerBlock;
-    return min(unit * Traits::kUnitBlocks + min(lane, Traits::kUnitBlocks - 1), lengths.before[book.ahead.batch] / Traits::Format::kTokens - 1);
-  }
-  __device__ __forceinline__ void look_up(const Lengths<Traits>& lengths, int unit) {
-    if constexpr (Traits::kPaged)
-      if (unit < plain) page = pages[block_of(lengths, unit) / Traits::kPageBlocks];
-  }
-  __device__ __forceinline__ Unit packed(const AttendArgs& args, const Lengths<Traits>& lengths) {
-    int64_t block = block_of(lengths, unit);
-    const uint8_t* base = start;
-    if constexpr (Traits::kPaged) {
-      base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
-      look_up(lengths, unit + Traits::kWarps);
-    }
-    base += block * Traits::Format::kBlockBytes;
-    if constexpr (Traits::kGathered) return Unit::of_block(nullptr, base);
-    const int within = unit % Traits::kUnitsPerBlock, group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
-    return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
-  }
-  __device__ __forceinline__ void settle(const AttendArgs& args, const Lengths<Traits>& lengths, const Plan<Traits>& plan, Head at, Segment segment) {
-    while (unit >= segment.end && plan.end > at.start + at.weight) {
-      const int over = unit - segment.end;
-      lengths.advance(at);
-      segment = plan.segment(at);
-      unit = segment.begin + over;
-    }
-    write_down(book.ahead, at, lane);
-    write_down(book.segment, segment, lane);
-    plain = min(segment.end, at.packed);
-    start = args.cache.packed + at.head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);  // lanes exchange gathered addresses
-    if constexpr (Traits::kPaged)
-      pages = args.cache.block_table + static_cast<int64_t>(at.batch) * args.cache.table_stride;
-    else
-      start += at.batch * args.cache.outer_stride_bytes;
-    look_up(lengths, unit);
-  }
-};
 
 }  // namespace kvgen

@@ -70,7 +70,8 @@ struct Ring<Traits, Copy::async> {
       else
         copy_rows<Traits::kStageBytes>(to + stage * Traits::kStageBytes, unit.subtiles + stage * Traits::kStageBytes);
     }
-    if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
+    if constexpr (Traits::kPieces)
+      if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
   }
   // Waits for a stage of the oldest slot. Stages of one span are refilled together, after all were waited for: as many fewer may
@@ -160,7 +161,7 @@ struct BulkRing {
     const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
-    if (__any_sync(~0u, unit.first >= 0)) {  // by vote, which cannot part the warp
+    if (Traits::kPieces && __any_sync(~0u, unit.first >= 0)) {  // by vote, which cannot part the warp
       if (lane != 0) return;
       if (kWholeUnit || stage == Traits::kPieceStage)
         fill_piece(to, unit.first, tail_of(), barrier);

@@ -175,4 +175,16 @@ __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   }
 }
 
+// Inverse of `unmix_values`: products can be added to.
+template <class Traits>
+__device__ __forceinline__ void mix_values(State<Traits>& state) {
+  constexpr int kBits = Traits::Value::kBits;
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
+    mix<kBits>(state.out[u], state.out[u + 1]);
+  }
+}
+
 }  // namespace kvgen

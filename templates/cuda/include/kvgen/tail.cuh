@@ -43,38 +43,75 @@ struct Tail {
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
 
-// A piece of the tail in shared memory: `valid` of its rows hold tokens, the others whatever was there.
+// Rows of the tail as pieces have them: `valid` hold tokens. Sixteen bytes of row 16 * part + 8 * half + lane / 4, from channel
+// 32 * vector + 8 * (lane % 4) on.
+
+// In shared memory. Of K, rows without a token give whatever was there: their scores are masked.
 template <class Traits>
 struct TailRows {
+  static constexpr int kTokens = Traits::kPieceTokens;
   uint32_t slot;
   int valid;
 
-  // Sixteen bytes of row `row` from channel `channel` on. Of K, rows without a token give anything: their scores are masked.
-  __device__ __forceinline__ uint4 k(int row, int channel) const { return load(row, channel); }
+  __device__ __forceinline__ uint4 k(int part, int half, int vector, int lane) const { return load(16 * part + 8 * half + lane / 4, 32 * vector + lane % 4 * 8); }
   // Of V they give zeros: no weight of zero would make a NaN harmless.
-  __device__ __forceinline__ uint4 v(int row, int channel) const {
-    return row < valid ? load(Traits::kPieceTokens + row, channel) : make_uint4(0, 0, 0, 0);
+  __device__ __forceinline__ uint4 v(int part, int half, int vector, int lane) const {
+    const int row = 16 * part + 8 * half + lane / 4;
+    return row < valid ? load(kTokens + row, 32 * vector + lane % 4 * 8) : make_uint4(0, 0, 0, 0);
   }
-
- private:
   __device__ __forceinline__ uint4 load(int row, int channel) const { return ptx::load_shared16(slot + Traits::kUnitParams + row * Traits::kTailRowBytes + channel * 2); }
 };
 
+// In registers. The last token stands in for those past the end.
 template <class Traits>
-constexpr bool kPiecesOfSixteen = Traits::kPieceTokens > 8;
+struct TailTile {
+  static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
+  int first = 0;  // of the tail's tokens
+  int valid = 0;
+  uint4 keys[kVectors][2], values[kVectors][2];
+
+  __device__ __forceinline__ uint4 k(int, int half, int vector, int) const { return keys[vector][half]; }
+  __device__ __forceinline__ uint4 v(int, int half, int vector, int) const { return values[vector][half]; }
+
+  // Asks for the tokens from `first` on, if there are any.
+  __device__ __forceinline__ void fetch(const Tail<Traits>& tail, int first_, int lane) {
+    first = first_, valid = min(tail.count() - first, kTokens);
+    if (valid <= 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = min(first + 8 * half + lane / 4, tail.count() - 1);
+      const auto *k = tail.k_row(token) + lane % 4 * 8, *v = tail.v_row(token) + lane % 4 * 8;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x) keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
+    }
+  }
+  // Appends its new tokens to the residual, which nobody reads that far.
+  __device__ __forceinline__ void append(const Tail<Traits>& tail, int lane) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 8 * half + lane / 4, token = first + row;
+      if (row >= valid || token < tail.old) continue;
+      const int64_t at = static_cast<int64_t>(token) * Traits::kHeadDim + lane % 4 * 8;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x) {
+        *reinterpret_cast<uint4*>(tail.k_residual + at + 32 * x) = keys[x][half];
+        *reinterpret_cast<uint4*>(tail.v_residual + at + 32 * x) = values[x][half];
+      }
+    }
+  }
+};
 
 // Scores of a piece for a column tile. Its first row is tail token `first`; the tail has `count` in all.
-template <class Traits>
-__device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int first, int count, int q_len, int tile, uint32_t fragments, const float* column_factors,
+template <class Traits, class Rows>
+__device__ __forceinline__ void tail_scores(const Rows& rows, int first, int count, int q_len, int tile, uint32_t fragments, const float* column_factors,
                                             int lane, Scores<Traits>& x) {
   const typename Traits::Format::Element* type = nullptr;
   float products[2][4] = {};
 #pragma unroll
-  for (int part = 0; part < ceil_div(Traits::kPieceTokens, 16); ++part)
+  for (int part = 0; part < ceil_div(Rows::kTokens, 16); ++part)
 #pragma unroll
     for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
-      const int row = 16 * part + lane / 4, channel = 32 * vector + lane % 4 * 8;
-      const uint4 a = rows.k(row, channel), b = kPiecesOfSixteen<Traits> ? rows.k(row + 8, channel) : make_uint4(0, 0, 0, 0);
+      const uint4 a = rows.k(part, 0, vector, lane), b = Rows::kTokens > 8 ? rows.k(part, 1, vector, lane) : make_uint4(0, 0, 0, 0);
       const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kHeadDim / 32) + vector) * 32 + lane) * 16);
       ptx::mma(products[part], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
       ptx::mma(products[part], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
@@ -93,20 +130,19 @@ __device__ __forceinline__ void tail_scores(const TailRows<Traits>& rows, int fi
 }
 
 // Adds weights * V for a piece. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
-template <class Traits>
-__device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1], int lane,
+template <class Traits, class Rows>
+__device__ __forceinline__ void tail_values(const Rows& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1], int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
-  for (int part = 0; part < ceil_div(Traits::kPieceTokens, 16); ++part)
+  for (int part = 0; part < ceil_div(Rows::kTokens, 16); ++part)
 #pragma unroll
     for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
-      const int row = 16 * part + lane / 4, channel = 32 * vector + lane % 4 * 8;
-      const uint4 a = rows.v(row, channel), b = kPiecesOfSixteen<Traits> ? rows.v(row + 8, channel) : make_uint4(0, 0, 0, 0);
+      const uint4 a = rows.v(part, 0, vector, lane), b = Rows::kTokens > 8 ? rows.v(part, 1, vector, lane) : make_uint4(0, 0, 0, 0);
       const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
       uint32_t turned[4][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = kPiecesOfSixteen<Traits> ? ptx::transpose(half2_from(high[i], type)) : 0;
+      for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = Rows::kTokens > 8 ? ptx::transpose(half2_from(high[i], type)) : 0;
 #pragma unroll
       for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
         const uint32_t(&w)[2] = weights[tile][0][0][part];
@@ -117,8 +153,8 @@ __device__ __forceinline__ void tail_values(const TailRows<Traits>& rows, const 
 }
 
 // One piece of the tail, whose first row is tail token `first` of `count`.
-template <class Traits>
-__device__ __forceinline__ void attend_piece(const TailRows<Traits>& rows, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
+template <class Traits, class Rows>
+__device__ __forceinline__ void attend_piece(const Rows& rows, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
   ValueParams<Traits> params[1];
 #pragma unroll
@@ -147,8 +183,8 @@ __device__ __forceinline__ void append_piece(const AttendArgs& args, const TailR
   for (int i = max(old - first, 0) * kVectors + lane; i < rows.valid * kVectors; i += 32) {
     const int row = i / kVectors, channel = i % kVectors * 8;
     const int64_t to = at + static_cast<int64_t>(first + row) * Traits::kHeadDim + channel;
-    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.k_residual) + to) = rows.k(row, channel);
-    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.v_residual) + to) = rows.v(row, channel);
+    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.k_residual) + to) = rows.load(row, channel);
+    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.v_residual) + to) = rows.load(TailRows<Traits>::kTokens + row, channel);
   }
 }
 

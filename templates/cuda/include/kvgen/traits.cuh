@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "kvgen/format.cuh"
+#include "kvgen/splits.cuh"
 
 namespace kvgen {
 
 enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
-enum class Split { flat, automatic };           // cut anywhere; or per head, where that fills the chip
+enum class Split { flat, automatic, even };     // cut anywhere; or per head, where that fills the chip; or every head in as many parts
 enum class Combine { last, two_level, cluster };
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
@@ -42,14 +43,19 @@ struct Traits : Schedule {
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
+  // Every CTA has one part of one head, as those of a cluster always have; its share of the tail waits in registers. Else CTAs have
+  // ranges of heads laid end to end, and pieces of tails flow through the rings.
+  static constexpr bool kEven = Schedule::kSplit == Split::even || Schedule::kCombine == Combine::cluster;
+  static constexpr bool kPieces = !kEven;
   // Heads that warps go through without waiting for each other; the parts of all are merged at once.
   static constexpr int kHeads = Schedule::kHeads;
-  static_assert(kHeads == 1 || (kColumnTiles == 1 && Schedule::kCombine == Combine::last));
+  static_assert(kHeads == 1 || (kColumnTiles == 1 && Schedule::kCombine == Combine::last && !kEven));
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
-  // gone through by halves.
-  static constexpr int kSpan = kColumnTiles > 1 || Schedule::kUnit % 2 ? 1 : Schedule::kUnit % 4 || Schedule::kDepth == 1 ? 2 : 4;
+  // gone through by halves; columns take registers.
+  static constexpr int kMostSpan = kColumnTiles > 2 || (kColumnTiles == 2 && Schedule::kUnit * Schedule::kDepth < 4) ? 1 : kColumnTiles == 2 || Schedule::kDepth == 1 ? 2 : 4;
+  static constexpr int kSpan = Schedule::kUnit % 2 ? 1 : std::min(kMostSpan, Schedule::kUnit % 4 ? 2 : 4);
   // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
   static constexpr bool kGathered = kUnitTokens > Format::kTokens;
   static constexpr int kUnitBlocks = kGathered ? kUnitTokens / Format::kTokens : 1;
@@ -68,6 +74,8 @@ struct Traits : Schedule {
   static constexpr int kPieceTokens = std::min(32, power_of_two_below(kSpan * kTileBytes / (kHeadDim * 4)));
   static constexpr int kPieceStage = kSpan / kStageSubtiles - 1;
   static constexpr int kTailRowBytes = kHeadDim * 2;
+  // What starting and merging a head weighs beside sub-tiles.
+  static constexpr int kHeadWeight = kStartBytes / kTileBytes;
 
   static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32 : Format::kTokens % kUnitTokens == 0,
                 "a unit lies within a block, or consists of whole ones without K groups");
@@ -91,12 +99,12 @@ struct Traits : Schedule {
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
   static constexpr int kLengths = kMerge + kHeads * kMergeBytes;
-  static constexpr int kSmall = kLengths + kMaxBatch * 4;
+  static constexpr int kSmall = kLengths + (kEven ? 0 : kMaxBatch * 4);
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
   static constexpr int kInbox = align_up(kSmall + kHeads * kSmallFloats * 4 + 16, 16);
   static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64) : 0;
   static constexpr int kBooks = kInbox + kInboxBytes;
-  static constexpr int kBookBytes = 384;  // per warp
+  static constexpr int kBookBytes = kEven ? 0 : 384;  // per warp
   static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kvgen/args.cuh"
+#include "kvgen/splits.cuh"
 #include "kvgen/tilelang.cuh"
 
 namespace kvgen {
@@ -28,7 +29,6 @@ struct TileArgs {
 template <class Format, class Schedule>
 struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kQueries, 8 * Schedule::kColumnTiles);
-  static constexpr int kStartBytes = 96 * 1024;  // what a multiprocessor could read while a CTA starts, merges and combines
   static constexpr int kMaxSplits = Schedule::kCluster ? 8 : 256;
   static constexpr int kMostBatch = 65536;
 
@@ -42,21 +42,12 @@ struct TileHost {
   static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, 8 * Schedule::kColumnTiles); }
 
   // Most splits that any length may get: what the workspace must hold.
-  static int most_splits(int cells) { return std::clamp(2 * resident_ctas() / cells, 1, kMaxSplits); }
+  static int most_splits(int cells) { return model(cells).most(kMaxSplits); }
 
   static int choose_splits(int cells, int max_len) {
-    const int resident = resident_ctas(), units = std::max(1, max_len / Schedule::kUnitTokens);
-    const int most = std::min(most_splits(cells), units);
-    if (Schedule::kSplits == Splits::wave) return std::clamp(resident / cells, 1, most);
-    int best = 1;
-    double least = 1e300;
-    for (int splits = 1; splits <= most; ++splits) {
-      const int waves = ceil_div(cells * splits, resident);
-      const double start = static_cast<double>(kStartBytes) / Schedule::kUnitBytes;
-      const double cost = waves * (ceil_div(units, splits) + start) + 0.125 * start * splits / 4;
-      if (cost < least) least = cost, best = splits;
-    }
-    return best;
+    const int units = std::max(1, max_len / Schedule::kUnitTokens), most = std::min(most_splits(cells), units);
+    if (Schedule::kSplits == Splits::wave) return std::clamp(resident_ctas() / cells, 1, most);
+    return model(cells).cheapest(units, most);
   }
 
   // Counters first, at places that depend on the batch alone: every call leaves them zero for the next.
@@ -121,6 +112,7 @@ struct TileHost {
   }
 
  private:
+  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kUnitBytes}; }
   static int64_t distance(const void* from, const void* to) { return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16; }
 };
 

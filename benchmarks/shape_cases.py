@@ -1,0 +1,104 @@
+"""The cases of gpu_shapes.py: words of gpu_words.py for spec, workload and the schedules of each back end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.errors import KvgenError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.base import Target
+from kvgen.lower.schedule import Schedule
+from kvgen.spec import KernelSpec
+
+TARGET: Target = "sm90"
+PLAIN, MANY, SHORT = "8x32768", "64x32768", "8x8192"
+UNEQUAL = "1x131072+63x1024"
+MODERATE = "1x57344+1x50176+1x43008+1x35840+1x28672+1x21504+1x14336+1x11264"
+WIDE, FINE = ("w8u4d1", "w16u2d1", "w8u4d1.unit"), ("w8u2d2", "w16u2d1", "w8u2d2.unit")
+"""CUDA schedules for units of 128 and of 64 tokens."""
+BYTE, CRUMB = ("w8u2d1", "w8u1d2", "w8u1d2.cl2"), ("w8u4d1", "w12u4d1", "w12u4d1.cl2")
+"""CUDA schedules for codes of 8 and of 2 bits."""
+TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
+"""TileLang schedules for about as many heads as multiprocessors, or half as many, and those of them for units of 64 tokens."""
+SPREAD = ("w8u2s2", "w8u4s4", "w12u4s4", "w4u4s4c2")
+"""TileLang schedules for few heads or very many: clusters suit neither."""
+CRUMB_TILES = ("w12u4s4", "w12u4s4.cl", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl")
+FOURS = ("w8u4s4", "w8u4s4.cl", "w12u4s4", "w12u4s4.cl")
+"""TileLang schedules for 2-bit codes, and for codes of which two sub-tiles are too few."""
+COLUMN_TILES = ("w8u2s2t2", "w8u2s2t2.cl", "w8u4s4t2.cl")
+"""TileLang schedules for more than 8 columns."""
+
+
+@dataclass
+class Shape:
+    """A case: words of spec and workload, the name of its sibling, which has as many bytes in a plainer shape, schedules to try.
+
+    `modules` are those that were compiled.
+    """
+
+    name: str
+    words: str
+    work: str = PLAIN
+    sibling: str | None = None
+    cuda: tuple[str, ...] = WIDE
+    tilelang: tuple[str, ...] = TILES
+    modules: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The spec, for its workload."""
+        return spec_of(self.words, TARGET, [workload_of(self.work)])
+
+    def points(self, backend: str) -> list[Schedule]:
+        """Schedules of a back end for this shape; what it refuses, and why, is told."""
+        spec, found = self.spec, get_backend(backend)
+        try:
+            space = found.space(spec, TARGET)
+        except KvgenError as error:
+            print(f"- {self.name}: {error}", flush=True)
+            return []
+        points = [schedules_of(words, found, spec, TARGET)[0] for words in getattr(self, backend)]
+        for schedule in points:
+            for problem in space.check(schedule)[:1]:
+                print(f"- {self.name} {backend} {dict(schedule.launch)}: {problem}", flush=True)
+        return [schedule for schedule in points if not space.check(schedule)]
+
+
+SHAPES = (
+    Shape("plain", "k4v4"),
+    Shape("page 128", "k4v4:page128", sibling="plain"),
+    Shape("page 256", "k4v4:page256", sibling="plain"),
+    Shape("groups of 64", "k4v4:kg64", cuda=FINE, tilelang=FINE_TILES),
+    Shape("page 64", "k4v4:kg64:page64", sibling="groups of 64", cuda=FINE, tilelang=FINE_TILES),
+    Shape("token", "k4v4:token"),
+    Shape("token, page 64", "k4v4:token:page64", sibling="token", tilelang=FINE_TILES),
+    Shape("token, page 32", "k4v4:token:page32", sibling="token", tilelang=("w8u1s2", "w8u1s2.cl")),
+    Shape("token, page 16", "k4v4:token:page16", sibling="token"),
+    Shape("as many bytes as 1x131072+63x1024", "k4v4", "8x24448"),
+    Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", (*WIDE, "w8u4d1.flat"), SPREAD),
+    Shape("ragged, moderate", "k4v4", MODERATE, "plain", (*WIDE, "w8u4d1.flat")),
+    Shape("bfloat16", "k4v4:bf16", sibling="plain"),
+    Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", ("w8u4d1", "w8u2d1", "w8u2d1.cl2"), COLUMN_TILES),
+    Shape("group 16", "k4v4:h128/8", PLAIN, "plain", ("w8u4d1", "w8u2d1", "w8u2d1.cl2"), COLUMN_TILES),
+    Shape("group 5", "k4v4:h40/8", PLAIN, "plain", ("w8u4d1", "w8u4d1.cl2", "w8u4d1.noexact"), (*TILES, "w8u2s2.cl.noexact")),
+    Shape("head_dim 64", "k4v4:d64", cuda=("w8u4d2", "w8u4d2.cl2", "w8u4d1c2"), tilelang=FOURS),
+    Shape("head_dim 96", "k4v4:d96", cuda=("w8u4d1", "w12u4d1", "w8u4d1.cl2"), tilelang=FOURS),
+    Shape("head_dim 256", "k4v4:d256", cuda=("w8u2d1", "w8u2d1.cl2", "w8u2d1.bulk"), tilelang=("default", "w8u2s2", "w8u2s2.cl")),
+    Shape("7 of 5120", "k4v4", "7x5120", cuda=("w8u4d1", "w8u4d1.cl2", "w8u2d2.cl2")),
+    Shape("13 of 20000", "k4v4", "13x20000", cuda=("w8u4d1", "w16u2d1", "w8u4d1.flat")),
+    Shape("K 4 bits, V 2 bits", "k4v2", cuda=("w8u4d1", "w12u4d1", "w8u4d1.cl2"), tilelang=FOURS),
+    Shape("K 8 bits, V 4 bits", "k8v4", cuda=BYTE, tilelang=("w8u2s2", "w8u2s2.cl", "w8u4s4.cl")),
+    Shape("8 bits", "k8v8", cuda=BYTE, tilelang=FINE_TILES),
+    Shape("8 bits, token", "k8v8:token", sibling="8 bits", cuda=BYTE, tilelang=FINE_TILES),
+    Shape("2 bits", "k2v2", cuda=CRUMB, tilelang=CRUMB_TILES),
+    Shape("as many bytes as 1x131072 of one KV head", "k4v4", "1x16384", tilelang=SPREAD),
+    Shape("one KV head, one sequence", "k4v4:h8/1", "1x131072", "as many bytes as 1x131072 of one KV head", tilelang=SPREAD),
+    Shape("one KV head", "k4v4:h8/1", MANY, "plain"),
+    Shape("one KV head, 8 bits", "k8v8:h8/1", MANY, "8 bits", BYTE, FINE_TILES),
+    Shape("one KV head, 2 bits", "k2v2:h8/1", MANY, "2 bits", CRUMB, CRUMB_TILES),
+    Shape("MHA", "k4v4:h32/32", SHORT, "plain", tilelang=SPREAD),
+    Shape("MHA, 8 bits", "k8v8:h32/32", SHORT, "8 bits", BYTE, FINE_TILES),
+    Shape("MHA, 2 bits", "k2v2:h32/32", SHORT, "2 bits", CRUMB, CRUMB_TILES),
+)

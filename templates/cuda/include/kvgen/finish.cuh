@@ -1,0 +1,62 @@
+// The end of a head: its warps' parts merged and handed on, its block packed if the residual became a whole one.
+#pragma once
+#include "kvgen/merge.cuh"
+#include "kvgen/quantize.cuh"
+#include "kvgen/span.cuh"
+#include "kvgen/tail.cuh"
+
+namespace kvgen {
+
+// The warps' parts of a column tile of a head: merged, over a cluster's CTAs too, and written, as output if this is all of the head.
+template <class Traits>
+__device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Parts& parts, bool whole,
+                                        int tile) {
+  Merged<Traits> merged;
+  merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
+  const auto write = [&](int column, int channel, float value, const Total& total) {
+    const int at = tile * 8 + column;
+    if (at >= Traits::kColumns) return;
+    if (whole) {
+      write_output<Traits>(args, head, at, channel, value, total);
+    } else {
+      __stcg(work.sum(parts.own_slot, at) + channel, value);
+      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, parts.own_slot, at)), make_float2(total.reference, total.sum));
+    }
+  };
+#if KVGEN_SM90
+  if constexpr (Traits::kCombine == Combine::cluster) {
+    combine_cluster<Traits>(tile, merged, shared.memory + Traits::kInbox, write);
+    return;
+  }
+#endif
+  Merged<Traits>::each([&](int i, int column, int channel) { write(column, channel, merged.value[i], merged.total[i]); });
+}
+
+// Where a block is packed: in the rings' and the merge's place, or, where that is too small, behind all else.
+template <class Traits>
+struct Scratch {
+  static constexpr int kBytes = pack_smem_bytes<typename Traits::Format>();
+  static constexpr int kExtra = kBytes <= Traits::kLengths ? 0 : kBytes;
+  static constexpr int kAt = kExtra ? Traits::kSharedBytes : 0;
+};
+
+// Packs the block that a tail has become; what is left over of the new tokens moves to the front of the residual.
+template <class Traits>
+__device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, const Tail<Traits>& tail, int length) {
+  using Format = typename Traits::Format;
+  uint8_t* block = args.cache.block<Traits::kPaged>(tail.batch, tail.head, length / Format::kTokens, Format::kBlockBytes);
+  __syncthreads();
+  pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory + Scratch<Traits>::kAt);
+  tail.store(Format::kTokens, tail.count(), 0);
+}
+
+// The last of `ctas` to have read the lengths writes the new ones: nobody reads them any more. `readers`, of thread 0: how many had
+// read them before.
+template <class Traits>
+__device__ __forceinline__ void advance_lengths(const AttendArgs& args, const Workspace<Traits>& work, int readers, int ctas, int warp, int lane) {
+  if (warp != 0 || __shfl_sync(~0u, readers, 0) != ctas - 1) return;
+  if (lane == 0) *work.lengths_read = 0;
+  for (int i = lane; i < args.cache.batch; i += 32) args.cache.lengths[i] += args.q_len;
+}
+
+}  // namespace kvgen
