@@ -50,8 +50,8 @@ def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: It
 
 
 def most_finalists(workloads: int, backends: int) -> int:
-    """Most points that `finalists` gives, defaults and a present winner included."""
-    return workloads * (backends + 1 + LAUNCHES + 1 + 2 * (backends - 1))
+    """Most points that `finalists` gives: defaults and a present winner, the best layout's, its rivals'."""
+    return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
 
 
 def _score(layout: Params, good: Iterable[Record], workloads: Sequence[Workload]) -> float:

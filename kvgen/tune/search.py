@@ -140,6 +140,15 @@ class Search:
             points.append(point)
         return points
 
+    def transfers(self, count: int) -> list[Point]:
+        """Up to `count` points, of those only whose schedule did well at another workload, and so is compiled."""
+        points: list[Point] = []
+        for lane in self._racing():
+            while len(points) < count and (guess := self._transfer(lane)) is not None:
+                points.append(Point(lane.todo.pop(guess.id), lane.workload))
+        self.pending.update(point.key for point in points)
+        return points
+
     @property
     def left(self) -> int:
         """Points not yet given."""

@@ -53,9 +53,9 @@ def tune(
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
-    One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one process at a
-    time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share; without
-    it studies are journals in the cache. `devices` are GPU indices, one worker each.
+    One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
+    process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
+    without it studies are journals in the cache. `devices` are GPU indices, one worker each.
 
     Raises UnsupportedError, ToolchainMissing, or MeasureError where no schedule is right at every workload.
     """
@@ -186,7 +186,7 @@ class _Run:
                 while True:
                     if not window or not bench.exclusive:
                         more = self._refill(window, search, ahead, depth, settle=bench.exclusive and not running)
-                    while idle and (point := self._take(window, must, ahead)) is not None:
+                    while idle and (point := self._take(window, must, ahead, busy=bool(running))) is not None:
                         artifact = self._compiled(point, search, ahead)
                         if artifact is not None:
                             self.clock.used += 1
@@ -205,31 +205,32 @@ class _Run:
                 bench.close()
                 raise
 
-    def _take(self, window: deque[Point], must: set[Key], ahead: Ahead) -> Point | None:
-        """The next point to measure: the first, or where time is bounded the first that is compiled. Once the search is over,
-        only what `must` be measured.
+    def _take(self, window: deque[Point], must: set[Key], ahead: Ahead, *, busy: bool) -> Point | None:
+        """The next point to measure: the first, or where time is bounded the first that is compiled, waited for unless another
+        device is `busy`. Once the search is over, only what `must` be measured.
         """
         due = [point for point in window if not self.clock.search_over or point.key in must]
         chosen: int | None = 0 if due else None
         if due and self.clock.budget.seconds is not None:
-            chosen = ahead.first([point.schedule for point in due], self.clock.search_left or None)
+            chosen = ahead.first([point.schedule for point in due], 0.0 if busy else self.clock.search_left or None)
         if chosen is None:
             return None
         window.remove(due[chosen])
         return due[chosen]
 
     def _refill(self, window: deque[Point], search: Search, ahead: Ahead, depth: int, *, settle: bool) -> bool:
-        """Begin more points, up to `depth` at a time; False where there is no time to compile any."""
-        room = depth - len(window)
-        if self.clock.search_left is not None:
-            room = min(room, max(len(search.first), ahead.room(self.clock.search_left)))
-        if room <= 0 or (self.clock.search_over and not search.first):
-            return room > 0
+        """Begin more points, up to `depth` at a time; False where there is no time for any. Where there is none to compile, those
+        are left that are compiled already.
+        """
+        if self.clock.search_over and not search.first:
+            return False
+        room, left = depth - len(window), self.clock.search_left
+        fresh = room if left is None else min(room, max(len(search.first), ahead.room(left)))
         for memory in self.memories.values() if self.shared else ():
             for record in memory.read():
                 search.take(record)
         points = []
-        for point in search.next(room):
+        for point in search.next(fresh) if fresh > 0 else search.transfers(room):
             memory = self.memories[point.backend, point.workload.key]
             if self.shared and memory.elsewhere(point.schedule):
                 search.forgo(point)
@@ -241,7 +242,7 @@ class _Run:
         if settle and points:
             self.tell("compiling", f"{len(points)} schedules")
             ahead.settle()
-        return True
+        return fresh > 0 or bool(points)
 
     def _compiled(self, point: Point, search: Search, ahead: Ahead) -> Artifact | None:
         """The point's artifact; None where there is none: that it does not compile is recorded."""

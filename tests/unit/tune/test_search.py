@@ -136,3 +136,17 @@ def test_a_back_end_that_is_far_behind_at_a_workload_waits_there_alone():
 def test_with_several_back_ends_too_every_point_is_given_once():
     points = drive(search(backends=("cuda", "tilelang")), batch=5)
     assert len(points) == len({point.key for point in points}) == 2 * len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
+
+
+def test_transfers_are_what_did_well_elsewhere_and_nothing_else():
+    found = search()
+    for point in found.next(1000):
+        found.take(Record(point, "ok", 10.0))
+    assert found.transfers(20) == []
+    good = Point(Schedule("cpu", Params(block=64), Params(threads=8, tile=3)), WORKLOADS[0])
+    found.take(Record(good, "ok", 5.0))
+    assert found.transfers(0) == []
+    (given,) = found.transfers(20)
+    assert (given.schedule, given.workload) == (good.schedule, WORKLOADS[1])
+    assert given.key in found.pending
+    assert found.transfers(20) == []
