@@ -72,6 +72,10 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start(self, device: str) -> None:
+        """Start the process for a device ("cpu" or "cuda") before the first job asks for it. Raises MeasureError."""
+        self._alive(device)
+
     def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> Outcome:
         """Load, verify and time a job; whatever the candidate does becomes the outcome.
 

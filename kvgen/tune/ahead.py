@@ -40,7 +40,7 @@ class Ahead:
             self._jobs[schedule.id] = self._pool.submit(self._build, schedule)
 
     def also(self, task: Callable[[], object]) -> None:
-        """Have the pool do something else that compiles. What it raises is lost: whoever needs the result will try again."""
+        """Have the pool do something else beside compiling. What it raises is lost: whoever needs the result will try again."""
         self._others.append(self._pool.submit(task))
 
     def settle(self) -> None:

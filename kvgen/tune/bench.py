@@ -21,7 +21,7 @@ class Bench(Protocol):
     """How and on what is measured: part of every study's identity."""
 
     def ready(self) -> None:
-        """Compile what measuring itself needs; may be called beside everything else, and need not be."""
+        """Start and compile what measuring itself needs; may be called beside everything else, and need not be."""
         ...
 
     def shortest_final(self, entrants: int) -> float:

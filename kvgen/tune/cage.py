@@ -63,6 +63,9 @@ class Cage:
 
     def ready(self) -> None:
         """See `Bench`."""
+        for device, worker in enumerate(self._workers):
+            with self._alone(device):
+                worker.start("cpu" if self._target == "cpu" else "cuda")
         ready_yardstick(self._target)
 
     def shortest_final(self, entrants: int) -> float:

@@ -142,6 +142,14 @@ def test_workers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+def test_a_worker_may_be_started_before_its_first_job() -> None:
+    with Worker(MEMORY) as early:
+        early.start("cpu")
+        first = running_children()
+        assert early.run(job()).kind == "ok"
+        assert running_children() == first
+
+
 def test_a_worker_outlives_the_thread_that_first_asked_for_it() -> None:
     with Worker(MEMORY) as kept:
         thread = Thread(target=kept.run, args=(job(),))
