@@ -89,7 +89,7 @@ def require_device(target: Target) -> None:
 
 
 def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
-    """The kernel of an entry; launches that share their source share their module."""
+    """The kernel of an entry, one packed layout whoever computes on it; launches that share their source share their module."""
     from kvgen.api.kernel import Kernel
     from kvgen.reference.layout import packed_layout
     from kvgen.toolchain import ArtifactCache
@@ -121,7 +121,7 @@ def _module(entry: Entry, launch: Launch, cache: ArtifactCache) -> Module:
     if source is None:
         from kvgen.lower.backends import get_backend
 
-        source = get_backend(entry.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+        source = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
     return _compiled(source, cache)
 
 

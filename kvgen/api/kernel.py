@@ -10,7 +10,7 @@ import torch
 
 from kvgen.lower.base import Target
 from kvgen.reference.layout import PackedLayout
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain.launch import KVCache, Variant
@@ -31,9 +31,10 @@ class Kernel:
         self.target = target
         self.selection = selection
         self.layout = layout
-        self._variants = list(dict.fromkeys(variant for _, variant in launches))
+        self._launches = [variant for _, variant in launches]
+        self._variants = list(dict.fromkeys(self._launches))
         self._only = self._variants[0] if len(self._variants) == 1 else None
-        self._places = [(math.log2(w.batch), math.log2(w.kv_len), math.log2(w.q_len), variant) for w, variant in launches]
+        self._places = [(math.log2(w.batch), math.log2(w.kv_len), math.log2(w.q_len), index) for index, (w, _) in enumerate(launches)]
 
     @property
     def entry(self) -> Entry | None:
@@ -51,7 +52,7 @@ class Kernel:
         block_table: torch.Tensor | None = None,
         pages: int | None = None,
     ) -> KVCache:
-        """An empty cache for `batch` sequences of up to `max_len` tokens, with all the workspace that any launch needs.
+        """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch, whatever its back end.
 
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
@@ -122,7 +123,12 @@ class Kernel:
 
     def variant(self, workload: Workload) -> Variant:
         """The compiled launch that a call of this shape takes."""
-        return self._nearest(workload.batch, workload.kv_len, workload.q_len)
+        return self._launches[self._nearest(workload.batch, workload.kv_len, workload.q_len)]
+
+    def launch(self, workload: Workload) -> Launch | None:
+        """What the entry says of that launch: its back end and schedule. None where the kernel is a back end's default."""
+        index = self._nearest(workload.batch, workload.kv_len, workload.q_len)
+        return self.entry.launches[index] if self.entry is not None else None
 
     def set_threads(self, count: int) -> None:
         """Threads of the following calls, for CPU kernels. Raises ValueError elsewhere, and below 1."""
@@ -139,10 +145,10 @@ class Kernel:
             return self._only
         if cache.packed.is_cuda and torch.cuda.is_current_stream_capturing():
             length = cache.max_len  # the graph is replayed while the cache grows
-        return self._nearest(cache.batch, length, tokens)
+        return self._launches[self._nearest(cache.batch, length, tokens)]
 
-    def _nearest(self, batch: int, length: int, tokens: int) -> Variant:
-        """The variant tuned nearest in log2 of batch, length and query length; the first of equals."""
+    def _nearest(self, batch: int, length: int, tokens: int) -> int:
+        """Index of the launch tuned nearest in log2 of batch, length and query length; the first of equals."""
         b, n, t = math.log2(batch), math.log2(max(1, length)), math.log2(max(1, tokens))
         return min(self._places, key=lambda place: abs(place[0] - b) + abs(place[1] - n) + abs(place[2] - t))[3]
 

@@ -19,16 +19,18 @@ class Ours:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.backend = kernel.entry.backend if kernel.entry else "default"
+        """All back ends of the kernel's launches; an entrant has the one of its own."""
 
     def prepare(self, case: Case) -> Entrant:
         """See `Provider`."""
         variant = self.kernel.variant(case.workload)
+        launch = self.kernel.launch(case.workload)
         bench = Bench(variant, case.workload, case.device)
 
         def sample(policy: TimingPolicy) -> tuple[float, ...]:
             return bench.time(variant, policy)
 
-        return Entrant(sample, bench.nbytes, lambda: self._error(case))
+        return Entrant(sample, bench.nbytes, lambda: self._error(case), launch.backend if launch else "")
 
     def _error(self, case: Case) -> float:
         """Against attention over the cache as the kernel reads it: packed blocks dequantized, the rest as given."""

@@ -20,6 +20,8 @@ class Entrant:
     """Bytes that a call must read."""
     error: Callable[[], float]
     """Relative L2 of the output against fp64 attention over what was read."""
+    backend: str = ""
+    """Which way is taken for this case, where the provider has several."""
 
 
 class Provider(Protocol):

@@ -121,7 +121,7 @@ def _take_turns(turns: Sequence[_Turns], target: Target, policy: TimingPolicy, r
 def _row(case: Case, one: _Turns) -> Row:
     return Row(
         one.provider.name,
-        one.provider.backend,
+        one.entrant.backend or one.provider.backend,
         case.spec.name,
         case.workload,
         median(one.samples),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.cli.launches import print_launches
 from kvgen.cli.output import (
     Arch,
     BackendNames,
     Json,
     Workloads,
-    microseconds,
     print_json,
     print_table,
     resolve_backends,
@@ -115,19 +115,9 @@ def _devices(text: str | None) -> list[int] | None:
 
 
 def show(result: TuningResult) -> None:
-    """The winner beside the default, and what failed."""
+    """The winner beside the default and the runner-up, and what failed."""
     entry = result.entry
-    rows = []
-    for launch in entry.launches:
-        timing = entry.timing(launch.workload)
-        if timing is not None:
-            faster = f"{timing.default_us / timing.us:.2f}x" if timing.default_us else "–"
-            read = f"{timing.read_fraction:.0%}" if timing.read_fraction is not None else "–"
-            times = [microseconds(us) for us in (timing.us, timing.default_us, timing.read_us)]
-            rows.append((launch.workload.key, *times[:2], faster, times[2], read, str(launch.params)))
-    title = f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}"
-    columns = ["workload", "tuned", "default", "speed-up", "pure read", "of read speed", "launch"]
-    print_table(title, columns, rows, right=columns[1:6])
+    print_launches(f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}", entry)
     show_failures([(r.kind, str(r.point), r.detail) for r in result.failures])
     for refusal in result.refusals:
         typer.echo(refusal)

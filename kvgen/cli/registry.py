@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.cli.launches import print_launches
 from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def list_entries(as_json: Json = False) -> None:
         if entry is None:
             rows.append((key, one.store, "", "", "", f"damaged: {one.problem}"))
             continue
-        times = ", ".join(f"{t.workload.key} {microseconds(t.us)}" for t in entry.timings) or "untuned"
+        mixed = len({launch.backend for launch in entry.launches}) > 1
+        won = [(f"{row['workload']} {microseconds(row['us'])}", row["backend"]) for row in entry.standings() if row["us"]]
+        times = ", ".join(f"{time} {backend}" if mixed else time for time, backend in won) or "untuned"
         rows.append((key, one.store, entry.spec.name, f"{entry.backend} {entry.arch}", str(entry.device.get("name", "")), times))
     print_table("", ["key", "registry", "spec", "back end", "device", "times"], rows)
 
@@ -48,6 +51,7 @@ def _summary(one: Found) -> dict[str, Any]:
     if one.entry is not None:
         entry = one.entry
         data |= {"spec": entry.spec.name, "backend": entry.backend, "arch": entry.arch, "device": dict(entry.device)}
+        data["launches"] = entry.standings()
         data["timings"] = [{k: v for k, v in timing.to_json().items() if k != "samples"} for timing in entry.timings]
         data["tuned"] = bool(entry.provenance.get("tuned", bool(entry.timings)))
     return data
@@ -87,13 +91,13 @@ def _print_entry(entry: Entry, one: Found) -> None:
 
     typer.echo(f"{entry.spec.name}  {entry.key}  ({one.store} registry)\n{describe(entry.spec)}")
     typer.echo(f"{entry.backend} for {entry.arch}, tuned on {entry.device.get('name')}; layout {entry.layout} ({entry.layout_id})\n")
-    rows = []
-    for launch in entry.launches:
-        timing = entry.timing(launch.workload)
-        us, default, read = (timing.us, timing.default_us, timing.read_fraction) if timing else (None, None, None)
-        fraction = f"{read:.0%}" if read is not None else "–"
-        rows.append((launch.workload.key, microseconds(us), microseconds(default), fraction, str(launch.params)))
-    print_table("", ["workload", "time", "default", "of read speed", "launch"], rows, right=["time", "default", "of read speed"])
+    print_launches("", entry)
+    if why := entry.provenance.get("why"):
+        typer.echo(f"\n{why}")
+    other = (entry.runner_up or {}).get("layout")
+    if other:
+        times = ", ".join(f"{key} {one['backend']} {microseconds(one['us'])}" for key, one in other["launches"].items())
+        typer.echo(f"next best layout: {' '.join(f'{k}={v}' for k, v in other['layout'].items())}: {times}")
     kernels = [
         (file, name, str(used["registers"]), str(used["spill_bytes"]), str(used["shared_bytes"]))
         for file, resources in entry.resources().items()
@@ -126,6 +130,7 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
                     "how": answer.how,
                     "key": answer.entry.key if answer.entry else None,
                     "backend": answer.entry.backend if answer.entry else None,
+                    "launches": answer.entry.standings() if answer.entry else [],
                     "why": list(answer.why),
                     "cautions": list(answer.cautions),
                 }
@@ -140,5 +145,8 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
             )
             for reason in (*answer.why, *answer.cautions):
                 typer.echo(f"  {reason}")
+            if answer.entry:
+                typer.echo("")
+                print_launches("", answer.entry)
     if any(answer.entry is None for _, answer in answers):
         raise typer.Exit(Exit.NO_KERNEL)

@@ -1,7 +1,7 @@
 """The worker process: `python -m kvgen.measure.child REQUESTS ANSWERS MEMORY`, two pipe ends and a bound in bytes (0: none).
 
-Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds"}; the answers to it are any number of
-{"stage"} and then one {"outcomes"}. The first answer of all is {"ready"}, once torch is loaded.
+Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; the answers to it are any number
+of {"stage"} and then one {"outcomes"}. The first answer of all is {"ready"}, once torch is loaded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> None:
             if "job" in request:
                 outcomes = [perform(Job.from_json(request["job"]), stage)]
             else:
-                outcomes = perform_interleaved([Job.from_json(job) for job in request["jobs"]], request["rounds"], stage)
+                jobs = [Job.from_json(job) for job in request["jobs"]]
+                outcomes = perform_interleaved(jobs, request["rounds"], stage, request["seconds"])
             say(outcomes=[outcome.to_json() for outcome in outcomes])
 
 

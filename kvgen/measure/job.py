@@ -16,6 +16,8 @@ from kvgen.spec.timing import Timing
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Call = Literal["attend", "decode"]
+LEAST_ROUNDS = 3
+"""Rounds of candidates that take turns which are never given up, however short the time."""
 
 
 @dataclass(frozen=True, slots=True)

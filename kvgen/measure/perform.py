@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.bench import Bench
 from kvgen.measure.check import Checker
-from kvgen.measure.job import Job, Kind, Outcome, TimingPolicy
+from kvgen.measure.job import LEAST_ROUNDS, Job, Kind, Outcome, TimingPolicy
 from kvgen.measure.scenario import scenarios
 from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.spec import Workload
@@ -56,16 +56,21 @@ def perform(job: Job, stage: Stage) -> Outcome:
     return Outcome("ok", "", tuple(timings), accuracy, clock.seconds)
 
 
-def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage) -> list[Outcome]:
-    """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone."""
+def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None) -> list[Outcome]:
+    """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone.
+
+    With `seconds`, every workload has an equal share of what is left, and no more rounds than fit in, LEAST_ROUNDS apart.
+    """
     clock = _Clock(stage)
+    until = None if seconds is None else time.monotonic() + seconds
     variants: dict[int, Variant] = {}
     failed: dict[int, Outcome] = {}
     samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
-    for workload in dict.fromkeys(work for job in jobs for work in job.workloads):
+    workloads = list(dict.fromkeys(work for job in jobs for work in job.workloads))
+    for place, workload in enumerate(workloads):
         benches: dict[str, Bench] = {}
-        for _ in range(rounds):
+        for _ in _rounds(rounds, until, len(workloads) - place):
             read_us: dict[int, float] = {}  # by bytes: one read a round does for all
             for index, job in enumerate(jobs):
                 policy = job.timing or TimingPolicy()
@@ -117,11 +122,23 @@ def _yardstick(job: Job) -> Yardstick:
     return yardstick(job.target)
 
 
+def _rounds(most: int, until: float | None, shares: int) -> Iterator[int]:
+    """Rounds of a workload: as many as its share of the time until a moment allows, by what they took so far."""
+    began = time.monotonic()
+    share = 0.0 if until is None else (until - began) / shares
+    for number in range(most):
+        spent = time.monotonic() - began
+        if until is not None and number >= LEAST_ROUNDS and spent * (number + 1) / number > share:
+            return
+        yield number
+
+
 def _shared_bench(benches: dict[str, Bench], variant: Variant, workload: Workload, job: Job) -> Bench:
-    """Variants of one layout read the same caches."""
+    """Variants of one layout read the same caches, and those that they were searched with where they are still kept."""
     bench = benches.get(variant.layout.id)
     if bench is None:
-        bench = benches[variant.layout.id] = Bench(variant, workload, job.device, job.timing.cold_bytes if job.timing else None)
+        cold = job.timing.cold_bytes if job.timing else None
+        bench = benches[variant.layout.id] = _kept_bench(variant, workload, job.device, cold)
     return bench
 
 

@@ -16,13 +16,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvgen.errors import MeasureError
 from kvgen.measure.job import Job, Outcome
 from kvgen.measure.memory import available_bytes, resident_bytes
+from kvgen.spec.target import Target
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 
@@ -37,6 +40,13 @@ PINNED = {"OMP_PROC_BIND": "true"}
 """CPU threads stay on cores of their own: two that share one, while another process holds the other, wait for time slices."""
 
 
+def ready_yardstick(target: Target) -> None:
+    """Compile a target's read kernel, unless that was done before. Raises ToolchainMissing or CompileError."""
+    from kvgen.measure.yardstick import source
+
+    build(source(target), ArtifactCache())
+
+
 def run_job(job: Job, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = None) -> Outcome:
     """Run one job in a process of its own; see `Worker.run`."""
     with Worker(memory_bytes) as worker:
@@ -47,7 +57,7 @@ class Worker:
     """A process for candidates of one device, started when needed. Use as a context manager, from one thread at a time.
 
     `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default); `environment` adds
-    to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with the thread that made the call which started it.
+    to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with this one, however that ends.
     """
 
     def __init__(self, memory_bytes: int | None = None, environment: dict[str, str] | None = None) -> None:
@@ -62,6 +72,10 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start(self, device: str) -> None:
+        """Start the process for a device ("cpu" or "cuda") before the first job asks for it. Raises MeasureError."""
+        self._alive(device)
+
     def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> Outcome:
         """Load, verify and time a job; whatever the candidate does becomes the outcome.
 
@@ -71,15 +85,16 @@ class Worker:
         self._ready_yardstick([job])
         return self._request({"job": job.to_json()}, 1, timeout_s, job.device)[0]
 
-    def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S) -> list[Outcome]:
-        """Time verified candidates in turns, all in one process: samples at one index are from one round.
+    def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S, seconds: float | None = None) -> list[Outcome]:
+        """Time verified candidates in turns, all in one process: samples at one index are from one round. `seconds` as for
+        `finalists.interleave`.
 
         Where a candidate kills the process, every outcome says so; `finalists.interleave` then tells them apart.
         """
         if not jobs:
             return []
         self._ready_yardstick(jobs)
-        request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds}
+        request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
         return self._request(request, len(jobs), timeout_s, jobs[0].device)
 
     def close(self) -> None:
@@ -92,9 +107,7 @@ class Worker:
     def _ready_yardstick(jobs: Sequence[Job]) -> None:
         """Compile read kernels here: a caged process has no memory to spare for compilers."""
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
-            from kvgen.measure.yardstick import source
-
-            build(source(target), ArtifactCache())
+            ready_yardstick(target)
 
     def _request(self, request: dict[str, Any], count: int, timeout_s: float, device: str) -> list[Outcome]:
         process = self._alive(device)
@@ -139,6 +152,18 @@ class Worker:
         return timeout_s
 
 
+@cache
+def _nursery() -> ThreadPoolExecutor:
+    """The thread that starts workers. Linux kills a child that asks for it when the *thread* that started it ends, and those that
+    measure come and go.
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix="workers")
+
+
+def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    return _nursery().submit(lambda: subprocess.Popen(command, **options)).result()
+
+
 class _Process:
     """One child process in a session of its own, with its pipes and what it printed."""
 
@@ -154,7 +179,7 @@ class _Process:
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
         try:
-            self._popen = subprocess.Popen(
+            self._popen = _started(
                 command, pass_fds=(requests, answers), start_new_session=True, env={**environment, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             )  # fmt: skip

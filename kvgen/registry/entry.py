@@ -1,7 +1,8 @@
 """An entry: a winner with all that is needed to run it again and to judge it.
 
-An entry is one layout and a launch per workload. Each launch names one of the entry's rendered sources, which is what runs:
-templates may change, and the entry keeps meaning what was measured, as long as the headers it includes are the same.
+An entry is one packed layout and a launch per workload, each with the back end that won there. Each launch names one of the
+entry's rendered sources, which is what runs: templates may change, and the entry keeps meaning what was measured, as long as
+the headers it includes are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the entry's format and of the module ABI; entries of another version are passed over."""
 
 SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
@@ -99,20 +100,24 @@ class Code:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the entry's layout is computed on at one workload; `file` names the code."""
+    """How the entry's layout is computed on at one workload, and by which back end; `file` names the code."""
 
     workload: Workload
+    backend: str
     params: Params
     file: str
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A winner. Times are in microseconds; `device`, `toolchain`, `provenance` and `accuracy` are plain facts by name."""
+    """A winner. Times are in microseconds; `device`, `toolchain`, `provenance` and `accuracy` are plain facts by name.
+
+    `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
+    `layout`, the next best layout with launches of the same form, or None.
+    """
 
     spec: KernelSpec
     arch: Target
-    backend: str
     layout: Params
     layout_id: str
     launches: tuple[Launch, ...]
@@ -133,35 +138,56 @@ class Entry:
         launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
         **facts: Any,
     ) -> Entry:
-        """The entry of tuned schedules, which share their back end and layout part; `facts` are the other fields by name.
+        """The entry of tuned schedules, which share their layout part; `facts` are the other fields by name.
 
         Raises ValueError where the schedules differ in layout or there are none.
         """
         chosen = tuple(launches)
-        arms = {(schedule.backend, schedule.layout) for _, schedule, _, _ in chosen}
-        if len(arms) != 1:
-            raise ValueError(f"an entry has one back end and one layout, not {len(arms)}")
-        ((backend, layout),) = arms
+        layouts = {schedule.layout for _, schedule, _, _ in chosen}
+        if len(layouts) != 1:
+            raise ValueError(f"an entry has one layout, not {len(layouts)}")
+        (layout,) = layouts
         codes: dict[str, Code] = {}
         made: list[Launch] = []
         for workload, schedule, source, artifact in chosen:
             code = Code.of(source, artifact)
             codes.setdefault(code.file, code)
-            made.append(Launch(workload, schedule.launch, code.file))
-        return cls(spec, arch, backend, layout, layout_id, tuple(made), codes, **facts)
+            made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
+        return cls(spec, arch, layout, layout_id, tuple(made), codes, **facts)
 
     @property
     def key(self) -> str:
         """Digest of what the entry is a winner for."""
         return entry_key(self.spec, self.arch, self.device, (launch.workload for launch in self.launches))
 
+    @property
+    def backend(self) -> str:
+        """Names of the launches' back ends, joined by `+`."""
+        return "+".join(sorted({launch.backend for launch in self.launches}))
+
     def schedule(self, launch: Launch) -> Schedule:
         """The whole schedule of one launch."""
-        return Schedule(self.backend, self.layout, launch.params)
+        return Schedule(launch.backend, self.layout, launch.params)
 
     def timing(self, workload: Workload) -> Timing | None:
         """What was measured at a workload; None if nothing was."""
         return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
+
+    def rival(self, workload: Workload) -> tuple[str, float] | None:
+        """The best of another back end at a workload: its name, and its time over the winner's. None if there was none."""
+        timing = self.timing(workload)
+        other = ((self.runner_up or {}).get("launches") or {}).get(workload.key)
+        return (str(other["backend"]), other["us"] / timing.us) if other and timing else None
+
+    def standings(self) -> list[dict[str, Any]]:
+        """Who won each workload, and how far ahead of the best of another back end, as plain data."""
+        rows = []
+        for launch in self.launches:
+            timing, rival = self.timing(launch.workload), self.rival(launch.workload)
+            runner_up = {"backend": rival[0], "ratio": round(rival[1], 4)} if rival else None
+            us = timing.us if timing else None
+            rows.append({"workload": launch.workload.key, "backend": launch.backend, "us": us, "runner_up": runner_up})
+        return rows
 
     def resources(self) -> dict[str, Any]:
         """Contents of `resources.json`: by source file, what compiling it took and what its kernels use."""
@@ -176,10 +202,14 @@ class Entry:
             "arch": self.arch,
             "backend": self.backend,
             "schedule": {
-                "backend": self.backend,
                 "layout": dict(self.layout),
                 "launches": [
-                    {"workload": launch.workload.model_dump(mode="json"), "launch": dict(launch.params), "source": launch.file}
+                    {
+                        "workload": launch.workload.model_dump(mode="json"),
+                        "backend": launch.backend,
+                        "launch": dict(launch.params),
+                        "source": launch.file,
+                    }
                     for launch in self.launches
                 ],
             },
@@ -203,11 +233,13 @@ class Entry:
         if data.get("schema") != SCHEMA:
             raise Damaged(f"it has schema {data.get('schema')!r}, and this kvgen reads {SCHEMA}")
         schedule = data["schedule"]
-        launches = tuple(Launch(Workload(**item["workload"]), Params(item["launch"]), str(item["source"])) for item in schedule["launches"])
+        launches = tuple(
+            Launch(Workload(**item["workload"]), str(item["backend"]), Params(item["launch"]), str(item["source"]))
+            for item in schedule["launches"]
+        )
         entry = cls(
             spec=KernelSpec.model_validate(data["spec"]),
             arch=data["arch"],
-            backend=str(schedule["backend"]),
             layout=Params(schedule["layout"]),
             layout_id=str(data["layout_id"]),
             launches=launches,

@@ -156,8 +156,8 @@ def _misfits(entry: Entry) -> list[str]:
     try:
         from kvgen.lower.backends import get_backend
 
-        space = get_backend(entry.backend).space(entry.spec, entry.arch)
-        return [reason for launch in entry.launches for reason in space.check(entry.schedule(launch), launch.workload)]
+        spaces = {name: get_backend(name).space(entry.spec, entry.arch) for name in {launch.backend for launch in entry.launches}}
+        return [reason for launch in entry.launches for reason in spaces[launch.backend].check(entry.schedule(launch), launch.workload)]
     except KvgenError as error:
         return [str(error)]
 

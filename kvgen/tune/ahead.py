@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from kvgen.lower.base import Backend, Target
@@ -23,6 +24,9 @@ class Ahead:
         self.workers = workers or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
         self._jobs: dict[str, Future[Artifact]] = {}
+        self._others: list[Future[object]] = []
+        self._built: list[float] = []
+        """Seconds of each finished one."""
 
     def __enter__(self) -> Ahead:
         return self
@@ -35,9 +39,31 @@ class Ahead:
         if schedule.id not in self._jobs:
             self._jobs[schedule.id] = self._pool.submit(self._build, schedule)
 
+    def also(self, task: Callable[[], object]) -> None:
+        """Have the pool do something else beside compiling. What it raises is lost: whoever needs the result will try again."""
+        self._others.append(self._pool.submit(task))
+
     def settle(self) -> None:
         """Wait until no compiler runs: on a CPU it would disturb what is measured."""
         wait(self._jobs.values())
+        wait(self._others)
+
+    def first(self, schedules: Sequence[Schedule], seconds: float | None) -> int | None:
+        """Index of the first schedule that is compiled, or failed to; waits for one so long. All have been started."""
+        jobs = [self._jobs[schedule.id] for schedule in schedules]
+        wait(jobs, seconds, FIRST_COMPLETED)
+        return next((index for index, job in enumerate(jobs) if job.done()), None)
+
+    def room(self, seconds: float) -> int:
+        """How many more schedules can be expected to be compiled within so many seconds, beside those that are started."""
+        usual = sum(self._built) / max(1, len(self._built))
+        unfinished = sum(not job.done() for job in self._jobs.values())
+        turns = seconds / usual if usual else float(len(self._jobs) + self.workers)
+        return max(0, self.workers * int(turns) - unfinished)
+
+    def drop(self) -> None:
+        """Forget what no compiler has begun yet."""
+        self._jobs = {key: job for key, job in self._jobs.items() if not job.cancel()}
 
     def artifact(self, schedule: Schedule) -> Artifact:
         """The compiled schedule, waited for. Raises CompileError, UnsupportedError or ToolchainMissing."""
@@ -45,4 +71,8 @@ class Ahead:
         return self._jobs[schedule.id].result()
 
     def _build(self, schedule: Schedule) -> Artifact:
-        return build(self._backends[schedule.backend].lower(self._spec, schedule, self._target), self._cache)
+        began = time.monotonic()
+        try:
+            return build(self._backends[schedule.backend].lower(self._spec, schedule, self._target), self._cache)
+        finally:
+            self._built.append(time.monotonic() - began)

@@ -20,12 +20,22 @@ class Bench(Protocol):
     policy: Mapping[str, Any]
     """How and on what is measured: part of every study's identity."""
 
+    def ready(self) -> None:
+        """Start and compile what measuring itself needs; may be called beside everything else, and need not be."""
+        ...
+
+    def shortest_final(self, entrants: int) -> float:
+        """Seconds that the final takes for so many, at least."""
+        ...
+
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """Verify, then time. Whatever the candidate does becomes a record."""
         ...
 
     def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
-        """Measure again, taking turns, so that all see the same machine; in about `seconds` where given."""
+        """Measure again, taking turns, so that all see the same machine; in about `seconds` where given, but never less than
+        the shortest final, which is a whole one: every entrant and the read beside it.
+        """
         ...
 
     def compare(self, new: Record, old: Record) -> Kind:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 RESERVE = 0.2
-"""Share of the seconds that is kept for the finalists."""
+"""Share of the seconds that is kept for the finalists, at least."""
+MOST_RESERVE = 0.5
+"""And at most, however long they take."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)")
@@ -46,6 +48,8 @@ class Clock:
     budget: Budget
     now: Callable[[], float] = time.monotonic
     used: int = 0
+    final_seconds: float = 0.0
+    """What the shortest final takes, as far as is known beforehand."""
     start: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +71,15 @@ class Clock:
         return None if self.budget.trials is None else max(0, self.budget.trials - self.used)
 
     @property
+    def search_left(self) -> float | None:
+        """Seconds left until the final must begin; None without a bound."""
+        seconds = self.budget.seconds
+        if seconds is None:
+            return None
+        reserve = max(RESERVE * seconds, min(self.final_seconds, MOST_RESERVE * seconds))
+        return max(0.0, seconds - reserve - self.elapsed)
+
+    @property
     def search_over(self) -> bool:
         """True once only the finalists may still be measured."""
-        seconds = self.budget.seconds
-        return self.trials_left == 0 or (seconds is not None and self.elapsed >= seconds * (1 - RESERVE))
+        return self.trials_left == 0 or self.search_left == 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from filelock import FileLock
@@ -16,9 +14,9 @@ from filelock import FileLock
 from kvgen.lower.base import Target
 from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
-from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
+from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
 from kvgen.measure.verdict import compare
-from kvgen.measure.worker import Worker
+from kvgen.measure.worker import Worker, ready_yardstick
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact
 from kvgen.tune.decide import Kind
@@ -27,9 +25,10 @@ from kvgen.tune.point import Point, Record
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-FIRST_ROUNDS = 3
-MORE_ROUNDS = 12
-"""Rounds of the final: the first tell how many more there is time for."""
+ROUNDS = 15
+"""Rounds of the final, where there is time."""
+TURN_S = 0.05
+"""What a turn takes besides its samples: capture, copies of inputs, its share of the read."""
 TIMEOUT_S = 60.0
 
 
@@ -62,6 +61,17 @@ class Cage:
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
 
+    def ready(self) -> None:
+        """See `Bench`."""
+        for device, worker in enumerate(self._workers):
+            with self._alone(device):
+                worker.start("cpu" if self._target == "cpu" else "cuda")
+        ready_yardstick(self._target)
+
+    def shortest_final(self, entrants: int) -> float:
+        """See `Bench`."""
+        return entrants * LEAST_ROUNDS * (FINAL.seconds + FINAL.warmup_seconds + TURN_S)
+
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """See `Bench`."""
         verified = self._verified.get(artifact.id)
@@ -74,20 +84,9 @@ class Cage:
 
     def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
         """See `Bench`. All take turns on the first device; who fails is out."""
-        began = time.monotonic()
-        records = self._turns(entrants, FIRST_ROUNDS)
-        took = time.monotonic() - began
-        more = MORE_ROUNDS if seconds is None else max(0, min(MORE_ROUNDS, int(FIRST_ROUNDS * (seconds / took - 1))))
-        right = [index for index, record in enumerate(records) if record.ok]
-        if more and right:
-            for index, record in zip(right, self._turns([entrants[index] for index in right], more), strict=True):
-                records[index] = _joined(records[index], record)
-        return records
-
-    def _turns(self, entrants: Sequence[tuple[Point, Artifact]], rounds: int) -> list[Record]:
         jobs = [self._job(point, artifact, FINAL, check=False) for point, artifact in entrants]
         with self._alone(0):
-            outcomes = interleave(jobs, rounds, self._timeout_s, self._workers[0])
+            outcomes = interleave(jobs, ROUNDS, self._timeout_s, self._workers[0], seconds=seconds)
         return [_record(point, artifact, outcome) for (point, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
     def compare(self, new: Record, old: Record) -> Kind:
@@ -109,15 +108,6 @@ class Cage:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             yield
-
-
-def _joined(one: Record, more: Record) -> Record:
-    """Samples of both; the failure where one of them failed."""
-    if not more.ok:
-        return more
-    samples = one.samples + more.samples
-    reads = [us for us in (one.read_us, more.read_us) if us is not None]
-    return replace(one, us=median(samples), samples=samples, read_us=median(reads) if reads else None)
 
 
 def _visible(index: int) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload
-from kvgen.tune.point import Arm, Point, Record
+from kvgen.tune.point import Point, Record
 from kvgen.tune.search import geomean
 
 Kind = Literal["faster", "same", "slower", "unclear"]
@@ -23,32 +23,39 @@ RIVALS = 1
 
 @dataclass(frozen=True)
 class Decision:
-    """The winner: one layout and a record per workload; `runners_up` are the best of every other layout, best first."""
+    """The winner: one layout and a record per workload, of whichever back end was fastest there."""
 
-    arm: Arm
+    layout: Params
     launches: Mapping[str, Record]
-    runners_up: tuple[tuple[Arm, Mapping[str, Record]], ...]
+    rivals: Mapping[str, Record]
+    """The best of another back end over the same layout, by workload; none where no other took part."""
+    runners_up: tuple[tuple[Params, Mapping[str, Record]], ...]
+    """The best of every other layout, best first."""
     why: str
 
 
 def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Point]) -> list[Point]:
-    """Points to measure again side by side: `keep`, the best launches of the best layout, the best of its rivals and of
-    every other back end.
+    """Points to measure again side by side: `keep`, and per workload the best launches of the best layout, the best of its
+    rivals, and of each of these layouts the best of every back end.
     """
     good = sorted((record for record in records if record.ok), key=lambda record: record.cost)
-    ranked = sorted(dict.fromkeys(record.point.arm for record in good), key=lambda arm: _score(arm, good, workloads))
-    sent = ranked[: 1 + RIVALS]
-    sent += [arm for arm in ranked if arm.backend not in {other.backend for other in sent}]
+    ranked = sorted(dict.fromkeys(record.point.layout for record in good), key=lambda layout: _score(layout, good, workloads))
     points = dict.fromkeys(keep)
-    for arm in sent:
+    for place, layout in enumerate(ranked[: 1 + RIVALS]):
         for workload in workloads:
-            lane = [r.point for r in good if r.point.arm == arm and r.point.workload.key == workload.key]
-            points.update(dict.fromkeys(lane[: LAUNCHES if arm == ranked[0] else 1]))
+            here = [r.point for r in good if r.point.layout == layout and r.point.workload.key == workload.key]
+            points.update(dict.fromkeys(here[: LAUNCHES if place == 0 else 1]))
+            points.update(dict.fromkeys({point.backend: point for point in reversed(here)}.values()))
     return list(points)
 
 
-def _score(arm: Arm, good: Iterable[Record], workloads: Sequence[Workload]) -> float:
-    mine = [record for record in good if record.point.arm == arm]
+def most_finalists(workloads: int, backends: int) -> int:
+    """Most points that `finalists` gives: defaults and a present winner, the best layout's, its rivals'."""
+    return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
+
+
+def _score(layout: Params, good: Iterable[Record], workloads: Sequence[Workload]) -> float:
+    mine = [record for record in good if record.point.layout == layout]
     return geomean((_fastest(mine, workload), workload.weight) for workload in workloads)
 
 
@@ -61,38 +68,58 @@ def decide(
 ) -> Decision | None:
     """The winner among the finalists' records; None where no layout is right at every workload.
 
-    `present` is the registered winner's launch per workload key, or empty. It, or else the default, stays unless another is
-    clearly faster; what is clearly slower than the default anywhere never wins.
+    Within a layout each workload takes its fastest launch, of any back end. `present` is the registered winner's launch per
+    workload key, or empty. It, or else the default, stays unless another is clearly faster; what is clearly slower than the
+    default anywhere never wins.
     """
     incumbents = {workload.key: present.get(workload.key, default).id for workload in workloads}
-    picks: dict[Arm, dict[str, Record]] = {}
-    for arm in dict.fromkeys(record.point.arm for record in records):
-        mine = [record for record in records if record.ok and record.point.arm == arm]
+    picks: dict[Params, dict[str, Record]] = {}
+    for layout in dict.fromkeys(record.point.layout for record in records):
+        mine = [record for record in records if record.ok and record.point.layout == layout]
         chosen = {w.key: _pick([r for r in mine if r.point.workload.key == w.key], incumbents[w.key], compare) for w in workloads}
         if all(chosen.values()):
-            picks[arm] = {key: record for key, record in chosen.items() if record is not None}
+            picks[layout] = {key: record for key, record in chosen.items() if record is not None}
     if not picks:
         return None
     defaults = {r.point.workload.key: r for r in records if r.ok and r.point.schedule.id == default.id}
-    sound = [arm for arm, pick in picks.items() if not _loses(pick, defaults, compare)] or list(picks)
-    ranked = sorted(sound, key=lambda arm: geomean((picks[arm][w.key].cost, w.weight) for w in workloads))
-    incumbent = Arm(default.backend, default.layout)
-    if present:
-        schedule = next(iter(present.values()))
-        incumbent = Arm(schedule.backend, schedule.layout)
-    winner, why = _settle(ranked, picks, incumbent, compare)
-    others = sorted((arm for arm in picks if arm != winner), key=lambda arm: geomean((picks[arm][w.key].cost, w.weight) for w in workloads))
-    return Decision(winner, picks[winner], tuple((arm, picks[arm]) for arm in others), why)
+    sound = [layout for layout, pick in picks.items() if not _loses(pick, defaults, compare)] or list(picks)
+    ranked = sorted(picks, key=lambda layout: geomean((picks[layout][w.key].cost, w.weight) for w in workloads))
+    incumbent = next(iter(present.values()), default).layout
+    winner, why = _settle([layout for layout in ranked if layout in sound], picks, incumbent, compare)
+    others = tuple((layout, picks[layout]) for layout in ranked if layout != winner)
+    return Decision(winner, picks[winner], _rivals(picks[winner], records), others, f"{why}{_shares(picks[winner])}")
 
 
-def _settle(ranked: Sequence[Arm], picks: Mapping[Arm, Mapping[str, Record]], incumbent: Arm, compare: Compare) -> tuple[Arm, str]:
+def _settle(
+    ranked: Sequence[Params], picks: Mapping[Params, Mapping[str, Record]], incumbent: Params, compare: Compare
+) -> tuple[Params, str]:
     """The best layout, or among those that are not clearly slower: the incumbent, else the first in the fixed order."""
     best = ranked[0]
-    tied = [arm for arm in ranked if arm == best or not _loses(picks[arm], picks[best], compare)]
+    tied = [layout for layout in ranked if layout == best or not _loses(picks[layout], picks[best], compare)]
+    if len(tied) == 1:
+        return best, "fastest layout"
     if incumbent in tied:
         return incumbent, "the present layout stays: no other is clearly faster"
-    first = min(tied, key=lambda arm: [tie_order(record) for _, record in sorted(picks[arm].items())])
-    return first, "fastest layout" if len(tied) == 1 else f"first in the fixed order among {len(tied)} layouts within noise"
+    first = min(tied, key=lambda layout: [tie_order(record) for _, record in sorted(picks[layout].items())])
+    return first, f"first in the fixed order among {len(tied)} layouts within noise"
+
+
+def _rivals(pick: Mapping[str, Record], records: Iterable[Record]) -> dict[str, Record]:
+    """By workload, the best record of another back end over the layout of `pick`."""
+    rivals: dict[str, Record] = {}
+    for record in sorted((record for record in records if record.ok), key=lambda record: record.cost):
+        winner = pick[record.point.workload.key].point
+        if record.point.layout == winner.layout and record.point.backend != winner.backend:
+            rivals.setdefault(winner.workload.key, record)
+    return rivals
+
+
+def _shares(pick: Mapping[str, Record]) -> str:
+    """Who won what, where more than one back end did."""
+    won: dict[str, list[str]] = {}
+    for key, record in pick.items():
+        won.setdefault(record.point.backend, []).append(key)
+    return "; " + ", ".join(f"{backend} at {' '.join(keys)}" for backend, keys in sorted(won.items())) if len(won) > 1 else ""
 
 
 def _loses(pick: Mapping[str, Record], to: Mapping[str, Record], compare: Compare) -> bool:

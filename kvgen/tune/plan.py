@@ -14,7 +14,7 @@ from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.point import Arm, Point
+from kvgen.tune.point import Point
 from kvgen.tune.search import Lane, Search, lanes
 
 if TYPE_CHECKING:
@@ -131,20 +131,19 @@ def open_search(
     for c in found:
         order |= {p.name: p.values for p in c.space.parameters}
         for layout in c.space.layout_points():
-            arm = Arm(c.backend.name, layout)
-            every += lanes(arm, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)
+            every += lanes(layout, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)
     points = sum(len(lane.todo) for lane in every)
     if not points:
         raise KvgenError(f"the search space of {spec.name} has no points: kvgen space --explain tells why")
     known = sum(len(memory.records) for memory in memories.values())
     exhaustive = points - known <= trials if trials is not None else not timed
 
-    def suggest(arm: Arm, workload: Workload) -> Schedule | None:
-        return memories[arm.backend, workload.key].suggest(arm.layout)
+    def suggest(lane: Lane) -> Schedule | None:
+        return memories[lane.backend, lane.workload.key].suggest(lane.layout)
 
     search = Search(every, order, suggest, exhaustive)
     for memory in memories.values():
         for record in memory.records.values():
             search.take(record)
-    search.lead([point for point in seeds if point.schedule.id not in memories[point.arm.backend, point.workload.key].records])
+    search.lead([point for point in seeds if point.schedule.id not in memories[point.backend, point.workload.key].records])
     return search

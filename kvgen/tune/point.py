@@ -15,21 +15,6 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """A layout part of one back end: caches packed for it serve every launch over it."""
-
-    backend: str
-    layout: Params
-
-    def schedule(self, launch: Params) -> Schedule:
-        """The schedule of a launch part over this layout."""
-        return Schedule(self.backend, self.layout, launch)
-
-    def __str__(self) -> str:
-        return f"{self.backend}[{self.layout}]"
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """One schedule at one workload."""
 
@@ -42,9 +27,14 @@ class Point:
         return self.schedule.id, self.workload.key
 
     @property
-    def arm(self) -> Arm:
-        """The layout part that the point belongs to."""
-        return Arm(self.schedule.backend, self.schedule.layout)
+    def backend(self) -> str:
+        """Name of the back end."""
+        return self.schedule.backend
+
+    @property
+    def layout(self) -> Params:
+        """The layout part: caches packed for it serve every launch over it, of any back end."""
+        return self.schedule.layout
 
     def __str__(self) -> str:
         return f"{self.schedule} at {self.workload.key}"

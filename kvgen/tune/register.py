@@ -15,7 +15,7 @@ from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.ahead import Ahead
 from kvgen.tune.decide import Decision
-from kvgen.tune.point import Arm, Record
+from kvgen.tune.point import Record
 
 
 def make_entry(
@@ -28,28 +28,33 @@ def make_entry(
     default: Schedule,
     facts: Mapping[str, Any],
 ) -> Entry:
-    """The entry of a tuned winner; `records` are those that the decision was made on, `facts` go into its provenance."""
-    backend = backends[decision.arm.backend]
+    """The entry of a tuned winner; `records` are those that the decision was made on, `facts` go into its provenance.
+
+    Raises ValueError where back ends mean different packed layouts by one layout part.
+    """
     launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
     for work in spec.workloads:
         record = decision.launches[work.key]
         schedule = record.point.schedule
-        launches.append((work, schedule, backend.lower(spec, schedule, target), ahead.artifact(schedule)))
+        launches.append((work, schedule, backends[schedule.backend].lower(spec, schedule, target), ahead.artifact(schedule)))
         timings.append(Timing(work, record.cost, record.samples, record.read_us, _cost(records, default, work)))
         accuracy[work.key] = dict(record.accuracy)
+    packed = {backends[schedule.backend].layout(spec, schedule.layout).id for _, schedule, _, _ in launches}
+    if len(packed) != 1:
+        raise ValueError(f"the launches of {spec.name} read {len(packed)} packed layouts, and a cache has one")
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
     return Entry.of(
         spec,
         target,
-        backend.layout(spec, decision.arm.layout).id,
+        packed.pop(),
         launches,
         device=dict(here(target)),
         toolchain=toolchain(compiler),
         provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
         accuracy=accuracy,
         timings=tuple(timings),
-        runner_up=_runners_up(decision),
+        runner_up=_runner_up(decision),
     )
 
 
@@ -82,21 +87,19 @@ def _cost(records: Sequence[Record], schedule: Schedule, work: Workload) -> floa
     return costs[0] if costs else None
 
 
-def _runners_up(decision: Decision) -> dict[str, Any] | None:
-    """The best other layout, and the best of every other back end: schedules and µs by workload."""
-    if not decision.runners_up:
+def _runner_up(decision: Decision) -> dict[str, Any] | None:
+    """What came second: other back ends over the same layout, and the best other layout."""
+    if not decision.rivals and not decision.runners_up:
         return None
-    described = [_describe(arm, launches) for arm, launches in decision.runners_up]
-    others: dict[str, Any] = {}
-    for one in described:
-        if one["backend"] != decision.arm.backend:
-            others.setdefault(one["backend"], one)
-    return {**described[0], "other_backends": others}
+    other: dict[str, Any] | None = None
+    if decision.runners_up:
+        layout, launches = decision.runners_up[0]
+        other = {"layout": dict(layout), "launches": _describe(launches)}
+    return {"launches": _describe(decision.rivals), "layout": other}
 
 
-def _describe(arm: Arm, launches: Mapping[str, Record]) -> dict[str, Any]:
+def _describe(launches: Mapping[str, Record]) -> dict[str, Any]:
     return {
-        "backend": arm.backend,
-        "layout": dict(arm.layout),
-        "launches": {key: {"launch": dict(record.point.schedule.launch), "us": record.cost} for key, record in launches.items()},
+        key: {"backend": record.point.backend, "launch": dict(record.point.schedule.launch), "us": record.cost}
+        for key, record in launches.items()
     }

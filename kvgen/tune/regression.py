@@ -87,8 +87,7 @@ def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool
 
 def _render(entry: Entry) -> dict[str, Source]:
     """Sources as they render now, by the file name of the entry's own."""
-    backend = get_backend(entry.backend)
-    return {launch.file: backend.lower(entry.spec, entry.schedule(launch), entry.arch) for launch in entry.launches}
+    return {launch.file: get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch) for launch in entry.launches}
 
 
 def _source(entry: Entry, rendered: Mapping[str, Source]) -> Finding:

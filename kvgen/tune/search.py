@@ -1,9 +1,10 @@
 """Which point to measure next: layouts race each other, launches are searched over those that stay in the race.
 
-The race begins with the layouts nearest to the default's, each with the launch nearest to the default's. Each later round
-gives more launches to every layout and workload and drops the worse half of the layouts, by the weighted geometric mean of
-their best times; where another layout has come to lead, its nearest neighbours join. Who was left out is tried when nothing
-else is left. With a budget that covers the whole space all layouts race from the start, and nothing is dropped.
+The race begins with the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later
+round gives more launches to every layout, back end and workload and drops the worse half of the layouts, by the weighted
+geometric mean of their best times, whoever reached them; where another layout has come to lead, its nearest neighbours join.
+Over one layout back ends race by workload: who is far behind there waits. Who was left out is tried when nothing else is left.
+With a budget that covers the whole space all race from the start, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -16,31 +17,42 @@ from dataclasses import dataclass, field
 
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import Workload
-from kvgen.tune.point import Arm, Key, Point, Record
+from kvgen.tune.point import Key, Point, Record
 
 STARTERS = 3
-"""Most layouts per back end in the first round: the default's and those that differ least from it."""
+"""Most layouts in the first round: the defaults' and those that differ least from them."""
 JOINERS = 2
 """Layouts that join where the lead has changed."""
 
 NEARLY = 1.1
-"""A launch within this factor of the best at one workload is worth a measurement at the others."""
-
-Suggest = Callable[[Arm, Workload], Schedule | None]
+"""A launch within this factor of the best at one workload is worth a measurement at the others; a back end that is not within
+it of the best over the same layout, after some launches, waits."""
+PATIENCE = 3
+"""Launches that a back end may try at a workload before it has to keep up."""
 
 
 @dataclass
 class Lane:
-    """The launches of one layout at one workload: what is left to try, in the seed's order, and what was found."""
+    """The launches of one back end over one layout at one workload: what is left to try, in the seed's order, and what was found."""
 
-    arm: Arm
+    layout: Params
     workload: Workload
     todo: dict[str, Schedule]
     start: Schedule
+    """The back end's default."""
     given: int = 0
     best: Record | None = None
     found: list[Record] = field(default_factory=list)
     """Right ones, in the order in which they came."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the back end."""
+        return self.start.backend
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point is, or was, one of the lane's."""
+        return (self.backend, self.layout, self.workload.key) == (point.backend, point.layout, point.workload.key)
 
     def take(self, schedule: Schedule) -> Point | None:
         """The point of a schedule that is still to be tried; None for any other."""
@@ -52,10 +64,13 @@ class Lane:
         return min(self.todo.values(), key=lambda s: _distance(s.launch, to.launch, order), default=None)
 
 
-def _starters(arms: Sequence[Arm], away: Mapping[Arm, tuple[int, int]]) -> list[Arm]:
-    """The nearest arm, and those that share the next distance."""
-    second = min((away[arm] for arm in arms[1:]), default=(0, 0))
-    return [arm for arm in arms if away[arm] <= second][:STARTERS]
+Suggest = Callable[[Lane], Schedule | None]
+
+
+def _starters(layouts: Sequence[Params], away: Mapping[Params, tuple[int, int]]) -> list[Params]:
+    """The nearest layout, and those that share the next distance."""
+    second = min((away[layout] for layout in layouts[1:]), default=(0, 0))
+    return [layout for layout in layouts if away[layout] <= second][:STARTERS]
 
 
 def _distance(one: Params, other: Params, order: Mapping[str, Sequence[Value]]) -> tuple[int, int]:
@@ -81,28 +96,34 @@ class Search:
     quota: int = 1
     pending: set[Key] = field(default_factory=set)
     first: deque[Point] = field(default_factory=deque)
-    alive: list[Arm] = field(init=False)
-    waiting: list[Arm] = field(default_factory=list)
+    alive: list[Params] = field(init=False)
+    """Layouts in the race."""
+    waiting: list[Params] = field(default_factory=list)
     """Layouts that were dropped, or have not joined yet."""
-    _leaders: dict[str, Arm | None] = field(init=False, default_factory=dict)
+    _leader: Params | None = field(init=False, default=None)
+    _everyone: bool = field(init=False, default=False)
+    """Back ends that are far behind race, too."""
 
     def __post_init__(self) -> None:
-        """Arms in order of their distance from the default of their back end."""
-        starts = {lane.arm.backend: lane.start.layout for lane in self.lanes}
-        away = {lane.arm: _distance(lane.arm.layout, starts[lane.arm.backend], self.order) for lane in self.lanes}
-        self.alive = sorted(away, key=lambda arm: away[arm])
-        self.lanes.sort(key=lambda lane: self.alive.index(lane.arm))
+        """Layouts in order of their distance from the nearest default."""
+        away: dict[Params, tuple[int, int]] = {}
+        for lane in self.lanes:
+            distance = _distance(lane.layout, lane.start.layout, self.order)
+            away[lane.layout] = min(distance, away.get(lane.layout, distance))
+        self.alive = sorted(away, key=lambda layout: away[layout])
+        self.lanes.sort(key=lambda lane: self.alive.index(lane.layout))
+        self._everyone = self.exhaustive
         if not self.exhaustive:
-            starters = [arm for backend in starts for arm in _starters([a for a in self.alive if a.backend == backend], away)]
-            self.waiting = [arm for arm in self.alive if arm not in starters]
-            self.alive = [arm for arm in self.alive if arm in starters]
-        self._leaders = {backend: self._leader(backend) for backend in starts}
+            starters = _starters(self.alive, away)
+            self.waiting = [layout for layout in self.alive if layout not in starters]
+            self.alive = starters
+        self._leader = self._best_layout()
 
     def lead(self, points: Iterable[Point]) -> None:
         """Give these points before any other."""
         for point in points:
             for lane in self.lanes:
-                if lane.arm == point.arm and lane.workload.key == point.workload.key:
+                if lane.holds(point):
                     lane.take(point.schedule)
             self.first.append(point)
 
@@ -117,6 +138,15 @@ class Search:
                 break
             self.pending.add(point.key)
             points.append(point)
+        return points
+
+    def transfers(self, count: int) -> list[Point]:
+        """Up to `count` points, of those only whose schedule did well at another workload, and so is compiled."""
+        points: list[Point] = []
+        for lane in self._racing():
+            while len(points) < count and (guess := self._transfer(lane)) is not None:
+                points.append(Point(lane.todo.pop(guess.id), lane.workload))
+        self.pending.update(point.key for point in points)
         return points
 
     @property
@@ -137,7 +167,14 @@ class Search:
                 return None
 
     def _racing(self) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.arm in self.alive]
+        return [lane for lane in self.lanes if lane.layout in self.alive and (self._everyone or not self._far_behind(lane))]
+
+    def _far_behind(self, lane: Lane) -> bool:
+        """Whether another back end does clearly better over the same layout at the same workload."""
+        if lane.best is None or lane.given < PATIENCE:
+            return False
+        rivals = (other for other in self.lanes if other.layout == lane.layout and other.workload.key == lane.workload.key)
+        return any(other.best is not None and lane.best.cost > NEARLY * other.best.cost for other in rivals)
 
     def _propose(self, lane: Lane) -> Point:
         """A guess where one is worth something, else the next one in the seed's order."""
@@ -145,7 +182,7 @@ class Search:
         if lane.given == 1:
             guess = lane.nearest(lane.start, self.order)
         elif not self.exhaustive:
-            guess = self._transfer(lane) or (self._neighbour(lane) if lane.given % 2 else self.suggest(lane.arm, lane.workload))
+            guess = self._transfer(lane) or (self._neighbour(lane) if lane.given % 2 else self.suggest(lane))
         point = lane.take(guess) if guess else None
         return point or Point(lane.todo.pop(next(iter(lane.todo))), lane.workload)
 
@@ -153,7 +190,7 @@ class Search:
         """The launch that did best, or nearly so, at another workload over the same layout: it is compiled already."""
         near: list[tuple[float, Schedule]] = []
         for other in self.lanes:
-            if other.arm == lane.arm and other is not lane and other.best is not None:
+            if other.layout == lane.layout and other is not lane and other.best is not None:
                 ratios = ((record.cost / other.best.cost, record.point.schedule) for record in other.found)
                 near += [(ratio, schedule) for ratio, schedule in ratios if ratio <= NEARLY and schedule.id in lane.todo]
         return min(near, key=lambda item: item[0])[1] if near else None
@@ -167,7 +204,7 @@ class Search:
         """Learn from a record: one that was asked for, or one of an earlier run."""
         self.pending.discard(record.point.key)
         for lane in self.lanes:
-            if lane.arm == record.point.arm and lane.workload.key == record.point.workload.key:
+            if lane.holds(record.point):
                 lane.todo.pop(record.point.schedule.id, None)
                 if record.ok:
                     lane.found.append(record)
@@ -178,9 +215,13 @@ class Search:
         """Leave a given point to somebody else, whose record may come later."""
         self.pending.discard(point.key)
 
-    def score(self, arm: Arm) -> float:
-        """Weighted geometric mean of the layout's best times in µs; infinite while a workload has none."""
-        return geomean((lane.best.cost if lane.best else math.inf, lane.workload.weight) for lane in self.lanes if lane.arm == arm)
+    def score(self, layout: Params) -> float:
+        """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""
+        best: dict[Workload, float] = {}
+        for lane in self.lanes:
+            if lane.layout == layout:
+                best[lane.workload] = min(best.get(lane.workload, math.inf), lane.best.cost if lane.best else math.inf)
+        return geomean((cost, workload.weight) for workload, cost in best.items())
 
     def _next_round(self) -> bool:
         """Begin another round; False when every point was given."""
@@ -189,28 +230,28 @@ class Search:
         if not self.exhaustive:
             ranked = sorted(self.alive, key=self.score)
             keep = ranked[: -(-len(ranked) // 2)]
-            joining = [arm for backend in self._leaders for arm in self._joiners(backend)]
+            joining = self._joiners()
             self.alive = keep + joining
-            self.waiting = [arm for arm in ranked if arm not in keep] + [arm for arm in self.waiting if arm not in joining]
+            self.waiting = [layout for layout in ranked if layout not in keep] + [found for found in self.waiting if found not in joining]
         while not any(lane.todo for lane in self._racing()) and self.waiting:
             self.alive.append(self.waiting.pop(0))
+        self._everyone = self._everyone or not any(lane.todo for lane in self._racing())
         self.quota = 2 * self.quota + 1
         return True
 
-    def _leader(self, backend: str) -> Arm | None:
-        """The best layout of a back end in the race; the first as long as none is measured."""
-        mine = [arm for arm in self.alive if arm.backend == backend]
-        return min(mine, key=self.score, default=None)
+    def _best_layout(self) -> Params | None:
+        """The best layout in the race; the first as long as none is measured."""
+        return min(self.alive, key=self.score, default=None)
 
-    def _joiners(self, backend: str) -> list[Arm]:
+    def _joiners(self) -> list[Params]:
         """Layouts near a new leader that were never tried."""
-        leader = self._leader(backend)
-        if leader is None or leader == self._leaders[backend]:
+        leader = self._best_layout()
+        if leader is None or leader == self._leader:
             return []
-        self._leaders[backend] = leader
-        tried = {lane.arm for lane in self.lanes if lane.best or lane.given}
-        fresh = [arm for arm in self.waiting if arm.backend == backend and arm not in tried]
-        return sorted(fresh, key=lambda arm: _distance(arm.layout, leader.layout, self.order))[:JOINERS]
+        self._leader = leader
+        tried = {lane.layout for lane in self.lanes if lane.best or lane.given}
+        fresh = [layout for layout in self.waiting if layout not in tried]
+        return sorted(fresh, key=lambda layout: _distance(layout, leader, self.order))[:JOINERS]
 
 
 def geomean(costs: Iterable[tuple[float, float]]) -> float:
@@ -222,11 +263,11 @@ def geomean(costs: Iterable[tuple[float, float]]) -> float:
     return math.exp(total / weights) if weights and math.isfinite(total) else math.inf
 
 
-def lanes(arm: Arm, launches: Mapping[Workload, Iterable[Params]], start: Schedule, seed: int) -> list[Lane]:
-    """One lane per workload, its launches in an order that depends on the seed alone."""
+def lanes(layout: Params, launches: Mapping[Workload, Iterable[Params]], start: Schedule, seed: int) -> list[Lane]:
+    """One lane per workload for the back end of `start`, its launches in an order that depends on the seed alone."""
     made = []
     for workload, points in launches.items():
-        schedules = [arm.schedule(launch) for launch in points]
-        random.Random(f"{seed}/{arm}/{workload.key}").shuffle(schedules)
-        made.append(Lane(arm, workload, {s.id: s for s in schedules}, start))
+        schedules = [Schedule(start.backend, layout, launch) for launch in points]
+        random.Random(f"{seed}/{start.backend}[{layout}]/{workload.key}").shuffle(schedules)
+        made.append(Lane(layout, workload, {s.id: s for s in schedules}, start))
     return made

@@ -25,9 +25,9 @@ from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.ahead import Ahead
 from kvgen.tune.bench import Bench
 from kvgen.tune.budget import Budget, Clock
-from kvgen.tune.decide import Decision, decide, finalists
+from kvgen.tune.decide import Decision, decide, finalists, most_finalists
 from kvgen.tune.plan import Contender, contenders, open_memories, open_search, require
-from kvgen.tune.point import Point, Record
+from kvgen.tune.point import Key, Point, Record
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry
 from kvgen.tune.result import TuningResult
@@ -53,9 +53,9 @@ def tune(
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
-    One layout for the spec, one launch per workload. Interrupting the run registers the best so far. Only one process at a
-    time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share; without
-    it studies are journals in the cache. `devices` are GPU indices, one worker each.
+    One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
+    process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
+    without it studies are journals in the cache. `devices` are GPU indices, one worker each.
 
     Raises UnsupportedError, ToolchainMissing, or MeasureError where no schedule is right at every workload.
     """
@@ -136,6 +136,7 @@ class _Run:
         self.known = len(self.records())
         present = self._present()
         keep = self._keep(present)
+        self.clock.final_seconds = bench.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
         search = open_search(
             self.spec, self.found, self.memories, keep, self.clock.trials_left, seed, timed=self.clock.budget.seconds is not None
         )
@@ -143,11 +144,13 @@ class _Run:
         self.planned = search.left if trials is None else min(search.left, trials)
         interrupted = False
         with Ahead(self.spec, self.target, {c.backend.name: c.backend for c in self.found}, self.cache) as ahead:
+            ahead.also(bench.ready)
             try:
                 self._search(search, bench, ahead, keep)
             except KeyboardInterrupt:
                 interrupted = True
             finally:
+                ahead.drop()
                 for memory in self.memories.values():
                     memory.close()
             last: list[Record] = []
@@ -168,7 +171,10 @@ class _Run:
     # --- search ------------------------------------------------------------------------------------------------------
 
     def _search(self, search: Search, bench: Bench, ahead: Ahead, first: Sequence[Point]) -> None:
-        """Measure until the budget or the space ends. The `first` points are measured whatever the budget is."""
+        """Measure until the budget or the space ends. The `first` points are measured whatever the budget is.
+
+        The final's time is not touched: nothing is begun that would not be compiled by then, and nothing waited for that is not.
+        """
         must = {point.key for point in first}
         window: deque[Point] = deque()
         running: dict[Future[Record], int] = {}
@@ -176,11 +182,11 @@ class _Run:
         depth = 2 * max(ahead.workers, bench.devices)
         with ThreadPoolExecutor(bench.devices, thread_name_prefix="measure") as pool:
             try:
+                more = True
                 while True:
                     if not window or not bench.exclusive:
-                        self._refill(window, search, ahead, depth, settle=bench.exclusive and not running)
-                    while window and idle and (not self.clock.search_over or window[0].key in must):
-                        point = window.popleft()
+                        more = self._refill(window, search, ahead, depth, settle=bench.exclusive and not running)
+                    while idle and (point := self._take(window, must, ahead, busy=bool(running))) is not None:
                         artifact = self._compiled(point, search, ahead)
                         if artifact is not None:
                             self.clock.used += 1
@@ -188,7 +194,7 @@ class _Run:
                             device = idle.pop(0)
                             running[pool.submit(bench.measure, point, artifact, device)] = device
                     if not running:
-                        if self.clock.search_over or not (window or search.left):
+                        if self.clock.search_over or not (window or (more and search.left)):
                             break
                         continue
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -199,15 +205,33 @@ class _Run:
                 bench.close()
                 raise
 
-    def _refill(self, window: deque[Point], search: Search, ahead: Ahead, depth: int, *, settle: bool) -> None:
+    def _take(self, window: deque[Point], must: set[Key], ahead: Ahead, *, busy: bool) -> Point | None:
+        """The next point to measure: the first, or where time is bounded the first that is compiled, waited for unless another
+        device is `busy`. Once the search is over, only what `must` be measured.
+        """
+        due = [point for point in window if not self.clock.search_over or point.key in must]
+        chosen: int | None = 0 if due else None
+        if due and self.clock.budget.seconds is not None:
+            chosen = ahead.first([point.schedule for point in due], 0.0 if busy else self.clock.search_left or None)
+        if chosen is None:
+            return None
+        window.remove(due[chosen])
+        return due[chosen]
+
+    def _refill(self, window: deque[Point], search: Search, ahead: Ahead, depth: int, *, settle: bool) -> bool:
+        """Begin more points, up to `depth` at a time; False where there is no time for any. Where there is none to compile, those
+        are left that are compiled already.
+        """
         if self.clock.search_over and not search.first:
-            return
+            return False
+        room, left = depth - len(window), self.clock.search_left
+        fresh = room if left is None else min(room, max(len(search.first), ahead.room(left)))
         for memory in self.memories.values() if self.shared else ():
             for record in memory.read():
                 search.take(record)
         points = []
-        for point in search.next(depth - len(window)):
-            memory = self.memories[point.arm.backend, point.workload.key]
+        for point in search.next(fresh) if fresh > 0 else search.transfers(room):
+            memory = self.memories[point.backend, point.workload.key]
             if self.shared and memory.elsewhere(point.schedule):
                 search.forgo(point)
                 continue
@@ -218,13 +242,14 @@ class _Run:
         if settle and points:
             self.tell("compiling", f"{len(points)} schedules")
             ahead.settle()
+        return fresh > 0 or bool(points)
 
     def _compiled(self, point: Point, search: Search, ahead: Ahead) -> Artifact | None:
         """The point's artifact; None where there is none: that it does not compile is recorded."""
         try:
             return ahead.artifact(point.schedule)
         except ToolchainMissing as error:  # only what was carried here can be measured; another day this point may be, too
-            self.memories[point.arm.backend, point.workload.key].release(point.schedule)
+            self.memories[point.backend, point.workload.key].release(point.schedule)
             search.take(Record(point, "unsupported", detail=str(error)))
             return None
         except (CompileError, UnsupportedError) as error:
@@ -234,7 +259,7 @@ class _Run:
             return None
 
     def _finish(self, record: Record, search: Search) -> None:
-        self.memories[record.point.arm.backend, record.point.workload.key].finish(record)
+        self.memories[record.point.backend, record.point.workload.key].finish(record)
         search.take(record)
         if record.kind != "ok":
             self.failures[record.kind] += 1
@@ -271,7 +296,8 @@ class _Run:
         points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right])
         for point in points:
             ahead.start(point.schedule)
-        ahead.settle()
+        if bench.exclusive:
+            ahead.settle()
         self.tell("finalists", f"{len(points)} finalists take turns")
         entrants = [(point, ahead.artifact(point.schedule)) for point in points]
         known = {record.point.key: record for record in self.records()}

@@ -89,6 +89,12 @@ class FakeBench:
     finals: list[list[Point]] = field(default_factory=list)
     closed: bool = False
 
+    def ready(self) -> None:
+        pass
+
+    def shortest_final(self, entrants: int) -> float:
+        return 0.0
+
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         self.measured.append(point)
         kind = self.outcome(point)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,20 @@ def wanting(spec: KernelSpec, *shapes: tuple[int, int]) -> KernelSpec:
     return load_spec({**spec.model_dump(mode="json"), "workloads": works})
 
 
-def naive_entry(spec: KernelSpec, *, compiled: bool = True, variants: int = 1, device: str | None = None) -> Entry:
-    """An entry of the spec's workloads; with two variants, every second workload gets a module of its own."""
+def naive_entry(
+    spec: KernelSpec, *, compiled: bool = True, variants: int = 1, device: str | None = None, backends: tuple[str, ...] = ("cpu",)
+) -> Entry:
+    """An entry of the spec's workloads, which `backends` take in turn; with two variants, every second workload gets a module of
+    its own.
+    """
     launches = []
     for index, work in enumerate(spec.workloads):
         source = naive_source()
         text = source.text if index % variants == 0 else f"{source.text}\n// variant {index}\n"
         source = type(source)(text, "c++", "cpu", flags=source.flags)
-        launches.append(
-            (Workload(batch=work.batch, kv_len=work.kv_len), naive_schedule(), source, build(source, ArtifactCache()) if compiled else None)
-        )
+        schedule = replace(naive_schedule(), backend=backends[index % len(backends)])
+        artifact = build(source, ArtifactCache()) if compiled else None
+        launches.append((Workload(batch=work.batch, kv_len=work.kv_len), schedule, source, artifact))
     facts = {**here("cpu"), **({"name": device} if device else {})}
     return Entry.of(spec, "cpu", naive_layout(spec).id, launches, device=facts, provenance={"date": "2026-01-01"})
 

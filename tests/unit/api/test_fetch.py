@@ -103,6 +103,24 @@ def test_an_entry_of_another_device_comes_with_a_warning(places, spec, naive_bac
     assert Path(caught[0].filename) == Path(__file__)
 
 
+def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(places, spec, monkeypatch):
+    wide = wanting(spec, (2, 32), (2, 4096))
+    asked = []
+
+    class Naive:
+        def lower(self, spec, schedule, target):
+            asked.append(schedule.backend)
+            return naive_source()
+
+    monkeypatch.setattr(backends, "get_backend", lambda name: Naive())
+    monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
+    monkeypatch.setattr("kvgen.registry.entry.Code.source", lambda code, target: None)
+    Store(places).put(naive_entry(wide, variants=2, backends=("cuda", "tilelang")))
+    with pytest.warns(kvgen.FallbackWarning, match="rendered anew"):
+        kvgen.get_kernel(wide)
+    assert asked == ["cuda", "tilelang"]
+
+
 def test_nothing_supports_the_spec(places, spec, naive_backend):
     naive_backend.reason = "it is too naive"
     with pytest.raises(RegistryMiss, match=r"no kernel for naive on cpu: .*cpu: it is too naive"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.Monk
         "bytes": 1_000_000, "tb_s": 0.1, "read_us": 5.0, "read_fraction": 0.5, "relative_l2": 1e-4,
     }  # fmt: skip
     assert told == ["2x100: the fixed back end does not support this spec: it is Sunday"]
+
+
+def test_a_row_names_the_back_end_that_the_case_took(monkeypatch: pytest.MonkeyPatch):
+    from kvgen.measure import yardstick
+
+    class Several(Fixed):
+        def prepare(self, case: Case) -> Entrant:
+            return replace(super().prepare(case), backend="cuda" if case.workload.batch == 1 else "tilelang")
+
+    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    spec = tiny_spec(workloads=[{"batch": 1, "kv_len": 100}, {"batch": 2, "kv_len": 100}])
+    rows = compare(spec, "cpu", spec.workloads, [Several(), Fixed()], lambda work: 64, policy=POLICY, rounds=1)
+    assert [row.backend for row in rows] == ["cuda", "time", "tilelang", "time"]
 
 
 @pytest.mark.parametrize("form", FORMS)

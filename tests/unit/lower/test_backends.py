@@ -6,6 +6,7 @@ import pytest
 
 from kvgen.errors import KvgenError, ToolchainMissing
 from kvgen.lower import backends
+from kvgen.spec import presets
 
 
 def test_the_cpu_back_end_is_always_there_and_serves_the_cpu() -> None:
@@ -36,3 +37,15 @@ def test_a_missing_library_is_reported_and_does_not_hide_the_others(monkeypatch:
         backends.get_backend("tilelang")
     assert backends.missing_backends()["tilelang"].endswith("No module named 'tilelang'")
     assert [b.name for b in backends.backends_for("cpu")] == ["cpu"]
+
+
+@pytest.mark.parametrize("name", ["bitdecoding-int4", "bitdecoding-int2", "turbomind-int8"])
+def test_gpu_back_ends_mean_one_packed_layout_by_one_layout_part(name: str) -> None:
+    """What entries with launches of both rest on."""
+    pytest.importorskip("tilelang")
+    spec = presets()[name]
+    cuda, tilelang = backends.get_backend("cuda"), backends.get_backend("tilelang")
+    shared = set(cuda.space(spec, "sm90").layout_points()) & set(tilelang.space(spec, "sm90").layout_points())
+    assert tilelang.default(spec, "sm90").layout in shared
+    for layout in shared:
+        assert cuda.layout(spec, layout).id == tilelang.layout(spec, layout).id

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -141,10 +142,34 @@ def test_workers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+def test_a_worker_may_be_started_before_its_first_job() -> None:
+    with Worker(MEMORY) as early:
+        early.start("cpu")
+        first = running_children()
+        assert early.run(job()).kind == "ok"
+        assert running_children() == first
+
+
+def test_a_worker_outlives_the_thread_that_first_asked_for_it() -> None:
+    with Worker(MEMORY) as kept:
+        thread = Thread(target=kept.run, args=(job(),))
+        thread.start()
+        thread.join()
+        first = running_children()
+        assert kept.run(job()).kind == "ok"
+        assert running_children() == first
+
+
 def test_finalists_are_timed_in_turns(worker: Worker) -> None:
     outcomes = interleave([job(), job()], rounds=3, worker=worker)
     assert [outcome.kind for outcome in outcomes] == ["ok", "ok"]
     assert [len(outcome.timings[0].samples) for outcome in outcomes] == [3, 3]
+
+
+def test_where_time_is_short_finalists_still_take_three_turns(worker: Worker) -> None:
+    outcomes = interleave([job(timing=replace(TIMING, read=True)), job()], rounds=9, worker=worker, seconds=0.0)
+    assert [len(outcome.timings[0].samples) for outcome in outcomes] == [3, 3]
+    assert outcomes[0].timings[0].read_us is not None
 
 
 def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -> None:
@@ -156,7 +181,7 @@ def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -
 def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
 
-    def run(jobs: list[Job], rounds: int, timeout_s: float) -> list[Outcome]:
+    def run(jobs: list[Job], rounds: int, timeout_s: float, seconds: float | None = None) -> list[Outcome]:
         return [Outcome("ok" if len(jobs) == 1 else "timeout", f"{rounds} rounds")] * len(jobs)
 
     monkeypatch.setattr(worker, "interleave", run)

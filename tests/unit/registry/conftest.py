@@ -58,6 +58,7 @@ def make_entry(data_dir: Path) -> MakeEntry:
         date: str = "2026-01-01",
         launch: int = 1,
         us: float = 10.0,
+        backends: tuple[str, ...] = ("cpu",),
         **changes: Any,
     ) -> Entry:
         works = [Workload(batch=batch, kv_len=kv_len) for batch, kv_len in workloads]
@@ -68,7 +69,7 @@ def make_entry(data_dir: Path) -> MakeEntry:
         for index, work in enumerate(works):
             params = Params(tile=launch + index)
             source = Source(f"// tile {launch + index}\n", "c++", "cpu", (header.parent,), (), (header,))
-            launches.append((work, Schedule("cpu", layout, params), source, None))
+            launches.append((work, Schedule(backends[index % len(backends)], layout, params), source, None))
         facts = {"device": {"name": device, "threads": 2}, "provenance": {"date": date}, "timings": tuple(Timing(w, us) for w in works)}
         return Entry.of(spec, "cpu", packed_layout(spec, 32, "simd").id, launches, **{**facts, **changes})
 

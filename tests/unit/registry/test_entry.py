@@ -21,6 +21,20 @@ def test_json_round_trip(make_entry):
     assert _again(entry) == entry
 
 
+def test_launches_of_several_back_ends_come_back_with_their_own(make_entry):
+    second = {"launches": {"1x4096": {"backend": "tilelang", "launch": {"tile": 9}, "us": 12.5}}, "layout": None}
+    entry = make_entry(((1, 4096), (8, 1024)), backends=("cuda", "tilelang"), runner_up=second)
+    again = _again(entry)
+    assert again == entry
+    assert [again.schedule(launch).backend for launch in again.launches] == ["cuda", "tilelang"]
+    assert again.backend == entry.to_json()["backend"] == "cuda+tilelang"
+    assert again.standings() == [
+        {"workload": "1x4096", "backend": "cuda", "us": 10.0, "runner_up": {"backend": "tilelang", "ratio": 1.25}},
+        {"workload": "8x1024", "backend": "tilelang", "us": 10.0, "runner_up": None},
+    ]
+    assert make_entry(((1, 4096), (8, 1024))).key == entry.key
+
+
 def test_launches_of_one_source_share_its_file(make_entry):
     entry = make_entry()
     work, schedule = entry.launches[0].workload, entry.schedule(entry.launches[0])
@@ -77,6 +91,7 @@ def test_code_keeps_resources_and_artifact(make_entry, data_dir):
     ("change", "reason"),
     [
         ({"schema": 99}, "schema 99"),
+        ({"schema": 1}, "schema 1, and this kvgen reads 2"),
         ({"key": "0" * 16}, "key does not follow"),
     ],
 )

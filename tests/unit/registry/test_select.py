@@ -77,7 +77,7 @@ def test_the_first_store_outranks_the_others(store, make_entry, spec, tmp_path):
 
 @pytest.fixture
 def cpu_space(monkeypatch):
-    """A CPU back end whose space knows block, order and tiles 1 and 2."""
+    """A CPU back end whose space knows block, order and tiles 1 and 2; the space of any other has tile 8."""
     parameters = [
         Parameter("block", "layout", (32,), ""),
         Parameter("order", "layout", ("simd",), ""),
@@ -85,10 +85,13 @@ def cpu_space(monkeypatch):
     ]
 
     class Fake:
-        def space(self, spec, target):
-            return SearchSpace("cpu", parameters)
+        def __init__(self, name: str) -> None:
+            self.name = name
 
-    monkeypatch.setattr(backends, "get_backend", lambda name: Fake())
+        def space(self, spec, target):
+            return SearchSpace(self.name, parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")])
+
+    monkeypatch.setattr(backends, "get_backend", Fake)
 
 
 def test_an_entry_of_another_device_serves_with_a_caution(store, make_entry, spec, cpu_space):
@@ -103,6 +106,14 @@ def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec, c
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
+
+
+def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec, cpu_space):
+    works = ((1, 4096), (1, 32768))
+    store.put(make_entry(works, device="Other CPU", backends=("cpu", "tilelang")))
+    assert any("not for this machine: tile = 2 is not one of 8" in line for line in _select(spec, store).why)
+    store.put(make_entry(works, device="Other CPU"))
+    assert _select(spec, store).entry is not None
 
 
 def test_this_device_outranks_a_better_match_from_another(store, make_entry, spec, cpu_space):

@@ -27,7 +27,7 @@ def test_sources_render_as_they_ship(found):
     assert entry is not None
     for launch in entry.launches:
         code = entry.codes[launch.file]
-        source = get_backend(entry.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+        source = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
         assert source.text == code.text
         assert code.source(entry.arch) is not None, "kvgen's headers have changed since it was tuned"
         assert code.source(entry.arch).id == source.id

@@ -35,6 +35,19 @@ def test_the_search_ends_by_trials_or_before_the_time_is_up():
     assert clock.search_over
 
 
+def test_the_final_has_its_time_before_the_search_ends():
+    time = [0.0]
+    clock = Clock(Budget(seconds=100.0), now=lambda: time[0])
+    assert clock.search_left == 80.0
+    clock.final_seconds = 30.0
+    assert clock.search_left == 70.0
+    clock.final_seconds = 1000.0
+    assert clock.search_left == 50.0
+    time[0] = 60.0
+    assert (clock.search_left, clock.search_over) == (0.0, True)
+    assert Clock(Budget(trials=3), final_seconds=1000.0).search_left is None
+
+
 def test_without_bounds_a_run_never_ends_by_itself():
     clock = Clock(Budget(), now=lambda: 1e9)
     assert (clock.trials_left, clock.left, clock.search_over) == (None, None, False)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload
-from kvgen.tune.decide import Kind, decide, finalists
+from kvgen.tune.decide import Kind, decide, finalists, most_finalists
 from kvgen.tune.point import Point, Record
 
 SHORT, LONG = Workload(batch=1, kv_len=128), Workload(batch=1, kv_len=4096, weight=3.0)
@@ -42,14 +42,40 @@ def test_launches_differ_by_workload_over_one_layout():
     decision = decide(records, [SHORT, LONG], schedule(64, 1), {}, compare)
     assert decision is not None
     assert {key: r.point.schedule.launch["threads"] for key, r in decision.launches.items()} == {SHORT.key: 1, LONG.key: 2}
-    assert [arm.layout["block"] for arm, _ in decision.runners_up] == [32]
+    assert [layout["block"] for layout, _ in decision.runners_up] == [32]
 
 
 def test_a_layout_that_is_slower_than_the_default_anywhere_never_wins():
     records = [record(64, 1, SHORT, 50.0), record(64, 1, LONG, 900.0), record(32, 1, SHORT, 90.0), record(32, 1, LONG, 100.0)]
     decision = decide(records, [SHORT, LONG], schedule(64, 1), {}, compare)
     assert decision is not None
-    assert decision.arm.layout["block"] == 64
+    assert decision.layout["block"] == 64
+
+
+def test_each_workload_takes_its_fastest_back_end_and_keeps_the_others_best():
+    records = [
+        record(64, 1, SHORT, 100.0, backend="cuda"), record(64, 1, LONG, 500.0, backend="cuda"), record(64, 2, SHORT, 90.0, backend="cuda"),
+        record(64, 9, SHORT, 70.0, backend="tilelang"), record(64, 9, LONG, 540.0, backend="tilelang"),
+        record(64, 8, LONG, 530.0, backend="tilelang"),
+    ]  # fmt: skip
+    decision = decide(records, [SHORT, LONG], schedule(64, 1, "cuda"), {}, compare)
+    assert decision is not None
+    assert {key: r.point.backend for key, r in decision.launches.items()} == {SHORT.key: "tilelang", LONG.key: "cuda"}
+    assert {key: (r.point.backend, r.cost) for key, r in decision.rivals.items()} == {
+        SHORT.key: ("cuda", 90.0),
+        LONG.key: ("tilelang", 530.0),
+    }
+    assert decision.why == f"fastest layout; cuda at {LONG.key}, tilelang at {SHORT.key}"
+
+
+def test_a_back_end_within_noise_of_the_present_winner_does_not_take_its_workload():
+    records = [record(64, 1, SHORT, 100.0, backend="cuda"), record(64, 9, SHORT, 97.0, backend="tilelang")]
+    decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {}, compare)
+    assert decision is not None
+    assert decision.launches[SHORT.key].point.backend == "cuda"
+    decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {SHORT.key: schedule(64, 9, "tilelang")}, compare)
+    assert decision is not None
+    assert decision.launches[SHORT.key].point.backend == "tilelang"
 
 
 def test_ties_go_to_fewer_registers_then_to_the_present_winner():
@@ -77,3 +103,17 @@ def test_finalists_hold_the_default_the_best_launches_and_the_other_back_end():
     assert Point(schedule(32, 1), SHORT) in points
     assert Point(schedule(16, 1), SHORT) not in points
     assert Point(schedule(32, 9, "tilelang"), SHORT) in points
+
+
+def test_there_are_never_more_finalists_than_the_final_is_planned_for():
+    backends, works = ("cuda", "tilelang"), [SHORT, LONG]
+    records = [
+        record(block, threads, work, 100.0 + 7 * block + threads * (1 + place), backend=backend)
+        for place, backend in enumerate(backends)
+        for block in (64, 32, 16)
+        for threads in range(1, 9)
+        for work in works
+    ]
+    keep = [Point(schedule(64, 8, backend), work) for backend in backends for work in works]
+    keep += [Point(schedule(64, 7, "cuda"), work) for work in works]
+    assert len(finalists(records, works, keep)) <= most_finalists(len(works), len(backends))

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload
-from kvgen.tune.point import Arm, Point, Record
+from kvgen.tune.point import Point, Record
 from kvgen.tune.search import Search, lanes
 
 WORKLOADS = [Workload(batch=1, kv_len=128), Workload(batch=4, kv_len=1024)]
@@ -11,10 +15,11 @@ LAUNCHES = [Params(threads=threads, tile=tile) for threads in THREADS for tile i
 DEFAULT = Schedule("cpu", Params(block=64), Params(threads=2, tile=2))
 
 
-def search(seed: int = 0, exhaustive: bool = False) -> Search:
-    arms = [Arm("cpu", Params(block=block)) for block in BLOCKS]
-    every = [lane for arm in arms for lane in lanes(arm, dict.fromkeys(WORKLOADS, LAUNCHES), DEFAULT, seed)]
-    return Search(every, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda _arm, _workload: None, exhaustive)
+def search(seed: int = 0, exhaustive: bool = False, backends: Sequence[str] = ("cpu",)) -> Search:
+    starts = [Schedule(backend, DEFAULT.layout, DEFAULT.launch) for backend in backends]
+    layouts = [Params(block=block) for block in BLOCKS]
+    every = [lane for start in starts for layout in layouts for lane in lanes(layout, dict.fromkeys(WORKLOADS, LAUNCHES), start, seed)]
+    return Search(every, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda _lane: None, exhaustive)
 
 
 def cost(point: Point) -> float:
@@ -102,5 +107,46 @@ def test_what_is_nearly_best_at_one_workload_is_tried_at_the_other():
     far = Point(Schedule("cpu", Params(block=64), Params(threads=1, tile=1)), WORKLOADS[0])
     found.take(Record(best, "ok", 5.0))
     found.take(Record(far, "ok", 9.0))
-    first = next(p for p in found.next(20) if p.workload == WORKLOADS[1] and p.arm == best.arm)
+    first = next(p for p in found.next(20) if p.workload == WORKLOADS[1] and p.layout == best.layout)
     assert first.schedule == best.schedule
+
+
+def test_layouts_race_with_the_best_of_all_back_ends():
+    """Each back end is good at one workload; a layout's score takes the best of both."""
+    found = search(backends=("cuda", "tilelang"))
+    for point in found.next(1000):
+        home = point.backend == ("cuda" if point.workload == WORKLOADS[0] else "tilelang")
+        found.take(Record(point, "ok", 4.0 if home else 9.0))
+    assert found.score(Params(block=64)) == pytest.approx(4.0)
+
+
+def test_a_back_end_that_is_far_behind_at_a_workload_waits_there_alone():
+    found = search(backends=("cuda", "tilelang"))
+    given: dict[tuple[str, str], int] = {}
+    for _ in range(120):
+        (point,) = found.next(1)
+        lane = point.backend, point.workload.key
+        given[lane] = given.get(lane, 0) + 1
+        behind = lane == ("cuda", WORKLOADS[0].key)
+        found.take(Record(point, "ok", cost(point) * (3.0 if behind else 1.0)))
+    others = [count for lane, count in given.items() if lane != ("cuda", WORKLOADS[0].key)]
+    assert given["cuda", WORKLOADS[0].key] < min(others) / 1.5
+
+
+def test_with_several_back_ends_too_every_point_is_given_once():
+    points = drive(search(backends=("cuda", "tilelang")), batch=5)
+    assert len(points) == len({point.key for point in points}) == 2 * len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
+
+
+def test_transfers_are_what_did_well_elsewhere_and_nothing_else():
+    found = search()
+    for point in found.next(1000):
+        found.take(Record(point, "ok", 10.0))
+    assert found.transfers(20) == []
+    good = Point(Schedule("cpu", Params(block=64), Params(threads=8, tile=3)), WORKLOADS[0])
+    found.take(Record(good, "ok", 5.0))
+    assert found.transfers(0) == []
+    (given,) = found.transfers(20)
+    assert (given.schedule, given.workload) == (good.schedule, WORKLOADS[1])
+    assert given.key in found.pending
+    assert found.transfers(20) == []

@@ -2,18 +2,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from kvgen.errors import MeasureError, UnsupportedError
+from kvgen.errors import CompileError, MeasureError, UnsupportedError
+from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.registry import Store
+from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.point import Point, Record
 from kvgen.tune.progress import Progress
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeBench, fake_cost, tiny_spec
 
 
 class Place:
@@ -24,7 +29,8 @@ class Place:
 
     def tune(self, bench: FakeBench, trials: int | None = None, seed: int = 0, **more: object) -> TuningResult:
         more.setdefault("backends", [FakeBackend()])
-        return tune(tiny_spec(), "cpu", Budget(trials=trials), seed=seed, cache=self.cache, store=self.store, bench=bench, **more)  # type: ignore[arg-type]
+        budget = more.pop("budget", Budget(trials=trials))
+        return tune(tiny_spec(), "cpu", budget, seed=seed, cache=self.cache, store=self.store, bench=bench, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -51,7 +57,8 @@ def test_the_best_layout_and_launches_win_and_are_registered(place: Place):
     assert found.path == result.path
     assert result.entry.provenance["tuned"] is True
     assert result.entry.runner_up is not None
-    assert result.entry.runner_up["layout"]["block"] == 64
+    assert result.entry.runner_up["layout"]["layout"]["block"] == 64
+    assert result.entry.runner_up["launches"] == {}
     assert bench.closed
 
 
@@ -154,7 +161,35 @@ def test_back_ends_compete_and_the_other_ones_best_is_kept(place: Place):
     result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
     assert result.entry.backend == "tilelang"
     assert result.entry.runner_up is not None
-    assert set(result.entry.runner_up["other_backends"]) == {"cpu"}
+    assert {key: one["backend"] for key, one in result.entry.runner_up["launches"].items()} == {"1x128": "cpu", "2x512": "cpu"}
+
+
+def test_each_workload_takes_its_back_end_over_one_layout(place: Place):
+    def cost(point: Point) -> float:
+        home = point.backend == ("cpu" if point.workload.batch == 1 else "tilelang")
+        return fake_cost(point) * (1.0 if home else 1.5)
+
+    result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
+    assert {launch.workload.key: launch.backend for launch in result.entry.launches} == {"1x128": "cpu", "2x512": "tilelang"}
+    assert result.entry.backend == "cpu+tilelang"
+    assert result.entry.rival(result.spec.workloads[0]) == ("tilelang", 1.5)
+    assert result.why == "fastest layout; cpu at 1x128, tilelang at 2x512"
+    again = place.tune(FakeBench(cost=cost, policy={"bench": "other"}), backends=[FakeBackend(), FakeBackend("tilelang")])
+    assert [launch.backend for launch in again.entry.launches] == ["cpu", "tilelang"]
+    alone = place.tune(FakeBench(cost=cost, policy={"bench": "third"}))
+    assert alone.entry.backend == "cpu"
+
+
+def test_back_ends_that_pack_differently_share_no_entry(place: Place):
+    class Other(FakeBackend):
+        def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
+            return packed_layout(spec, 2 * params.integer("block"), "simd")
+
+    def cost(point: Point) -> float:
+        return 10.0 if point.backend == ("cpu" if point.workload.batch == 1 else "tilelang") else 20.0
+
+    with pytest.raises(ValueError, match="2 packed layouts"):
+        place.tune(FakeBench(cost=cost), backends=[FakeBackend(), Other("tilelang")])
 
 
 def test_a_back_end_that_refuses_is_named_and_the_others_go_on(place: Place):
@@ -220,3 +255,52 @@ def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
     result = place.tune(Failing())
     assert result.entry.layout["block"] == 32
     assert {record.kind for record in result.failures} == {"timeout"}
+
+
+def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place: Place):
+    done, waited = Event(), []
+
+    class Slow(FakeBackend):
+        def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+            if schedule.launch["threads"] == 4:
+                waited.append(done.wait(60.0))
+            return super().lower(spec, schedule, target)
+
+    class Bench(FakeBench):
+        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+            records = super().final(entrants, seconds)
+            done.set()
+            return records
+
+    bench = Bench(exclusive=False)
+    result = place.tune(bench, budget=Budget(seconds=1.5), backends=[Slow()])
+    assert not result.interrupted
+    assert all(waited)
+    assert 4 not in {point.schedule.launch["threads"] for point in bench.finals[0]}
+    assert all(timing.default_us and timing.read_us for timing in result.entry.timings)
+
+
+def test_the_shortest_final_is_planned_into_the_budget(place: Place):
+    class Bench(FakeBench):
+        asked = 0
+
+        def shortest_final(self, entrants: int) -> float:
+            self.asked = entrants
+            return 1e9
+
+    bench = Bench()
+    place.tune(bench, budget=Budget(seconds=3600.0))
+    assert bench.asked >= len(bench.finals[0])
+
+
+def test_what_measuring_needs_is_compiled_beside_the_first_points(place: Place):
+    class Bench(FakeBench):
+        prepared = False
+
+        def ready(self) -> None:
+            self.prepared = True
+            raise CompileError("no reader", "")
+
+    bench = Bench()
+    assert place.tune(bench, trials=2).entry.timings
+    assert bench.prepared
