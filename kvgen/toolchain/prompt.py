@@ -4,8 +4,9 @@ A CPU module takes any number of query tokens, given a workspace for them. A dec
 hundreds of queries the products of attention cost more than reading the cache. There, the cache is dequantized into 16-bit
 tensors, a part of its sequences and KV heads at a time, and torch's kernels run over them: cuDNN, the fastest, where it can, and flash
 attention, causal to the end of each sequence, with lengths that stay on the device, for the rest. cuDNN attends over the prefix that
-every query of every sequence sees. Where all lengths agree it also attends over the prompt itself, its causal mask being that of a
-square; else flash attention takes what lies past the prefix. Both parts are merged by their LSE in float32.
+every query of every sequence sees. Where all lengths agree, and are of a size that comes again, it also attends over the prompt itself,
+its causal mask being that of a square; else flash attention takes what lies past the prefix. Both parts are merged by their LSE in
+float32.
 
 For the lengths the host waits for the device once per call, while the device dequantizes. While a CUDA graph is captured it does
 not, and flash attention does everything; so it does where torch is told not to use cuDNN (`torch.backends.cuda.enable_cudnn_sdp`).
@@ -21,13 +22,13 @@ import torch
 from kvgen.toolchain.module import Module
 
 PREFIX_STEP = 1024
-"""Tokens in which the prefix of unequal lengths and the room of dequantized K and V grow; shorter caches are not worth a wait.
+"""Tokens in which the prefix and the room of dequantized K and V grow; shorter caches are not worth a wait."""
+PLANNED = 128
+"""Prompts go to cuDNN, and prefixes of equal lengths go there whole, if they are whole multiples of this many tokens.
 
-cuDNN plans anew for every shape and stride, and keeps the plan. Where lengths agree there are no steps: what they would leave of the
-prefix would cost every call a third part, and the layers of a model, all of one shape, share the two plans that a length costs.
+cuDNN plans anew for every shape and stride, which takes longer than most calls, and keeps the plan. The layers of a model, and chunks of
+one size, share plans; a prompt of any other length would wait for one of its own.
 """
-LEAST_PREFIX = 64
-"""Tokens of a prefix that are worth a call of their own and a merge."""
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
 
@@ -150,7 +151,9 @@ class Cut:
 def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
     """The cut for a prompt of `tokens` at the end of sequences of these lengths, or `appended` to them."""
     shortest = min(lengths) - (0 if appended else tokens)
-    if min(lengths) == max(lengths) and (shortest == 0 or shortest >= LEAST_PREFIX):
+    if tokens % PLANNED:
+        return Cut(0, False)
+    if min(lengths) == max(lengths) and shortest >= 0 and shortest % PLANNED == 0:
         return Cut(shortest, True)
     return Cut(max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False)
 

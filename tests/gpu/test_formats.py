@@ -60,7 +60,7 @@ OLDER = tuple(
     for target in ("sm80", "sm89")
     for words, schedule in (
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1.flat"),
-            ("k4v4", "w8u4d1.even"), ("k4v4:q4:page128", "w8u4d1.even.two"),
+            ("k4v4", "w8u2d1.even"), ("k4v4:q4:page128:d64", "w8u2d1.even.two"),
         ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
     )
 )  # fmt: skip

@@ -146,6 +146,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return stand_in(q, k, v, used, scale, first)
 
     monkeypatch.setattr(prompt, "PREFIX_STEP", 16)
+    monkeypatch.setattr(prompt, "PLANNED", 1)
     monkeypatch.setattr(prompt, "flash", flash)
     monkeypatch.setattr(prompt, "dense", dense)
     monkeypatch.setattr(prompt, "dense_fits", lambda q: True)
@@ -216,12 +217,13 @@ def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, in
 @pytest.mark.parametrize(
     ("lengths", "tokens", "appended", "cut"),
     [
-        ([5000, 5000], 512, False, prompt.Cut(4488, True)),
-        ([5000, 5000], 512, True, prompt.Cut(5000, True)),
+        ([5120, 5120], 512, False, prompt.Cut(4608, True)),
+        ([5120, 5120], 384, True, prompt.Cut(5120, True)),
+        ([5000, 5000], 512, False, prompt.Cut(4096, False)),  # a length that hardly comes again
+        ([5120, 5120], 500, False, prompt.Cut(0, False)),  # as hardly does this prompt
         ([512], 512, False, prompt.Cut(0, True)),
         ([0, 0], 4096, True, prompt.Cut(0, True)),
-        ([575], 512, False, prompt.Cut(0, False)),  # too little to merge for
-        ([576], 512, False, prompt.Cut(64, True)),
+        ([640], 512, False, prompt.Cut(128, True)),
         ([100, 100], 512, False, prompt.Cut(0, False)),  # queries before the first token
         ([5000, 4999], 512, False, prompt.Cut(4096, False)),
         ([5000, 4999], 512, True, prompt.Cut(4096, False)),

@@ -55,9 +55,11 @@ struct StageRuns {
 template <class Traits>
 struct Ring<Traits, Copy::async> {
   uint32_t base;
+  uint32_t aside;  // sixteen bytes that nobody reads
   int lane;
 
-  __device__ Ring(uint32_t shared, int warp, int lane_) : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
+  __device__ Ring(uint32_t shared, int warp, int lane_)
+      : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), aside(shared + Traits::kAside + (warp * 32 + lane_) * 16), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <class TailOf>
@@ -97,16 +99,15 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ void next_round() {}
 
  private:
-  // By rows of 512 bytes, of which the last may repeat some: cheaper than lanes that stand aside.
+  // By rows of 512 bytes. The last reaches back into the one before it, and lanes put aside what they would copy again: a branch
+  // costs more.
   template <int kBytes>
   __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from) {
-    constexpr int kRow = 512;
+    constexpr int kRow = 512, kRest = kBytes % kRow, kLast = kBytes - kRow;
     if constexpr (kBytes < kRow) return warp_copy_async<kBytes>(to, from, lane);
 #pragma unroll
-    for (int row = 0; row < ceil_div(kBytes, kRow); ++row) {
-      const int at = min(row * kRow, kBytes - kRow);
-      ptx::copy_async16(to + at, from + at);
-    }
+    for (int row = 0; row < kBytes / kRow; ++row) ptx::copy_async16(to + row * kRow, from + row * kRow);
+    if constexpr (kRest != 0) ptx::copy_async16(lane < (kRow - kRest) / 16 ? aside : to + kLast, from + kLast);
   }
   __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
     using Runs = StageRuns<Traits>;
