@@ -35,7 +35,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     stage = SUBTILE // layout.subtile * layout.subtile_bytes  # two blocks of 16 tokens share one
     slot = (dim * key.params * 2 if per_channel else 0) + unit * stage
     ring = warps * depth * slot
-    barriers = warps * 512 if launch.text("copy") == "async" else _align(warps * unit * depth * 8, 16)
+    barriers = 0 if launch.text("copy") == "async" else _align(warps * unit * depth * 8, 16)
     columns = spec.attention.group * spec.attention.q_len
     residual = per_channel and columns <= 4
     tiles = -(-columns // 8)

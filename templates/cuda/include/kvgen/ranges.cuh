@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_r
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Lengths<Traits> lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
   const Workspace<Traits> work(args.workspace, lengths.batch * lengths.heads, grid.ctas);
-  for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) ptx::copy_async4(ptx::shared_address(shared.lengths + i), args.cache.lengths + i);
+  for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) ptx::copy_async<4>(ptx::shared_address(shared.lengths + i), args.cache.lengths + i);
   QueryLoader<Traits> loader;  // q is asked for before it is known which: most often it is this one
   const Head likely = Plan<Traits>::likely(lengths, grid, warp / Traits::kColumnTiles);
   loader.fetch(args, likely, warp, lane);

@@ -22,12 +22,20 @@ struct Unit {
   __device__ static Unit of_tail(int first) { return {nullptr, nullptr, first}; }
 };
 
+// Copies kBytes by rows of 512, of which each lane has 16 bytes at `shared` and `global`. What is left over goes by smaller pieces to all
+// lanes, if it can: lanes that stand aside cost a branch.
 template <int kBytes>
 __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* global, int lane) {
+  constexpr int kRows = kBytes / 512 * 512, kRest = kBytes % 512;
   static_assert(kBytes % 16 == 0);
 #pragma unroll
-  for (int at = 0; at < kBytes / 512; ++at) ptx::copy_async16(shared + at * 512, global + at * 512);
-  if constexpr (kBytes % 512 != 0) ptx::copy_async16_if<kBytes % 512 / 16>(shared + kBytes / 512 * 512, global + kBytes / 512 * 512, lane);
+  for (int at = 0; at < kRows; at += 512) ptx::copy_async16(shared + at, global + at);
+  if constexpr (kRest % 128 == 0) {
+    if constexpr (kRest >= 256) ptx::copy_async<8>(shared + kRows - lane * 8, global + kRows - lane * 8);
+    if constexpr (kRest % 256 != 0) ptx::copy_async<4>(shared + kBytes - 128 - lane * 12, global + kBytes - 128 - lane * 12);
+  } else {
+    ptx::copy_async16_if<kRest / 16>(shared + kRows, global + kRows, lane);
+  }
 }
 
 template <class Traits, Copy kCopy = Traits::kCopy>
@@ -55,11 +63,9 @@ struct StageRuns {
 template <class Traits>
 struct Ring<Traits, Copy::async> {
   uint32_t base;
-  uint32_t aside;  // sixteen bytes that nobody reads
   int lane;
 
-  __device__ Ring(uint32_t shared, int warp, int lane_)
-      : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), aside(shared + Traits::kAside + (warp * 32 + lane_) * 16), lane(lane_) {}
+  __device__ Ring(uint32_t shared, int warp, int lane_) : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   template <class TailOf>
@@ -70,7 +76,7 @@ struct Ring<Traits, Copy::async> {
       if constexpr (Traits::kGathered)
         gather_stage(to, unit.subtiles, stage);
       else
-        copy_rows<Traits::kStageBytes>(to + stage * Traits::kStageBytes, unit.subtiles + stage * Traits::kStageBytes);
+        warp_copy_async<Traits::kStageBytes>(to + stage * Traits::kStageBytes, unit.subtiles + stage * Traits::kStageBytes, lane);
     }
     if constexpr (Traits::kPieces)
       if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
@@ -99,22 +105,12 @@ struct Ring<Traits, Copy::async> {
   __device__ __forceinline__ void next_round() {}
 
  private:
-  // By rows of 512 bytes. The last reaches back into the one before it, and lanes put aside what they would copy again: a branch
-  // costs more.
-  template <int kBytes>
-  __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from) {
-    constexpr int kRow = 512, kRest = kBytes % kRow, kLast = kBytes - kRow;
-    if constexpr (kBytes < kRow) return warp_copy_async<kBytes>(to, from, lane);
-#pragma unroll
-    for (int row = 0; row < kBytes / kRow; ++row) ptx::copy_async16(to + row * kRow, from + row * kRow);
-    if constexpr (kRest != 0) ptx::copy_async16(lane < (kRow - kRest) / 16 ? aside : to + kLast, from + kLast);
-  }
   __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
     using Runs = StageRuns<Traits>;
 #pragma unroll
     for (int run = 0; run < Runs::kCount; ++run) {
       const int token = (stage * Runs::kCount + run) * Runs::kTokens;
-      copy_rows<Runs::kBytes>(to + Runs::offset(token), Runs::address(block, token) + lane * 16);
+      warp_copy_async<Runs::kBytes>(to + Runs::offset(token), Runs::address(block, token) + lane * 16, lane);
     }
   }
   __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {

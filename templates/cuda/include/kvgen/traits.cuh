@@ -89,11 +89,10 @@ struct Traits : Schedule {
     return kGathered ? ceil_div(tokens / Format::kTokens, kUnitBlocks) : tokens / Format::kTokens * kUnitsPerBlock;
   }
 
-  // Shared memory, in bytes from the start: ring | barriers or what is put aside | q | merge | lengths | small | inbox | books.
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox | books.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
-  static constexpr int kAside = kBarriers;  // cp.async needs no barriers
-  static constexpr int kQuery = kBarriers + (Schedule::kCopy == Copy::async ? Schedule::kWarps * 512 : align_up(Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16));
+  static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
   static constexpr int kMerge = kQuery + kHeads * kQueryBytes;
