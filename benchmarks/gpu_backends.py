@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--specs", default=SPECS)
     parser.add_argument("--workloads", default="8x32768,32x8192,1x32768")
-    parser.add_argument("--cuda", default="default,w8u4d1,w8u1d2,w12u4d1,w16u4d1")
+    parser.add_argument("--cuda", default="w8u4d1,w8u4d1.cl2,w4u4d1c2,w12u4d1.cl2,w8u2d1,w8u2d1.cl2,w4u2d1c2,w8u2d2.cl2,w4u2d2c2,w8u1d2")
     parser.add_argument("--tilelang", default="default,w8u4s4,w8u2s2.cl,w4u4s4c2.cl,w12u4s4.cl,w16u4s4.cl,w8u4s4c2")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--logit", type=float, default=4.0)

@@ -16,7 +16,7 @@ from kvgen.spec import KernelSpec, Workload
 
 _WORDS: dict[str, tuple[str, Value]] = {
     **{name: ("copy", name) for name in ("async", "bulk", "bulk_unit")},
-    **{name: ("split", name) for name in ("automatic", "flat", "even")},
+    **{name: ("split", name) for name in ("automatic", "flat")},
     **{name: ("combine", name) for name in ("last", "two_level")},
     **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
     "cl": ("combine", "cluster"),
@@ -116,6 +116,8 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
             launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstch])(\d+)", word)}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")
+    if launch.get("split") == "flat" and not re.search(r"h\d", words):
+        launch["heads"] = 2
     schedule = Schedule(base.backend, Params(layout), Params(launch))
     if launch.get("heads") == 2 and not re.search(r"h\d", words) and backend.space(spec, target).check(schedule):
         schedule = Schedule(base.backend, Params(layout), Params(launch | {"heads": 1}))  # where two do not fit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import PackedLayout
@@ -25,6 +25,21 @@ class Shared:
     slot: int
     ring: int
     total: int
+    range_heads: int = 1
+    """Heads that warps go through without waiting for each other where lengths are not alike."""
+
+
+def with_ranges(spec: KernelSpec, layout: PackedLayout, launch: Params, limit: int) -> Shared:
+    """What a launch takes with the ranges that it falls back to, two heads at a time where `limit` bytes allow them."""
+    plain = shared_memory(spec, layout, launch)
+    ranges = Params(launch, combine="last", split="flat")
+    if launch.text("split") == "flat":
+        return replace(plain, range_heads=launch.integer("heads"))
+    if spec.attention.group * spec.attention.q_len <= 8:
+        double = shared_memory(spec, layout, Params(ranges, heads=2)).total
+        if double <= limit:
+            return replace(plain, total=max(plain.total, double), range_heads=2)
+    return replace(plain, total=max(plain.total, shared_memory(spec, layout, ranges).total))
 
 
 def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Shared:
@@ -44,11 +59,10 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
     heads, combine = launch.integer("heads"), launch.text("combine")
-    even = launch.text("split") == "even" or combine.startswith("cluster")  # knows its head, and keeps no books
-    inbox = _align(ring + barriers + heads * (query + merge + small) + (0 if even else MAX_BATCH * 4) + 16, 16)
+    inbox = _align(ring + barriers + heads * (query + merge + small) + MAX_BATCH * 4 + 16, 16)
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)
-    attend = _align(books + (0 if even else warps * BOOK_BYTES), 128)
+    attend = _align(books + warps * BOOK_BYTES, 128)
     flush = _flush(layout) if per_channel else 16
     reused = ring + barriers + heads * (query + merge)  # a block is packed in the rings' and the merge's place, if that is large enough
     return Shared(slot, ring, attend if flush <= reused else attend + flush)

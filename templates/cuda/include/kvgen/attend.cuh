@@ -14,7 +14,8 @@ namespace kvgen {
 template <class Format, class Schedule>
 struct Attend {
   using Variant = Traits<Format, Schedule>;
-  static constexpr int kSharedBytes = Variant::kSharedBytes + Scratch<Variant>::kExtra;
+  using Ranges = Traits<Format, InRanges<Schedule>>;
+  static constexpr int kSharedBytes = std::max(Variant::kSharedBytes + Scratch<Variant>::kExtra, Ranges::kSharedBytes + Scratch<Ranges>::kExtra);
   static constexpr int kMostParts = 256, kMostDevices = 64;
 
   // CTAs that run at once on the current device.
@@ -25,20 +26,18 @@ struct Attend {
     return processors * Schedule::kCtasPerSm;
   }
 
-  // The CTAs for a batch: a part of a head each, in as many parts as are cheapest; or ranges, cut per head where that fills the
-  // chip, else equal shares for as many CTAs as there may be.
+  // The CTAs for a batch: a part of a head each, in as many parts as are cheapest; or ranges, as many as run at once, of whole heads where
+  // that costs little.
   static Grid grid(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, most = most_ctas(), units = std::max(1, Variant::packed_units(max_len));
     if constexpr (Variant::kEven) {
       const int parts = Schedule::kCombine == Combine::cluster ? cluster_parts(heads, units) : model(heads).cheapest(units, model(heads).most(kMostParts));
-      return {heads * parts, parts, true};
+      return {heads * parts, parts};
     }
-    const int splits = heads <= most ? std::min(most / heads, units) : 0;
-    int whole = most;  // CTAs of whole heads each, where there are more heads than CTAs
+    int whole = most;
     while (heads > most && heads % whole != 0) --whole;
-    const int flat = static_cast<int>(std::min<int64_t>(most, static_cast<int64_t>(units) * heads)), aligned = splits > 0 ? splits * heads : whole;
-    if (Schedule::kSplit == Split::flat || aligned < flat * 0.93f) return {flat, 0, false};
-    return {aligned, splits, splits > 0 && batch == 1};
+    const bool fits = heads > most && whole >= most * 0.93f;
+    return {fits ? whole : static_cast<int>(std::min<int64_t>(most, static_cast<int64_t>(units) * heads)), 0};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
@@ -52,7 +51,8 @@ struct Attend {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
     Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
-    grid_.by_ctas = Divisor(grid_.ctas), grid_.by_heads = Divisor(args.cache.kv_heads), grid_.by_splits = Divisor(std::max(1, grid_.splits));
+    grid_.ranges = std::min(grid_.ctas, most_ctas());
+    grid_.by_ranges = Divisor(grid_.ranges), grid_.by_heads = Divisor(args.cache.kv_heads), grid_.by_splits = Divisor(std::max(1, grid_.splits));
     const dim3 ctas = grid_.splits ? dim3(grid_.splits, args.cache.kv_heads, args.cache.batch) : dim3(grid_.ctas);
     Launch launch(ctas, stream);
     return cudaLaunchKernelEx(&launch.config, kernel, args, grid_);
@@ -80,7 +80,7 @@ struct Attend {
   template <bool kAppend>
   static auto entry() {
     if constexpr (Variant::kEven)
-      return attend_even<Variant, kAppend>;
+      return attend_even<Variant, Ranges, kAppend>;
     else
       return attend_ranges<Variant, kAppend>;
   }

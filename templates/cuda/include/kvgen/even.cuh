@@ -1,10 +1,19 @@
 // Even parts: every head in as many, a CTA has one of them. It knows its head from its place in the grid, asks for its share of the
-// tail before its rings are filled, and has no more to plan.
+// tail before its rings are filled, and has no more to plan. Where lengths are not alike, the CTAs take ranges instead.
 #pragma once
-#include "kvgen/finish.cuh"
-#include "kvgen/walk.cuh"
+#include "kvgen/ranges.cuh"
 
 namespace kvgen {
+
+// Whether parts of equal numbers take about equal times. All lanes ask.
+__device__ __forceinline__ bool alike(const CacheArgs& cache, int lane) {
+  constexpr int kSlack = 1024;  // tokens that take no longer than a CTA takes to start and to finish
+  int total = 0, longest = 0;
+#pragma unroll 4
+  for (int at = lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
+  const int64_t all = __reduce_add_sync(~0u, total), most = __reduce_max_sync(~0u, longest);
+  return most * cache.batch <= all + all / 8 + static_cast<int64_t>(kSlack) * cache.batch;
+}
 
 // The CTA's part: packed units, and tiles of 16 tokens of the tail, which go round the parts from the last, and there round the
 // warps from the last: those that have fewest units.
@@ -86,12 +95,13 @@ __device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared
   return count == 1 ? blockIdx.x == 0 : Combination<Traits>{args, work, shared.flags}.run(head, parts, rank);
 }
 
-template <class Traits, bool kAppend>
+template <class Traits, class Ranges, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_even(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
-  const Shared<Traits> shared(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (args.cache.batch > 1 && !alike(args.cache, lane)) return attend_range<Ranges, kAppend>(args, grid, memory);
+  const Shared<Traits> shared(memory);
   const Single single{{{static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)}}};
   const Head& head = single.heads[0];
   const Portion<Traits> portion(args, grid, head.batch, kAppend ? args.q_len : 0);
@@ -105,10 +115,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_e
   tile.fetch(tail, Portion<Traits>::tile(0, warp), lane);
   Walk<Traits, PortionCursor<Traits>> walk(shared.ring(), PortionCursor<Traits>(args, portion, head, warp, lane), warp, lane);
   loader.publish(args, shared, single, warp, lane);
-  __syncthreads();
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.ctas);
-  int readers = 0;  // asked for when all threads have their length, looked at in the end
-  if (kAppend && threadIdx.x == 0) readers = atomicAdd(work.lengths_read, 1);
+  int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
+  if constexpr (kAppend)
+    readers = count_reader(work);
+  else
+    __syncthreads();
 
   State<Traits> state[Traits::kColumnTiles];
 #pragma unroll

@@ -50,6 +50,13 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
   tail.store(Format::kTokens, tail.count(), 0);
 }
 
+// Thread 0's number of CTAs that had read the lengths before this one, all of which has.
+template <class Traits>
+__device__ __forceinline__ int count_reader(const Workspace<Traits>& work) {
+  __syncthreads();
+  return threadIdx.x == 0 ? atomicAdd(work.lengths_read, 1) : 0;
+}
+
 // The last of `ctas` to have read the lengths writes the new ones: nobody reads them any more. `readers`, of thread 0: how many had
 // read them before.
 template <class Traits>

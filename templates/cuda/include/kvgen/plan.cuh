@@ -1,7 +1,6 @@
-// Who does what. Every head is a run of units: its packed units, then the pieces of its tail (one at least, if only an empty
-// one: somebody must own the head). A packed unit weighs kUnit, a piece one. The runs of all heads are laid end to end, and
-// each CTA takes an equal range of weight. Where all lengths agree and the grid allows it, ranges are cut per head, so that no
-// CTA straddles two.
+// Who does what where lengths are not alike. Every head is a run of units: its packed units, then the pieces of its tail (one at least,
+// if only an empty one: somebody must own the head). A packed unit weighs kUnit, a piece one. The runs of all heads are laid end to
+// end, and each CTA takes an equal range of weight.
 #pragma once
 #include <climits>
 
@@ -22,13 +21,13 @@ struct Divisor {
   __device__ __forceinline__ int rest(int n) const { return n - quotient(n) * static_cast<int>(number); }
 };
 
-// A launch has `splits` x kv_heads x batch CTAs if ranges may be cut per head, else `ctas` x 1 x 1. `fixed`: they are, whatever
-// the lengths; otherwise only where all lengths agree.
+// A launch has `splits` x kv_heads x batch CTAs where every head has as many parts, else `ctas` x 1 x 1. If they take ranges, the
+// first `ranges` do.
 struct Grid {
   int ctas = 1;
   int splits = 0;
-  bool fixed = false;
-  Divisor by_ctas{1}, by_heads{1}, by_splits{1};  // KV heads; the plan waits for every division
+  int ranges = 1;
+  Divisor by_ranges{1}, by_heads{1}, by_splits{1};  // KV heads; the plan waits for every division
 };
 
 // One head's run of units.
@@ -78,39 +77,25 @@ struct Plan {
   Plan() = default;
   int begin = 0, end = 0;  // this CTA's range of weight
   Head first;              // the head that holds `begin`
-  bool per_head = false;
   int cta = 0;               // this CTA's number
   int share = 0, extra = 0;  // weight of a CTA's range; the first `extra` CTAs have one more
-  int parts = 1;             // CTAs of a head that have something to do, if per_head
 
-  __device__ Plan(const Lengths<Traits>& lengths, const Grid& grid, int lane)
-      : per_head(grid.fixed), cta((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) {
-    if (grid.fixed) {
-      cut_head(lengths);
-      return;
-    }
+  __device__ Plan(const Lengths<Traits>& lengths, const Grid& grid, int lane) : cta(number()) {
     int total = 0, shortest = INT_MAX, longest = 0;
     for (int at = lane; at < lengths.batch; at += 32) {
       const int length = lengths.before[at];
       total += lengths.weight(at), shortest = min(shortest, length), longest = max(longest, length);
     }
     const bool uniform = __reduce_min_sync(~0u, shortest) == __reduce_max_sync(~0u, longest);
-    per_head = uniform && grid.splits > 0;
-    if (per_head)
-      cut_head(lengths);
-    else
-      cut_flat(lengths, __reduce_add_sync(~0u, total) * lengths.heads, grid, uniform, lane);
+    cut(lengths, __reduce_add_sync(~0u, total) * lengths.heads, grid, uniform, lane);
   }
 
+  __device__ static int number() { return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x; }
   // The `further`-th head of this CTA, if lengths agree and but for rounding. Not that it exists.
   __device__ static Head likely(const Lengths<Traits>& lengths, const Grid& grid, int further) {
+    const int at = grid.by_ranges.quotient(number() * (lengths.batch * lengths.heads)) + further;
     Head head;
-    if (grid.splits > 0) {
-      head.batch = blockIdx.z + further * lengths.batch, head.head = blockIdx.y;  // it has one alone
-    } else {
-      const int number = grid.by_ctas.quotient(static_cast<int>(blockIdx.x) * (lengths.batch * lengths.heads)) + further;
-      head.batch = grid.by_heads.quotient(number), head.head = grid.by_heads.rest(number);
-    }
+    head.batch = grid.by_heads.quotient(at), head.head = grid.by_heads.rest(at);
     return head;
   }
   __device__ bool idle() const { return begin >= end; }
@@ -122,11 +107,11 @@ struct Plan {
   __device__ bool covers_end(const Head& head) const { return end >= head.start + head.weight; }
 
   // First and last CTA of a head.
-  __device__ int first_cta(const Head& head) const { return per_head ? cta - static_cast<int>(blockIdx.x) : cta_of(head.start); }
-  __device__ int last_cta(const Head& head) const { return per_head ? first_cta(head) + parts - 1 : cta_of(head.start + head.weight - 1); }
+  __device__ int first_cta(const Head& head) const { return cta_of(head.start); }
+  __device__ int last_cta(const Head& head) const { return cta_of(head.start + head.weight - 1); }
   __device__ bool covers(const Head& head) const { return covers_begin(head) && covers_end(head); }
   // Whether a CTA's range begins with this head rather than with the one before.
-  __device__ bool begins_at(int cta, const Head& head) const { return per_head || range_begin(cta) == head.start; }
+  __device__ bool begins_at(int cta, const Head& head) const { return range_begin(cta) == head.start; }
 
  private:
   // The first unit that begins at or after `weight` within a head.
@@ -143,17 +128,8 @@ struct Plan {
     first.head = head, first.start = start;
     lengths.describe(batch, first);
   }
-  // Packed units in equal parts, the tail to the last part.
-  __device__ void cut_head(const Lengths<Traits>& lengths) {
-    const int splits = gridDim.x, rank = blockIdx.x;
-    set_first(lengths, blockIdx.z, blockIdx.y, 0);
-    parts = min(splits, max(1, first.packed));
-    const int each = first.packed / parts, more = first.packed % parts;
-    begin = rank < parts ? (rank * each + min(rank, more)) * Traits::kUnit : first.weight;
-    end = rank < parts - 1 ? begin + (each + (rank < more)) * Traits::kUnit : first.weight;
-  }
-  __device__ void cut_flat(const Lengths<Traits>& lengths, int total, const Grid& grid, bool uniform, int lane) {
-    share = grid.by_ctas.quotient(total), extra = grid.by_ctas.rest(total);
+  __device__ void cut(const Lengths<Traits>& lengths, int total, const Grid& grid, bool uniform, int lane) {
+    share = grid.by_ranges.quotient(total), extra = grid.by_ranges.rest(total);
     begin = range_begin(cta), end = range_begin(cta + 1);
     if (idle()) begin = end = 0;
     if (idle()) return;

@@ -72,13 +72,17 @@ struct Flushes {
   }
 };
 
+// A CTA's range, if there is one for it.
 template <class Traits, bool kAppend>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_ranges(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
-  extern __shared__ __align__(128) uint8_t memory[];
+__device__ __forceinline__ void attend_range(const AttendArgs& args, const Grid& grid, uint8_t* memory) {
   const Shared<Traits> shared(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Lengths<Traits> lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
   const Workspace<Traits> work(args.workspace, lengths.batch * lengths.heads, grid.ctas);
+  if (Plan<Traits>::number() >= grid.ranges) {
+    if constexpr (kAppend) advance_lengths(args, work, count_reader(work), grid.ctas, warp, lane);
+    return;
+  }
   for (int i = threadIdx.x; i < lengths.batch; i += Traits::kThreads) ptx::copy_async<4>(ptx::shared_address(shared.lengths + i), args.cache.lengths + i);
   QueryLoader<Traits> loader;  // q is asked for before it is known which: most often it is this one
   const Head likely = Plan<Traits>::likely(lengths, grid, warp / Traits::kColumnTiles);
@@ -131,6 +135,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_r
     flushes.run(args, shared, work, lengths);
     advance_lengths(args, work, readers, grid.ctas, warp, lane);
   }
+}
+
+template <class Traits, bool kAppend>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_ranges(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  attend_range<Traits, kAppend>(args, grid, memory);
 }
 
 }  // namespace kvgen

@@ -8,7 +8,7 @@
 namespace kvgen {
 
 enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
-enum class Split { flat, automatic, even };     // cut anywhere; or per head, where that fills the chip; or every head in as many parts
+enum class Split { flat, automatic };           // all heads as one, cut anywhere; or every head in as many parts, where lengths are alike
 enum class Combine { last, two_level, cluster };
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
@@ -43,9 +43,9 @@ struct Traits : Schedule {
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
-  // Every CTA has one part of one head, as those of a cluster always have; its share of the tail waits in registers. Else CTAs have
-  // ranges of heads laid end to end, and pieces of tails flow through the rings.
-  static constexpr bool kEven = Schedule::kSplit == Split::even || Schedule::kCombine == Combine::cluster;
+  // Every CTA has one part of one head; its share of the tail waits in registers. Else CTAs have ranges of heads laid end to end, and
+  // pieces of tails flow through the rings.
+  static constexpr bool kEven = Schedule::kSplit == Split::automatic;
   static constexpr bool kPieces = !kEven;
   // Heads that warps go through without waiting for each other; the parts of all are merged at once.
   static constexpr int kHeads = Schedule::kHeads;
@@ -99,13 +99,22 @@ struct Traits : Schedule {
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
   static constexpr int kLengths = kMerge + kHeads * kMergeBytes;
-  static constexpr int kSmall = kLengths + (kEven ? 0 : kMaxBatch * 4);
+  static constexpr int kSmall = kLengths + kMaxBatch * 4;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
   static constexpr int kInbox = align_up(kSmall + kHeads * kSmallFloats * 4 + 16, 16);
   static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64) : 0;
   static constexpr int kBooks = kInbox + kInboxBytes;
-  static constexpr int kBookBytes = kEven ? 0 : 384;  // per warp
+  static constexpr int kBookBytes = 384;  // per warp
   static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
+};
+
+// A schedule where lengths are not alike.
+template <class Schedule>
+struct InRanges : Schedule {
+  static constexpr Split kSplit = Split::flat;
+  static constexpr int kHeads = Schedule::kRangeHeads;
+  static constexpr Combine kCombine = Combine::last;
+  static constexpr int kCluster = 1;
 };
 
 // Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.

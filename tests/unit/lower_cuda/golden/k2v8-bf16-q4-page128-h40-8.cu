@@ -19,6 +19,7 @@ struct Schedule {
   static constexpr kvgen::Combine kCombine = kvgen::Combine::two_level;
   static constexpr int kCluster = 1;
   static constexpr int kHeads = 1;
+  static constexpr int kRangeHeads = 1;
   static constexpr int kGroup = 5;
   static constexpr int kQueries = 4;
   static constexpr bool kPaged = true;
@@ -32,7 +33,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 139264, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 135168, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

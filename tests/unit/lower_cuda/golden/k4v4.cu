@@ -18,7 +18,8 @@ struct Schedule {
   static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::last;
   static constexpr int kCluster = 1;
-  static constexpr int kHeads = 2;
+  static constexpr int kHeads = 1;
+  static constexpr int kRangeHeads = 2;
   static constexpr int kGroup = 4;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
@@ -32,7 +33,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 193024, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 188928, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

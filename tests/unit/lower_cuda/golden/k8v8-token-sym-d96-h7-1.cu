@@ -19,6 +19,7 @@ struct Schedule {
   static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
   static constexpr int kCluster = 8;
   static constexpr int kHeads = 1;
+  static constexpr int kRangeHeads = 2;
   static constexpr int kGroup = 7;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
@@ -32,7 +33,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 131584, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 155264, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
