@@ -99,7 +99,7 @@ def problem(variant: Variant, work: Workload) -> Problem:
     def normal(tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(work.batch, tokens, heads, a.head_dim, generator=random, device="cuda").to(variant.dtype)
 
-    cache = variant.new_cache(work.batch, work.kv_len, "cuda")
+    cache = variant.new_cache(work.batch, work.kv_len + ROUNDS * prompt.PLANNED, "cuda")
     variant.prefill(cache, normal(length, a.kv_heads), normal(length, a.kv_heads))
     return Problem(variant, cache, normal(work.q_len, a.q_heads), work)
 
