@@ -15,6 +15,8 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.toolchain.compilers import find_gxx
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
+DYNAMIC = "extern __shared__ __align__(128) uint8_t memory[];"
+HERE = Path(__file__).parent / "emulator"
 HEADERS = ("args", "assemble", "channel_scalers", "extremes", "format", "pack", "places", "quantize", "scaler", "unpack")
 
 EXPORTS = """
@@ -111,16 +113,22 @@ class Emulated:
 def _compile(layout: PackedLayout, dtype: torch.dtype, folder: Path) -> Path:
     from kvgen.lower.cuda.render import _quant
 
-    here = Path(__file__).parent / "emulator"
-    (folder / "kvgen").mkdir(parents=True, exist_ok=True)
-    for name in HEADERS:
-        text = (templates() / "cuda" / "include" / "kvgen" / f"{name}.cuh").read_text()
-        (folder / "kvgen" / f"{name}.cuh").write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", text))
     element = "__half" if dtype == torch.float16 else "__nv_bfloat16"
+    return library(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout), HEADERS, folder)
+
+
+def library(text: str, headers: tuple[str, ...], folder: Path) -> Path:
+    """Compile a text over these of kvgen's headers, in which launches and dynamic shared memory are the emulator's."""
+    (folder / "kvgen").mkdir(parents=True, exist_ok=True)
+    for name in headers:
+        header = (
+            (templates() / "cuda" / "include" / "kvgen" / f"{name}.cuh").read_text().replace(DYNAMIC, "uint8_t* memory = emulator::shared;")
+        )
+        (folder / "kvgen" / f"{name}.cuh").write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", header))
     source, output = folder / "emulated.cpp", folder / "emulated.so"
-    source.write_text(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout))
+    source.write_text(text)
     flags = [
-        "-std=c++17",
+        "-std=c++20",
         "-O1",
         "-fno-gnu-unique",  # other emulators in this process have variables of the same names
         "-shared",
@@ -130,7 +138,7 @@ def _compile(layout: PackedLayout, dtype: torch.dtype, folder: Path) -> Path:
         "-ffp-contract=off",
         "-march=native",
         "-include",
-        str(here / "cuda_fp16.h"),
+        str(HERE / "cuda_fp16.h"),
     ]
-    subprocess.run([str(find_gxx().path), *flags, f"-I{here}", f"-I{folder}", str(source), "-o", str(output)], check=True)
+    subprocess.run([str(find_gxx().path), *flags, f"-I{HERE}", f"-I{folder}", str(source), "-o", str(output)], check=True)
     return output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Target
 from kvgen.lower.cuda.machine import MACHINES
@@ -51,6 +52,7 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
         ("k4v4", "w8u4d1.cl8.flat", "sm90", "a cluster cuts its head by itself"),
         ("k4v4", "w8u4d1.noexact", "sm90", "the residual of q"),
         ("k4v4", "w8u4d1h2", "sm90", "a part is of one head"),
+        ("k4v4:d64:h64/4:q5", "w8u4d1", "sm90", "every eight of 80 columns need a warp"),
         ("k4v4", "w8u4d1h1.flat", "sm90", "two heads at a time"),
         ("k4v4", "w16u2d1", "sm90", "16 warps keep 128 registers"),
         ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without K groups"),
@@ -99,3 +101,14 @@ def test_batches_beyond_a_launch_are_excluded() -> None:
     [layout] = [p for p in space.layout_points() if p["block"] == 128]
     assert space.launch_points(layout, spec.workloads[0]) == []
     assert space.launch_points(layout, spec.workloads[1])
+
+
+@pytest.mark.parametrize("words", ["k8v8:d256:h16/4:q5", "k16v16:h32/4:q5", "k4v4:h64/4:q4", "k4v4:d64:h64/4:q8", "k2v2:d256:h64/4:q3"])
+@pytest.mark.parametrize("target", ["sm90", "sm89", "sm80"])
+def test_a_default_has_a_warp_for_every_eight_columns_or_is_refused(words: str, target: Target) -> None:
+    spec = spec_of(words, target, [workload_of("2x256")])
+    try:
+        warps = get_backend("cuda").default(spec, target).launch.integer("warps")
+    except UnsupportedError:
+        return
+    assert warps * 8 >= spec.attention.group * spec.attention.q_len

@@ -1,4 +1,5 @@
-// Enough of CUDA to run kernels on a CPU: a fibre per thread, one CTA after the other, warp-wide operations as meeting points.
+// Enough of CUDA to run kernels on a CPU: a fibre per thread, one CTA after the other, those of a cluster in turns, warp-wide operations as
+// meeting points.
 #pragma once
 #include <ucontext.h>
 
@@ -6,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -14,6 +16,8 @@
 #define __device__
 #define __host__
 #define __shared__ static
+#define __grid_constant__
+#define __builtin_assume(condition)
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -22,12 +26,14 @@ using std::min;
 
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -35,20 +41,30 @@ using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-inline struct { int x, y, z; } threadIdx, blockIdx, blockDim;
+inline struct { int x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
 constexpr int kStack = 1 << 17;
 
+struct Copy {
+  void* to;
+  int bytes;
+  unsigned char value[16];
+};
 struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
-  bool done = false;
+  bool done = false, waiting = false;  // for its cluster
+  int arrivals = 0;                    // at the cluster's barrier
+  std::vector<Copy> open;  // asynchronous copies, and groups of them: they land when they are waited for
+  std::deque<std::vector<Copy>> groups;
 };
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
   unsigned in[32], out[32];
+  unsigned words[32][6];
+  float sums[32][4];
 };
 
 inline std::vector<std::unique_ptr<Fibre>> fibres;
@@ -57,6 +73,10 @@ inline Meeting cta;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline int current;
+inline int rank;                   // in its cluster, of the CTA that runs
+inline int cluster_threads;        // of the cluster that runs
+inline std::vector<int> arrivals;  // of its threads at its barrier, by phase
+alignas(1024) inline unsigned char shared[232448];  // dynamic shared memory
 
 // Threads that wait for each other; the last one does the work for all. Those that have left the kernel are not waited for.
 template <class Work>
@@ -86,7 +106,8 @@ inline void enter() {
   swapcontext(&fibres[current]->context, &scheduler);
 }
 
-inline void run_cta(int threads) {
+inline void begin_cta(int threads) {
+  std::memset(shared, 0xff, sizeof shared);  // NaN
   fibres.clear(), warps.assign((threads + 31) / 32, {});
   for (Meeting& warp : warps) warp.size = 32;
   cta = {}, cta.size = threads;
@@ -97,25 +118,81 @@ inline void run_cta(int threads) {
     fibre.context.uc_stack.ss_sp = fibre.stack.data(), fibre.context.uc_stack.ss_size = kStack, fibre.context.uc_link = nullptr;
     makecontext(&fibre.context, enter, 0);
   }
+}
+
+// Whether a thread's wait for its cluster goes on.
+inline bool waits(Fibre& fibre) {
+  fibre.waiting = fibre.waiting && arrivals[fibre.arrivals - 1] < cluster_threads;
+  return fibre.waiting;
+}
+
+// Until all threads are done or wait for their cluster; whether all are done.
+inline bool run_cta() {
   for (bool busy = true; busy;) {
     busy = false;
-    for (current = 0; current < threads; ++current) {
-      if (fibres[current]->done) continue;
+    for (current = 0; current < static_cast<int>(fibres.size()); ++current) {
+      if (fibres[current]->done || waits(*fibres[current])) continue;
       busy = true, threadIdx.x = current;
       swapcontext(&scheduler, &fibres[current]->context);
     }
   }
+  return std::all_of(fibres.begin(), fibres.end(), [](const auto& fibre) { return fibre->done; });
+}
+
+// A CTA of the cluster while others run.
+struct Cta {
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  std::vector<Meeting> warps;
+  Meeting cta;
+  std::vector<unsigned char> shared = std::vector<unsigned char>(sizeof emulator::shared);
+
+  void swap() {
+    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps), std::swap(cta, emulator::cta);
+    std::swap_ranges(shared.begin(), shared.end(), emulator::shared);
+  }
+};
+inline std::vector<Cta> cluster;
+
+// Its CTAs run in turns, each as far as it can.
+inline void run_cluster(int ctas, int threads) {
+  cluster.clear(), arrivals.clear(), cluster_threads = ctas * threads;
+  for (rank = 0; rank < ctas; ++rank) cluster.emplace_back(), begin_cta(threads), cluster.back().swap();
+  const int first = blockIdx.x;
+  for (bool done = false; !done;) {
+    done = true;
+    for (rank = 0; rank < ctas; ++rank) {
+      cluster[rank].swap();
+      blockIdx.x = first + rank;
+      done &= run_cta();
+      cluster[rank].swap();
+    }
+  }
+  cluster.clear();
+}
+inline void arrive_cluster() {
+  const size_t phase = fibres[current]->arrivals++;
+  if (arrivals.size() <= phase) arrivals.resize(phase + 1);
+  ++arrivals[phase];
+}
+inline void wait_cluster() {
+  Fibre& fibre = *fibres[current];
+  for (fibre.waiting = true; waits(fibre);) swapcontext(&fibre.context, &scheduler);
 }
 
 // CTAs in the order of their numbers, or against it.
 inline bool backwards = false;
 
-inline void launch(dim3 grid, int threads, std::function<void()> kernel) {
+inline void launch(dim3 grid, int threads, std::function<void()> kernel, int together = 1) {
   body = std::move(kernel), blockDim.x = threads;
-  for (unsigned i = 0; i < grid.x * grid.y; ++i) {
-    const unsigned at = backwards ? grid.x * grid.y - 1 - i : i;
-    blockIdx.x = static_cast<int>(at % grid.x), blockIdx.y = static_cast<int>(at / grid.x);
-    run_cta(threads);
+  gridDim = {static_cast<int>(grid.x), static_cast<int>(grid.y), static_cast<int>(grid.z)};
+  const unsigned clusters = grid.x * grid.y * grid.z / together;
+  for (unsigned i = 0; i < clusters; ++i) {
+    const unsigned at = (backwards ? clusters - 1 - i : i) * together;
+    blockIdx = {static_cast<int>(at % grid.x), static_cast<int>(at / grid.x % grid.y), static_cast<int>(at / grid.x / grid.y)};
+    if (together > 1)
+      run_cluster(together, threads);
+    else
+      begin_cta(threads), run_cta();
   }
 }
 
@@ -131,11 +208,68 @@ To bits(From from) {
 
 inline void __syncthreads() { emulator::meet(emulator::cta, [] {}); }
 inline void __syncwarp() { emulator::meet(emulator::warps[emulator::current / 32], [] {}); }
-inline unsigned __shfl_xor_sync(unsigned, unsigned x, int mask) {
-  return emulator::exchange(x, [=](const unsigned* in, int lane) { return in[lane ^ mask]; });
+template <class T, class From>
+T exchange_lanes(T x, From from) {
+  if constexpr (sizeof(T) == 8) {
+    uint2 words = emulator::bits<uint2>(x);
+    words.x = exchange_lanes(words.x, from), words.y = exchange_lanes(words.y, from);
+    return emulator::bits<T>(words);
+  } else {
+    return emulator::bits<T>(emulator::exchange(emulator::bits<unsigned>(x), [=](const unsigned* in, int lane) { return in[from(lane)]; }));
+  }
 }
-inline unsigned __shfl_down_sync(unsigned, unsigned x, int by) {
-  return emulator::exchange(x, [=](const unsigned* in, int lane) { return in[lane + by < 32 ? lane + by : lane]; });
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return exchange_lanes(x, [=](int lane) { return lane ^ mask; });
+}
+template <class T>
+T __shfl_down_sync(unsigned, T x, int by) {
+  return exchange_lanes(x, [=](int lane) { return lane + by < 32 ? lane + by : lane; });
+}
+template <class T>
+T __shfl_up_sync(unsigned, T x, int by) {
+  return exchange_lanes(x, [=](int lane) { return lane >= by ? lane - by : lane; });
+}
+template <class T>
+T __shfl_sync(unsigned, T x, int from) {  // lanes may ask for different ones
+  emulator::Meeting& warp = emulator::warps[emulator::current / 32];
+  std::memcpy(warp.words[emulator::current % 32], &x, sizeof x);
+  emulator::meet(warp, [] {});
+  std::memcpy(&x, warp.words[from], sizeof x);
+  emulator::meet(warp, [] {});
+  return x;
+}
+inline unsigned __ballot_sync(unsigned, int x) {
+  return emulator::exchange(x != 0, [](const unsigned* in, int) {
+    unsigned all = 0;
+    for (int i = 0; i < 32; ++i) all |= in[i] << i;
+    return all;
+  });
+}
+inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
+template <class Join>
+int reduce_lanes(int x, Join join) {
+  return static_cast<int>(emulator::exchange(static_cast<unsigned>(x), [=](const unsigned* in, int) {
+    int all = static_cast<int>(in[0]);
+    for (int i = 1; i < 32; ++i) all = join(all, static_cast<int>(in[i]));
+    return static_cast<unsigned>(all);
+  }));
+}
+inline int __reduce_add_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return a + b; }); }
+inline int __reduce_min_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::min(a, b); }); }
+inline int __reduce_max_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::max(a, b); }); }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
+template <class T>
+T __ldcg(const T* from) { return *from; }
+template <class T>
+void __stcg(T* to, T x) { *to = x; }
+inline float __log2f(float x) { return std::log2(x); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) out |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return out;
 }
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
@@ -145,3 +279,32 @@ inline float __frcp_rn(float a) { return 1.f / a; }
 inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
+
+// --- what a launch asks of the runtime --------------------------------------------------------------------------------
+
+struct cudaLaunchAttribute {
+  int id;
+  struct { dim3 clusterDim; } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  int numAttrs;
+};
+constexpr int cudaLaunchAttributeClusterDimension = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0;
+namespace emulator {
+inline int processors = 4;
+}
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = emulator::processors, cudaSuccess; }
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) { return bytes <= static_cast<int>(sizeof emulator::shared) ? cudaSuccess : static_cast<cudaError_t>(1); }
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t*) { return *clusters = emulator::processors / 2, cudaSuccess; }
+template <class Kernel, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
+  emulator::launch(config->gridDim, config->blockDim.x, [&] { kernel(arguments...); }, config->numAttrs ? config->attrs->val.clusterDim.x : 1);
+  return cudaSuccess;
+}

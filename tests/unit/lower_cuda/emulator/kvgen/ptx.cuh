@@ -1,13 +1,19 @@
-// Stands for the header of the same name.
+// Stands for the header of the same name. Addresses of shared memory count from its start.
 #pragma once
 #include <cuda_fp16.h>
+
+#define KVGEN_SM90 1
 
 namespace kvgen::ptx {
 
 inline uint32_t as_u32(__half2 x) { return emulator::bits<uint32_t>(x); }
 inline __half2 as_half2(uint32_t x) { return emulator::bits<__half2>(x); }
-
-inline void prefetch_l2(const void*) {}
+inline float exp2(float x) { return std::exp2(x); }
+inline uint32_t pack_half2(float low, float high) { return as_u32({__half(low), __half(high)}); }
+inline uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) { return (~x & mask) | set; }
+inline uint32_t odd_bytes(uint32_t x) { return x >> 8 & 0x00ff00ffu; }
+template <class T>
+T pinned(T x) { return x; }
 
 inline uint32_t transpose(uint32_t x) {
   return emulator::exchange(x, [](const unsigned* in, int lane) {
@@ -19,5 +25,96 @@ inline uint32_t transpose(uint32_t x) {
     return pair;
   });
 }
+
+inline float half_of(unsigned word, int which) { return static_cast<float>(emulator::bits<_Float16>(static_cast<uint16_t>(word >> 16 * which))); }
+
+// All lanes' operands to sums of products, in fp64.
+inline void multiply(emulator::Meeting& warp) {
+  float a[16][16], b[16][8];
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 2; ++i)
+      for (int high = 0; high < 2; ++high) {
+        const int k = lane % 4 * 2 + i + 8 * high;
+        for (int half = 0; half < 2; ++half) a[lane / 4 + 8 * half][k] = half_of(warp.words[lane][2 * high + half], i);
+        b[k][lane / 4] = half_of(warp.words[lane][4 + high], i);
+      }
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) {
+      double sum = 0;
+      for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[lane / 4 + i / 2 * 8][k]) * b[k][lane % 4 * 2 + i % 2];
+      warp.sums[lane][i] = static_cast<float>(sum);
+    }
+}
+inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  emulator::Meeting& warp = emulator::warps[emulator::current / 32];
+  const int lane = emulator::current % 32;
+  const uint32_t words[6] = {a0, a1, a2, a3, b0, b1};
+  std::memcpy(warp.words[lane], words, sizeof words);
+  emulator::meet(warp, [&] { multiply(warp); });
+  for (int i = 0; i < 4; ++i) d[i] += warp.sums[lane][i];
+  emulator::meet(warp, [] {});  // nobody's next operands before all have taken their sums
+}
+
+// --- shared memory, and copies to it ------------------------------------------------------------------------------------
+
+inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulator::shared); }
+template <class T>
+T load_shared(uint32_t address) {
+  T value;
+  std::memcpy(&value, emulator::shared + address, sizeof value);
+  return value;
+}
+inline uint4 load_shared16(uint32_t address) { return load_shared<uint4>(address); }
+inline uint2 load_shared8(uint32_t address) { return load_shared<uint2>(address); }
+inline uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
+inline void store_shared16(uint32_t address, const float (&v)[4]) { std::memcpy(emulator::shared + address, v, 16); }
+
+template <int kBytes>
+void copy_async(uint32_t shared, const void* global) {
+  emulator::Copy copy{emulator::shared + shared, kBytes, {}};
+  std::memcpy(copy.value, global, kBytes);
+  emulator::fibres[emulator::current]->open.push_back(copy);
+}
+inline void copy_async16(uint32_t shared, const void* global) { copy_async<16>(shared, global); }
+template <int kLanes>
+void copy_async16_if(uint32_t shared, const void* global, int lane) {
+  if (lane < kLanes) copy_async16(shared, global);
+}
+inline void copy_commit() {
+  auto& fibre = *emulator::fibres[emulator::current];
+  fibre.groups.push_back(std::move(fibre.open)), fibre.open.clear();
+}
+template <int kPending>
+void copy_wait() {
+  auto& groups = emulator::fibres[emulator::current]->groups;
+  for (; groups.size() > kPending; groups.pop_front())
+    for (const emulator::Copy& copy : groups.front()) std::memcpy(copy.to, copy.value, copy.bytes);
+}
+inline void copy_wait_all() {
+  copy_commit();
+  copy_wait<0>();
+}
+inline void prefetch_l2(const void*) {}
+
+// --- clusters -----------------------------------------------------------------------------------------------------------
+
+inline void cluster_arrive() { emulator::arrive_cluster(); }
+inline void cluster_wait() { emulator::wait_cluster(); }
+inline uint32_t cluster_address(uint32_t shared, int rank) { return shared | static_cast<uint32_t>(rank) << 24; }
+inline void store_cluster(uint32_t address, float value) {
+  const int rank = static_cast<int>(address >> 24);
+  unsigned char* memory = rank == emulator::rank ? emulator::shared : emulator::cluster[rank].shared.data();
+  std::memcpy(memory + (address & 0xffffff), &value, 4);
+}
+
+// Bulk copies are not emulated.
+inline void barrier_init(uint32_t, int) { std::abort(); }
+inline void barrier_init_fence() {}
+inline void barrier_expect(uint32_t, int) {}
+inline void barrier_wait(uint32_t, uint32_t) {}
+inline void copy_bulk_fence() {}
+inline void copy_bulk(uint32_t, const void*, int, uint32_t) {}
+
+inline int arrive(int* counter) { return (*counter)++; }
 
 }  // namespace kvgen::ptx

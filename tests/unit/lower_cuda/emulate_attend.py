@@ -1,0 +1,126 @@
+"""The CUDA attention kernel, run on the CPU: its headers' own text, for a rendered variant, over the emulation of CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kvgen.lower.cuda.render import source
+from kvgen.lower.cuda.shared import with_ranges
+from kvgen.lower.schedule import Params, Value
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.spec import KernelSpec
+from tests.unit.lower_cuda.emulate import library
+
+SHARED_BYTES = 232448
+HEADERS = (
+    "args", "assemble", "attend", "channel_scalers", "even", "extremes", "finish", "format", "fragments", "merge", "pack", "places", "plan",
+    "quantize", "query", "ranges", "ring", "scaler", "softmax", "span", "splits", "subtile", "tail", "traits", "unpack", "walk",
+)  # fmt: skip
+
+CALLS = """
+using Attend_ = kvgen::Attend<Format, Schedule>;
+extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max_len) {
+  emulator::processors = processors;
+  return Attend_::workspace_bytes(batch, heads, max_len, 1);
+}
+extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
+  emulator::backwards = backwards;
+  kvgen::AttendArgs a;
+  a.cache.packed = static_cast<uint8_t*>(tensors[0]), a.cache.k_residual = tensors[1], a.cache.v_residual = tensors[2];
+  a.cache.lengths = static_cast<int*>(tensors[3]), a.cache.block_table = static_cast<const int*>(tensors[4]);
+  a.cache.outer_stride_bytes = n[0], a.cache.head_stride_bytes = n[1], a.cache.table_stride = n[2], a.cache.page_blocks = n[3];
+  a.cache.batch = n[4], a.cache.kv_heads = n[5], a.q_len = n[6], a.max_len = n[7];
+  a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[8], n[9], n[10]}, a.lse = static_cast<float*>(tensors[7]);
+  a.workspace = tensors[8], a.scale = scale;
+  if (append) a.k_new = {tensors[9], n[11], n[12], n[13]}, a.v_new = {tensors[10], n[11], n[12], n[13]};
+  return Attend_::launch(a, append, nullptr);
+}
+"""
+
+
+def launch(**changes: Value) -> Params:
+    """A small launch: two warps, so that few threads are emulated."""
+    plain: dict[str, Value] = {
+        "warps": 2, "unit": 2, "depth": 1, "ctas": 1, "copy": "async", "split": "automatic", "combine": "last", "heads": 1, "exact_q": True,
+    }  # fmt: skip
+    return Params({**plain, **changes})
+
+
+class Emulated:
+    """`attend` and `decode` of one variant."""
+
+    def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
+        self.spec, self.layout = spec, packed_layout(spec, block, "mma")
+        self.library = ctypes.CDLL(str(_compile(spec, self.layout, chosen, folder)))
+        self.library.workspace_bytes.restype = ctypes.c_int64
+
+
+@dataclass
+class Step:
+    """A call over a cache that a reference holds too. Memory that no call may read is NaN; `backwards`: CTAs in that order."""
+
+    kernel: Emulated
+    reference: ReferenceCache
+    q: torch.Tensor
+    new: tuple[torch.Tensor, torch.Tensor] | None = None
+    backwards: bool = False
+    processors: int = 4
+    out: torch.Tensor = field(init=False)
+    lse: torch.Tensor = field(init=False)
+    packed: torch.Tensor = field(init=False)
+    table: torch.Tensor | None = field(init=False)
+    residual: tuple[torch.Tensor, torch.Tensor] = field(init=False)
+    lengths: torch.Tensor = field(init=False)
+    workspace: torch.Tensor = field(init=False)
+
+    def run(self) -> None:
+        """Call the kernel."""
+        spec, layout = self.kernel.spec, self.kernel.layout
+        batch, q_len, q_heads, dim = self.q.shape
+        heads = spec.attention.kv_heads
+        self.lengths = self.reference.lengths.clone()
+        longest = int(self.lengths.max()) + q_len
+        self.packed, self.table = packed_cache(self.kernel, self.reference, longest)
+        k, v = self.reference.residual()
+        for b, length in enumerate(self.lengths.tolist()):
+            k[b, :, length % layout.tokens :] = v[b, :, length % layout.tokens :] = torch.nan
+        self.residual = (k, v)
+        self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
+        self.workspace = torch.full((self.kernel.library.workspace_bytes(self.processors, batch, heads, longest) // 4 + 1,), torch.nan)
+        self.workspace[: 4 + 36 * batch * heads] = 0  # counters
+        numbers = [
+            *self.packed.stride()[:2], 0 if self.table is None else self.table.stride(0), 0 if self.table is None else self.packed.shape[2],
+            batch, heads, q_len, longest, *self.q.stride()[:3], *((self.new or (self.q,))[0].stride()[:3]),
+        ]  # fmt: skip
+        tensors = [self.packed, k, v, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, *(self.new or ())]
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
+        failed = self.kernel.library.call(
+            ctypes.c_bool(self.new is not None), ctypes.c_bool(self.backwards), ctypes.c_float(dim**-0.5),
+            (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers),
+        )  # fmt: skip
+        assert not failed
+
+
+def packed_cache(kernel: Emulated, held: ReferenceCache, longest: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a reference holds, packed, with room for `longest` tokens of each sequence and a block more; and the block table of pages."""
+    layout, page = kernel.layout, kernel.spec.cache.page
+    batch, blocks = len(held.lengths), longest // layout.tokens + 1
+    if page is not None:
+        pages = -(-blocks * layout.tokens // page)
+        table = torch.arange(batch * pages, dtype=torch.int32).flip(0).reshape(batch, pages)
+        return held.paged(layout, table, batch * pages, fill=255), table
+    packed = held.packed(layout, blocks)
+    for b, length in enumerate(held.lengths.tolist()):
+        packed[b, :, length // layout.tokens :] = 255
+    return packed, None
+
+
+def _compile(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path) -> Path:
+    rendered = source(spec, layout, chosen, with_ranges(spec, layout, chosen, SHARED_BYTES), "sm90").text
+    variant = rendered[rendered.index("using Key") : rendered.index("struct Shape")]
+    return library(f'#include "kvgen/attend.cuh"\n{variant}\n{CALLS}', HEADERS, folder)

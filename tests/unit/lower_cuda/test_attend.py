@@ -1,0 +1,126 @@
+"""The CUDA attention kernel emulated on the CPU, against the fp64 reference: formats, lengths alike and not, splits, decode, flushes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.lower.schedule import Value
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.data import normal, structured
+from kvgen.reference.tolerance import relative_l2, tolerance
+from tests.support.packed import meaningful_bytes, sequence_blocks
+from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch, packed_cache
+
+Case = tuple[str, int, dict[str, Value]]
+Make = Callable[[Case], Emulated]
+CASES: tuple[Case, ...] = (
+    ("k4v4:h8/2", 128, {"unit": 4}),
+    ("k2v2:h8/2:kg64:vg64", 64, {"combine": "two_level"}),
+    ("k8v8:h4/4:kg64:d64", 64, {"unit": 1, "depth": 2}),
+    ("k4v2:token:bf16:h10/2:d64", 64, {"split": "flat", "heads": 2}),
+    ("k4v4:h24/2:sym:d96", 128, {"unit": 4}),
+    ("k8v4:q3:h8/2:page128:kg32", 32, {"unit": 1, "depth": 2}),
+    ("k4v8:token:page16:h4/2:d64", 16, {"unit": 4}),
+    ("k2v4:token:kg32:vg32:page96:q2:h4/2:d64", 32, {"split": "flat", "heads": 2}),
+    ("k16v16:h4/2:d64", 32, {"unit": 1, "depth": 2}),
+    ("k4v4:h8/2:kg64:vg64", 64, {"combine": "cluster2"}),
+    ("k2v4:q5:h8/2:page128:d64:kg64", 64, {"combine": "cluster4", "warps": 4}),
+)
+DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:])
+ALIKE, UNLIKE = (300, 290, 310), (2100, 0, 1, 128, 700)
+"""UNLIKE: one is longer than the mean by more than an eighth and 1024 tokens."""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    folder: Path = tmp_path_factory.mktemp("attend")
+
+    @cache
+    def compiled(index: int) -> Emulated:
+        words, block, changes = CASES[index]
+        return Emulated(spec_of(words, "sm90", [workload_of("2x256")]), block, launch(**changes), folder / str(index))
+
+    return lambda case: compiled(CASES.index(case))
+
+
+def reference(built: Emulated, lengths: tuple[int, ...], *, hard: bool = False, seed: int = 1) -> tuple[ReferenceCache, torch.Tensor]:
+    """A cache with these lengths, and queries."""
+    inputs = (structured if hard else normal)(built.spec, len(lengths), max(1, *lengths), q_len=built.spec.attention.q_len, seed=seed)
+    held = ReferenceCache(built.spec, len(lengths), built.layout.tokens)
+    held.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
+    return held, inputs.q
+
+
+def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Output and LSE are the reference's, and counters are back at zero; the list of flushes between them is not one."""
+    limit = tolerance(step.q.dtype)
+    assert relative_l2(step.out, want[0]) <= limit
+    seen = torch.isfinite(want[1])
+    assert torch.equal(torch.isfinite(step.lse), seen)
+    assert relative_l2(step.lse[seen], want[1][seen]) <= limit
+    cells = len(step.lengths) * step.kernel.spec.attention.kv_heads
+    words = step.workspace.view(torch.int32)
+    assert words[0] == 0
+    assert not words[4 + cells : 4 + 34 * cells].any()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+@pytest.mark.parametrize(("lengths", "processors", "hard"), [(ALIKE, 4, True), ((77,), 5, False), (UNLIKE, 7, False)])
+def test_attend_agrees_with_the_reference(kernel: Make, case: Case, lengths: tuple[int, ...], processors: int, hard: bool) -> None:
+    built = kernel(case)
+    held, q = reference(built, lengths, hard=hard)
+    step = Step(built, held, q, processors=processors)
+    step.run()
+    agree(step, held.attend(q))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("lengths", [(127, 128, 255, 254), (1535, 0, 127, 126)], ids=["alike", "unlike"])
+@pytest.mark.parametrize("case", DECODED, ids=lambda case: case[0])
+def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, case: Case, lengths: tuple[int, ...], backwards: bool) -> None:
+    """CTAs in either order: whoever is the last to arrive completes a head, and to read the lengths advances them."""
+    built = kernel(case)
+    held, q = reference(built, lengths)
+    tokens, q_len = built.layout.tokens, q.shape[1]
+    new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
+    step = Step(built, held, q, (new.k, new.v), backwards=backwards)
+    step.run()
+    agree(step, held.decode(q, new.k, new.v))
+    after = [length + q_len for length in lengths]
+    assert step.lengths.tolist() == held.lengths.tolist() == after
+    for mine, expected in zip(step.residual, held.residual(), strict=True):
+        for b, length in enumerate(after):
+            assert torch.equal(mine[b, :, : length % tokens], expected[b, :, : length % tokens])
+    expected, _ = packed_cache(built, held, max(after))
+    meaningful = meaningful_bytes(built.layout)
+    for b, (old, length) in enumerate(zip(lengths, after, strict=True)):
+        if length // tokens > old // tokens:
+            one, other = (sequence_blocks(packed, step.table, b)[:, old // tokens] for packed in (step.packed, expected))
+            assert torch.equal(one[:, meaningful], other[:, meaningful])
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[6]], ids=lambda case: case[0])
+def test_any_lengths_agree_with_the_reference(kernel: Make, case: Case) -> None:
+    """Empty sequences, whole blocks and what lies between, on devices of several sizes; a batch of equal calls gives equal bits."""
+    built = kernel(case)
+    size = st.one_of(st.sampled_from([0, 1, built.layout.tokens - 1, built.layout.tokens]), st.integers(0, 500), st.integers(1500, 2500))
+
+    @settings(max_examples=12, deadline=None, database=None)
+    @given(st.lists(size, min_size=1, max_size=5), st.integers(1, 9), st.booleans())
+    def check(lengths: list[int], processors: int, backwards: bool) -> None:
+        held, q = reference(built, tuple(lengths), seed=3)
+        steps = [Step(built, held, q, processors=processors, backwards=order) for order in (backwards, not backwards)]
+        for step in steps:
+            step.run()
+        agree(steps[0], held.attend(q))
+        assert torch.equal(steps[0].out.view(torch.int16), steps[1].out.view(torch.int16))
+
+    check()
