@@ -52,7 +52,7 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
         ("k4v4", "w8u4d1.cl8.flat", "sm90", "a cluster cuts its head by itself"),
         ("k4v4", "w8u4d1.noexact", "sm90", "the residual of q"),
         ("k4v4", "w8u4d1h2", "sm90", "a part is of one head"),
-        ("k4v4:d64:h64/4:q5", "w8u4d1", "sm90", "every eight of 80 columns need a warp"),
+        ("k4v4:d64:h32/4:q8", "w4u4d1", "sm90", "every eight of 64 columns need a warp"),
         ("k4v4", "w8u4d1h1.flat", "sm90", "two heads at a time"),
         ("k4v4", "w16u2d1", "sm90", "16 warps keep 128 registers"),
         ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without K groups"),
