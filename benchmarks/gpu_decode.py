@@ -1,6 +1,6 @@
 """Sweep of GPU schedules: compile in parallel, verify, time against the read of the same bytes, print a table.
 
-    python benchmarks/gpu_decode.py k4v4,k2v2 8x32768,1x131072 w8u4d1,w16u4d1.cl8 [--decode] [--ptx sm80]
+    python benchmarks/gpu_decode.py k4v4,k2v2 8x32768,1x131072 w8u4d1,w8u4d1.cl8 [--decode] [--ptx sm80]
 
 Words are those of gpu_words.py. Results also go to $OUT (or benchmarks/results) as gpu_decode.json.
 """

@@ -1,7 +1,7 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
 spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym
-schedule  w8u4d1  w16u4d1.cl8  w8u4d1c2.flat.bulk  n256.w8u4d1.noexact  default  space  space20
+schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2.flat  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
 
