@@ -8,8 +8,9 @@ every query of every sequence sees. Where all lengths agree, and are of a size t
 its causal mask being that of a square; else flash attention takes what lies past the prefix. Both parts are merged by their LSE in
 float32.
 
-For the lengths the host waits for the device once per call, while the device dequantizes. While a CUDA graph is captured it does
-not, and flash attention does everything; so it does where torch is told not to use cuDNN (`torch.backends.cuda.enable_cudnn_sdp`).
+For the lengths the host waits for the device once per call, while the device dequantizes. For a prompt that hardly comes again, and while
+a CUDA graph is captured, it does not, and flash attention does everything; so it does where torch is told not to use cuDNN
+(`torch.backends.cuda.enable_cudnn_sdp`).
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     """Dequantize and attend part by part, then pack what is new."""
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
-    lengths = on_host(cache[3]) if call.bound >= PREFIX_STEP and dense_fits(call.q) else None
+    planned = tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q)
+    lengths = on_host(cache[3]) if planned else None
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut | None = None
     for part in parts(batch, heads, room * dim * 2 * call.q.element_size()):
@@ -149,10 +151,8 @@ class Cut:
 
 
 def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
-    """The cut for a prompt of `tokens` at the end of sequences of these lengths, or `appended` to them."""
+    """The cut for a prompt of `tokens`, which cuDNN may take, at the end of sequences of these lengths, or `appended` to them."""
     shortest = min(lengths) - (0 if appended else tokens)
-    if tokens % PLANNED:
-        return Cut(0, False)
     if min(lengths) == max(lengths) and shortest >= 0 and shortest % PLANNED == 0:
         return Cut(shortest, True)
     return Cut(max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False)

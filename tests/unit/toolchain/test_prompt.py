@@ -200,6 +200,13 @@ def test_parts_of_equal_lengths_are_cut_alike(limit: int, kernels: list[tuple[st
     assert set(kernels) == {("prefix", 70), ("prefix", 130), ("square", 60)}
 
 
+def test_a_prompt_that_hardly_comes_again_waits_for_nothing(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt, "PLANNED", 32)
+    monkeypatch.setattr(prompt, "on_host", lambda lengths: pytest.fail("the host asked for lengths"))
+    attend_then_decode("gqa", (101,) * 4, 33)
+    assert kernels == [("flash", 0), ("flash", 0)]
+
+
 def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     unpack = prompt._dequantized
@@ -220,7 +227,6 @@ def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, in
         ([5120, 5120], 512, False, prompt.Cut(4608, True)),
         ([5120, 5120], 384, True, prompt.Cut(5120, True)),
         ([5000, 5000], 512, False, prompt.Cut(4096, False)),  # a length that hardly comes again
-        ([5120, 5120], 500, False, prompt.Cut(0, False)),  # as hardly does this prompt
         ([512], 512, False, prompt.Cut(0, True)),
         ([0, 0], 4096, True, prompt.Cut(0, True)),
         ([640], 512, False, prompt.Cut(128, True)),
