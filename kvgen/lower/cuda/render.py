@@ -29,6 +29,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         launch=launch,
         **_combine(launch.text("combine")),
         shared=shared,
+        overlap=target == "sm90",
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
     return Source(text, "cuda", target, include, headers=reached_headers(text, include))

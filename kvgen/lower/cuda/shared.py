@@ -61,7 +61,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     heads, combine = launch.integer("heads"), launch.text("combine")
     inbox = _align(ring + barriers + heads * (query + merge + small) + MAX_BATCH * 4 + 16, 16)
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
-    books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64) if cluster else 0)
+    books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64 + 16) if cluster else 0)
     attend = _align(books + warps * BOOK_BYTES, 128)
     flush = _flush(layout) if per_channel else 16
     reused = ring + barriers + heads * (query + merge)  # a block is packed in the rings' and the merge's place, if that is large enough

@@ -34,6 +34,7 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.cache.packed = static_cast<uint8_t*>(tensors[0]), a.cache.k_residual = tensors[1], a.cache.v_residual = tensors[2];
   a.cache.lengths = static_cast<int*>(tensors[3]), a.cache.block_table = static_cast<const int*>(tensors[4]);
   a.cache.outer_stride_bytes = n[0], a.cache.head_stride_bytes = n[1], a.cache.table_stride = n[2], a.cache.page_blocks = n[3];
+  a.cache.blocks = n[14];
   a.cache.batch = n[4], a.cache.kv_heads = n[5], a.q_len = n[6], a.max_len = n[7];
   a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[8], n[9], n[10]}, a.lse = static_cast<float*>(tensors[7]);
   a.workspace = tensors[8], a.scale = scale;
@@ -96,6 +97,7 @@ class Step:
         numbers = [
             *self.packed.stride()[:2], 0 if self.table is None else self.table.stride(0), 0 if self.table is None else self.packed.shape[2],
             batch, heads, q_len, longest, *self.q.stride()[:3], *((self.new or (self.q,))[0].stride()[:3]),
+            self.packed.shape[2] if self.table is None else self.table.shape[1] * self.packed.shape[2],
         ]  # fmt: skip
         tensors = [self.packed, k, v, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, *(self.new or ())]
         pointers = [None if t is None else t.data_ptr() for t in tensors]

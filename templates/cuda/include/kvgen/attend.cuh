@@ -66,13 +66,20 @@ struct Attend {
  private:
   struct Launch {
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute;
+    cudaLaunchAttribute attributes[2];
 
     Launch(dim3 ctas, cudaStream_t stream) {
       config.gridDim = ctas, config.blockDim = dim3(Variant::kThreads), config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim.x = Schedule::kCluster, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-      config.attrs = &attribute, config.numAttrs = Schedule::kCombine == Combine::cluster ? 1 : 0;
+      config.attrs = attributes;
+      if constexpr (Schedule::kCombine == Combine::cluster) {
+        cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = Schedule::kCluster, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+      }
+      if constexpr (Schedule::kOverlap) {
+        cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization, overlap.val.programmaticStreamSerializationAllowed = 1;
+      }
     }
     Launch(const Launch&) = delete;  // the configuration points into it
   };
@@ -98,6 +105,7 @@ struct Attend {
     cudaGetDevice(&device);
     if (device < kMostDevices && (clusters = known[device]) > 0) return clusters;
     Launch launch(dim3(Schedule::kCluster), nullptr);
+    launch.config.numAttrs = 1;  // the cluster
     const auto kernel = entry<false>();
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes) != cudaSuccess) return 1;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) return 1;

@@ -1,60 +1,66 @@
-// Even parts: every head in as many, a CTA has one of them. It knows its head from its place in the grid, asks for its share of the
-// tail before its rings are filled, and has no more to plan. Where lengths are not alike, the CTAs take ranges instead.
+// Even parts: every head in as many, a CTA has one of them. It knows its head from its place in the grid and where its units begin before
+// it knows how many there are. Where lengths are not alike, the CTAs take ranges instead.
 #pragma once
 #include "kvgen/ranges.cuh"
 
 namespace kvgen {
 
-// Whether parts of equal numbers take about equal times. All lanes ask.
-__device__ __forceinline__ bool alike(const CacheArgs& cache, int lane) {
-  constexpr int kSlack = 1024;  // tokens that take no longer than a CTA takes to start and to finish
-  int total = 0, longest = 0;
-#pragma unroll 4
-  for (int at = lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
-  const int64_t all = __reduce_add_sync(~0u, total), most = __reduce_max_sync(~0u, longest);
-  return most * cache.batch <= all + all / 8 + static_cast<int64_t>(kSlack) * cache.batch;
-}
+// The lengths that a CTA has to know, asked for at once and looked at later.
+struct Survey {
+  static constexpr int kAhead = 4;     // sequences per lane that are asked for ahead
+  static constexpr int kSlack = 1024;  // tokens that take no longer than a CTA takes to start and to finish
+  int own;                             // of the CTA's sequence, before the call
+  int some[kAhead];
 
-// The CTA's part: packed units, and tiles of 16 tokens of the tail, which go round the parts from the last, and there round the
-// warps from the last: those that have fewest units.
-template <class Traits>
-struct Portion {
-  int length, fresh;  // of the sequence before the call; new tokens
-  int begin, end;     // units
-
-  __device__ Portion(const AttendArgs& args, const Grid& grid, int batch, int fresh_) : length(args.cache.lengths[batch]), fresh(fresh_) {
-    const int rank = blockIdx.x, packed = Traits::packed_units(length), each = grid.by_splits.quotient(packed), more = packed - each * static_cast<int>(gridDim.x);
-    begin = rank * each + min(rank, more);
-    end = begin + each + (rank < more);
+  __device__ Survey(const CacheArgs& cache, int batch, int lane) : own(ptx::load_now(cache.lengths + batch)) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) some[i] = i * 32 + lane < cache.batch ? ptx::load_now(cache.lengths + i * 32 + lane) : 0;
   }
-  __device__ int count() const { return length % Traits::Format::kTokens + fresh; }
-  // First token of the warp's `turn`-th tile.
-  __device__ static int tile(int turn, int warp) {
-    const int splits = gridDim.x;
-    return ((turn * Traits::kWarps + Traits::kWarps - 1 - warp) * splits + splits - 1 - static_cast<int>(blockIdx.x)) * TailTile<Traits>::kTokens;
+  // Whether parts of equal numbers take about equal times. All lanes ask.
+  __device__ __forceinline__ bool alike(const CacheArgs& cache, int lane) const {
+    int total = 0, longest = 0;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) total += some[i], longest = max(longest, some[i]);
+#pragma unroll 1
+    for (int at = kAhead * 32 + lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
+    const int64_t all = __reduce_add_sync(~0u, total), most = __reduce_max_sync(~0u, longest);
+    return most * cache.batch <= all + all / 8 + static_cast<int64_t>(kSlack) * cache.batch;
   }
 };
 
-// Walks the packed units of one warp: every kWarps-th of the CTA's part.
+// Walks the packed units of one warp. The warps of all of a head's parts take them in turn, so that where a warp begins does not
+// depend on the sequence's length.
 template <class Traits>
 struct PortionCursor {
   const AttendArgs& args;
   Blocks<Traits> blocks;
-  int unit, end, length;
+  int unit, end = 0, length = 0;
 
-  __device__ PortionCursor(const AttendArgs& args_, const Portion<Traits>& portion, const Head& head, int warp, int lane)
-      : args(args_), blocks(lane), unit(portion.begin + warp), end(portion.end), length(portion.length) {
+  __device__ PortionCursor(const AttendArgs& args_, const Head& head, int warp, int lane)
+      : args(args_), blocks(lane, Traits::kWarps * gridDim.x), unit(warp * gridDim.x + blockIdx.x) {
     blocks.enter(args, head.batch, head.head);
+  }
+  // The first unit, if memory goes that far: perhaps it is not the sequence's. Where no table says where it lies.
+  __device__ __forceinline__ Unit likely() { return unit < args.cache.blocks * Traits::kUnitsPerBlock ? blocks.packed(args, unit, 0, 0) : Unit{}; }
+  __device__ void limit(int length_) {
+    length = length_, end = Traits::packed_units(length);
     blocks.look_up(unit, end, length);
-    blocks.prefetch_pages(portion.begin, portion.end, length, threadIdx.x, Traits::kThreads);
   }
   __device__ __forceinline__ Unit here() { return unit < end ? blocks.packed(args, unit, end, length) : Unit{}; }
   __device__ __forceinline__ Unit next() {
-    unit += Traits::kWarps;
+    unit += blocks.stride;
     return here();
   }
   __device__ Tail<Traits> tail() const { return Tail<Traits>(args, 0, 0, length); }  // for rings that carry pieces; these do not
 };
+
+// First token of a warp's `turn`-th tile of 16 tokens of the tail. Those go round the parts from the last, and there round the warps
+// from the last: they have fewest units.
+template <class Traits>
+__device__ __forceinline__ int tail_tile(int turn, int warp) {
+  const int splits = gridDim.x;
+  return ((turn * Traits::kWarps + Traits::kWarps - 1 - warp) * splits + splits - 1 - static_cast<int>(blockIdx.x)) * TailTile<Traits>::kTokens;
+}
 
 // The one head of a CTA, as a group.
 struct Single {
@@ -71,7 +77,7 @@ __device__ __forceinline__ void attend_tail(const AttendArgs& args, const Shared
   for (int turn = 1; tile.valid > 0; ++turn) {
     if (tail.fresh && tail.count() < Traits::Format::kTokens) tile.append(tail, lane);
     attend_piece<Traits>(tile, tile.first, tail.count(), args.q_len, shared.query(), shared.factors, lane, state);
-    tile.fetch(tail, Portion<Traits>::tile(turn, warp), lane);
+    tile.fetch(tail, tail_tile<Traits>(turn, warp), lane);
   }
 #pragma unroll
   for (int i = 0; i < Traits::kColumnTiles; ++i) mix_values<Traits>(state[i]);
@@ -99,21 +105,30 @@ template <class Traits, class Ranges, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_even(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
+  constexpr bool kEarly = Traits::kCopy == Copy::async && !Traits::kPaged && !Traits::kGathered;  // K and V before the length is known
+  ptx::take_turn();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (args.cache.batch > 1 && !alike(args.cache, lane)) return attend_range<Ranges, kAppend>(args, grid, memory);
   const Shared<Traits> shared(memory);
   const Single single{{{static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)}}};
   const Head& head = single.heads[0];
-  const Portion<Traits> portion(args, grid, head.batch, kAppend ? args.q_len : 0);
+  const Survey survey(args.cache, head.batch, lane);
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
+  Walk<Traits, PortionCursor<Traits>> walk(shared.ring(), PortionCursor<Traits>(args, head, warp, lane), warp, lane);
+  if constexpr (kEarly) walk.fill_first(walk.cursor.likely());
+  if (args.cache.batch > 1 && !survey.alike(args.cache, lane)) {
+    if constexpr (kEarly) ptx::copy_wait_all();
+    return attend_range<Ranges, kAppend>(args, grid, memory);
+  }
 #if KVGEN_SM90
-  if constexpr (Traits::kCombine == Combine::cluster) ptx::cluster_arrive();
+  if constexpr (Traits::kCombine == Combine::cluster) Inbox<Traits>::open(memory);
 #endif
-  const Tail<Traits> tail(args, head.batch, head.head, portion.length);
+  const Tail<Traits> tail(args, head.batch, head.head, survey.own);
   TailTile<Traits> tile;
-  tile.fetch(tail, Portion<Traits>::tile(0, warp), lane);
-  Walk<Traits, PortionCursor<Traits>> walk(shared.ring(), PortionCursor<Traits>(args, portion, head, warp, lane), warp, lane);
+  tile.fetch(tail, tail_tile<Traits>(0, warp), lane);
+  walk.cursor.limit(survey.own);
+  const int first = walk.cursor.unit;
+  walk.fill_up(kEarly ? 1 : 0);
   loader.publish(args, shared, single, warp, lane);
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.ctas);
   int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
@@ -126,12 +141,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_e
 #pragma unroll
   for (int i = 0; i < Traits::kColumnTiles; ++i) state[i].clear();
   attend_tail<Traits>(args, shared, tail, tile, warp, lane, state);
-  const Sight<Traits> sight{portion.length + portion.fresh, args.q_len, portion.length / kTokens * kTokens};
-  attend_units<Traits>(shared, walk, portion.begin + warp, portion.end, sight, lane, state);
+  const Sight<Traits> sight{survey.own + tail.fresh, args.q_len, survey.own / kTokens * kTokens};
+  attend_units<Traits>(shared, walk, first, Traits::packed_units(survey.own), walk.cursor.blocks.stride, sight, lane, state);
+  if constexpr (kEarly) ptx::copy_wait_all();  // what was asked for too early
   const bool completed = finish_part<Traits>(args, shared, work, head, warp, lane, state);
 
   if constexpr (kAppend) {
-    if (completed && tail.count() >= kTokens) flush<Traits>(args, shared, tail, portion.length);
+    if (completed && tail.count() >= kTokens) flush<Traits>(args, shared, tail, survey.own);
     advance_lengths(args, work, readers, grid.ctas, warp, lane);
   }
 }

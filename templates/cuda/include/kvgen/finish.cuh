@@ -25,7 +25,7 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
   };
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) {
-    combine_cluster<Traits>(tile, merged, shared.memory + Traits::kInbox, write);
+    Inbox<Traits>(shared.memory, tile).combine(tile, merged, write);
     return;
   }
 #endif

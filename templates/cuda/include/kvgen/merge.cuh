@@ -269,40 +269,67 @@ struct Combination {
 };
 
 #if KVGEN_SM90
-// What the CTAs of a cluster, which hold parts of one head, send to each other: each adds up a share of the elements and gives them
-// to `use(column, channel, value, total)`. A CTA has said at its start that its shared memory may be written to.
-template <class Traits, class Use>
-__device__ void combine_cluster(int tile, const Merged<Traits>& merged, uint8_t* inbox, Use&& use) {
-  constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
+// Where the CTAs of a cluster, which hold parts of one head, send each other what they have of a column tile: each adds up a share of
+// its elements. What arrives is counted by a barrier, so that nobody waits for more than that.
+template <class Traits>
+struct Inbox {
+  static constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
   static_assert(kElements % kCluster == 0);
-  float* values = reinterpret_cast<float*>(inbox + tile * Traits::kInboxBytes / Traits::kColumnTiles);  // [from][element of the share]
-  Total* totals = reinterpret_cast<Total*>(values + kElements);                                         // [from][column]
-  const int rank = blockIdx.x % kCluster;
-  if (tile == 0) ptx::cluster_wait();
-  Merged<Traits>::each([&](int i, int column, int channel) {
-    const int at = column * Traits::kHeadDim + channel;
-    ptx::store_cluster(ptx::cluster_address(ptx::shared_address(values + rank * kShare + at % kShare), at / kShare), merged.value[i]);
-    if (channel < kCluster) {
-      const uint32_t to = ptx::cluster_address(ptx::shared_address(totals + rank * 8 + column), channel);
-      ptx::store_cluster(to, merged.total[i].reference), ptx::store_cluster(to + 4, merged.total[i].sum);
-    }
-  });
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
-  for (int at = threadIdx.x; at < kShare; at += Traits::kThreads) {
-    const int column = (rank * kShare + at) / Traits::kHeadDim, channel = (rank * kShare + at) % Traits::kHeadDim;
-    Total all;
-    float value = 0.f;
-#pragma unroll
-    for (int i = 0; i < kCluster; ++i) all.reference = fmaxf(all.reference, totals[i * 8 + column].reference);
-#pragma unroll
-    for (int i = 0; i < kCluster; ++i) {
-      const float factor = ptx::exp2(totals[i * 8 + column].reference - all.reference);
-      value += factor * values[i * kShare + at], all.sum += factor * totals[i * 8 + column].sum;
-    }
-    use(column, channel, value, all);
+  float* values;  // [from][element of the share]
+  Total* totals;  // [from][column]
+  uint32_t barrier;
+
+  __device__ Inbox(uint8_t* memory, int tile) {
+    values = reinterpret_cast<float*>(memory + Traits::kInbox + tile * (Traits::kInboxBytes / Traits::kColumnTiles));
+    totals = reinterpret_cast<Total*>(values + kElements);
+    barrier = ptx::shared_address(totals + kCluster * 8);
   }
-}
+  // All threads say that others may write here; `combine` waits until all others have said so.
+  __device__ static void open(uint8_t* memory) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+        const Inbox inbox(memory, tile);
+        ptx::barrier_init(inbox.barrier, 1);
+        ptx::barrier_expect(inbox.barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
+      }
+      ptx::barrier_init_fence();
+    }
+    __syncwarp();
+    ptx::cluster_arrive_relaxed();
+  }
+  // Gives the share's sums to `use(column, channel, value, total)`.
+  template <class Use>
+  __device__ __forceinline__ void combine(int tile, const Merged<Traits>& merged, Use&& use) const {
+    const int rank = blockIdx.x % kCluster;
+    if (tile == 0) ptx::cluster_wait();
+    Merged<Traits>::each([&](int i, int column, int channel) {
+      const int at = column * Traits::kHeadDim + channel;
+      send(values + rank * kShare + at % kShare, at / kShare, merged.value[i]);
+      if (channel < kCluster) send(totals + rank * 8 + column, channel, make_float2(merged.total[i].reference, merged.total[i].sum));
+    });
+    ptx::barrier_wait(barrier, 0);
+    for (int at = threadIdx.x; at < kShare; at += Traits::kThreads) {
+      const int column = (rank * kShare + at) / Traits::kHeadDim, channel = (rank * kShare + at) % Traits::kHeadDim;
+      Total all;
+      float value = 0.f;
+#pragma unroll
+      for (int i = 0; i < kCluster; ++i) all.reference = fmaxf(all.reference, totals[i * 8 + column].reference);
+#pragma unroll
+      for (int i = 0; i < kCluster; ++i) {
+        const float factor = ptx::exp2(totals[i * 8 + column].reference - all.reference);
+        value += factor * values[i * kShare + at], all.sum += factor * totals[i * 8 + column].sum;
+      }
+      use(column, channel, value, all);
+    }
+  }
+
+ private:
+  template <class Value>
+  __device__ __forceinline__ void send(void* place, int to, Value value) const {
+    ptx::send_cluster(ptx::cluster_address(ptx::shared_address(place), to), value, ptx::cluster_address(barrier, to));
+  }
+};
 #endif
 
 }  // namespace kvgen

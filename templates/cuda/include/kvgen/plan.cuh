@@ -190,7 +190,7 @@ struct Group {
     for (int i = 0; i < Traits::kHeads; ++i) {
       if (last) break;
       heads[i] = next, ++count;
-      if (Traits::kCombine != Combine::cluster && !plan.covers(next)) parts[i] = Parts::of(plan, next);
+      if (!plan.covers(next)) parts[i] = Parts::of(plan, next);
       last = plan.end <= next.start + next.weight;
       if (!last) lengths.advance(next);
     }

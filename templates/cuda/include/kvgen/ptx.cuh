@@ -15,6 +15,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Asked for here, whatever the compiler would put before it.
+__device__ __forceinline__ int load_now(const int* global) {
+  int x;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+  return x;
+}
+
 // D[16x8] += A[16x16] * B[16x8], fp16 in, fp32 sums. Honours denormals.
 __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
@@ -136,18 +143,31 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, i
 
 // A barrier of the cluster in two steps: what was stored before the first is seen after the second.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The same, but that it tells of nothing that was stored: it does not wait for stores.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, int rank) {
   uint32_t address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
-__device__ __forceinline__ void store_cluster(uint32_t address, float v) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+// Stores that count their bytes on a barrier beside what they write.
+__device__ __forceinline__ void send_cluster(uint32_t address, float v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(v), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void send_cluster(uint32_t address, float2 v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address), "f"(v.x), "f"(v.y), "r"(barrier) : "memory");
 }
 #endif
 
-// --- order between CTAs ----------------------------------------------------------------------------------------------
+// --- order between CTAs, and between launches ------------------------------------------------------------------------
+
+// The next launch of the stream may take places as they come free; waits until all that the launches before wrote is there.
+__device__ __forceinline__ void take_turn() {
+#if KVGEN_SM90
+  asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Adds one; what this thread saw before is visible to whoever reads the result.
 __device__ __forceinline__ int arrive(int* counter) {

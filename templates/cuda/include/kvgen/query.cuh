@@ -16,34 +16,47 @@ template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   static constexpr int kVectors = Traits::kHeadDim / 32;
-  uint4 raw[kVectors];
+  static constexpr int kTurns = ceil_div(Traits::kHeads * Traits::kColumnTiles, Traits::kWarps);  // column tiles that a warp brings
+  uint4 raw[kTurns][kVectors];
 
-  // Every column tile of every head of a group has a warp; the others have nothing to do.
+  // The head of a warp's first column tile; warps without one have nothing to do.
   template <class Group>
   __device__ static const Head* mine(const Group& group, int warp) {
     return warp / Traits::kColumnTiles < group.count ? group.heads + warp / Traits::kColumnTiles : nullptr;
   }
-  __device__ static int column(int warp, int lane) { return warp % Traits::kColumnTiles * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4); }
 
   // Starts the loads, unless there is no such head; ahead of the K and V traffic, behind which they would queue.
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
-    const int at = column(warp, lane), query = at / Traits::kGroup;
-    const bool valid = warp < Traits::kHeads * Traits::kColumnTiles && head.batch < args.cache.batch && at < Traits::kColumns && query < args.q_len;
 #pragma unroll
-    for (int x = 0; x < kVectors; ++x) raw[x] = make_uint4(0, 0, 0, 0);
-    if (!valid) return;
-    const Element* row = args.q.row<const Element>(head.batch, query, head.head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int tile = turn * Traits::kWarps + warp, at = tile % Traits::kColumnTiles * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4), query = at / Traits::kGroup;
+      const bool valid = tile < Traits::kHeads * Traits::kColumnTiles && head.batch < args.cache.batch && at < Traits::kColumns && query < args.q_len;
 #pragma unroll
-    for (int x = 0; x < kVectors; ++x) raw[x] = *reinterpret_cast<const uint4*>(row + 32 * x);
+      for (int x = 0; x < kVectors; ++x) raw[turn][x] = make_uint4(0, 0, 0, 0);
+      if (!valid) continue;
+      const Element* row = args.q.row<const Element>(head.batch, query, head.head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x) raw[turn][x] = *reinterpret_cast<const uint4*>(row + 32 * x);
+    }
   }
 
   // Normalizes and publishes: fragments, per column the factor from products to log2 units, and per K group the sum of q.
   template <class Shared, class Group>
-  __device__ void publish(const AttendArgs& args, const Shared& all, const Group& group, int warp, int lane) {
+  __device__ void publish(const AttendArgs& args, const Shared& all, const Group& group, int warp, int lane) const {
     if (!mine(group, warp)) return;
-    const Shared shared = all.of(warp / Traits::kColumnTiles);
-    const int tile = warp % Traits::kColumnTiles;
-    const float largest = largest_of_column();
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+      if (const int tile = turn * Traits::kWarps + warp; turn == 0 || tile < Traits::kColumnTiles)
+        publish_tile(args, all.of(tile / Traits::kColumnTiles), raw[turn], tile % Traits::kColumnTiles, lane);
+  }
+
+ private:
+  static constexpr bool kBfloat = std::is_same_v<Element, __nv_bfloat16>;
+  using Pair = std::conditional_t<kBfloat, __nv_bfloat162, __half2>;
+
+  template <class Shared>
+  __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], int tile, int lane) {
+    const float largest = largest_of_column(raw);
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
     const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
     float group_sums[Traits::kKeyGroups] = {};
@@ -68,10 +81,6 @@ struct QueryLoader {
     }
   }
 
- private:
-  static constexpr bool kBfloat = std::is_same_v<Element, __nv_bfloat16>;
-  using Pair = std::conditional_t<kBfloat, __nv_bfloat162, __half2>;
-
   __device__ static float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }
   __device__ static Pair pair(uint32_t x) { return reinterpret_cast<Pair&>(x); }
   __device__ static float2 floats(uint32_t x) {
@@ -81,7 +90,7 @@ struct QueryLoader {
       return __half22float2(ptx::as_half2(x));
   }
   __device__ static uint32_t times(uint32_t x, __half2 factor) { return ptx::as_u32(__hmul2(ptx::as_half2(x), factor)); }
-  __device__ float largest_of_column() const {
+  __device__ static float largest_of_column(const uint4 (&raw)[kVectors]) {
     Pair most = __habs2(pair(raw[0].x));
 #pragma unroll
     for (int x = 0; x < kVectors; ++x)

@@ -15,7 +15,7 @@ __device__ __forceinline__ int attend_head(const AttendArgs& args, const Shared<
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) state[tile].clear();
   const int before = lengths.before[head.batch];
   const Sight<Traits> sight{before + lengths.fresh, args.q_len, before / kTokens * kTokens};
-  unit = attend_units<Traits>(shared, walk, unit, min(end, head.packed), sight, lane, state);
+  unit = attend_units<Traits>(shared, walk, unit, min(end, head.packed), Traits::kWarps, sight, lane, state);
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) unmix_values<Traits>(state[tile]);
 #pragma unroll 1
@@ -95,6 +95,7 @@ __device__ __forceinline__ void attend_range(const AttendArgs& args, const Grid&
   Book<Traits>& book = shared.book(warp);
   write_down(book.plan, drawn, lane);
   Walk<Traits, Cursor<Traits>> walk(shared.ring(), Cursor<Traits>(args, lengths, drawn, book, warp, lane), warp, lane);
+  walk.fill_up();
   write_down(book.group, Group<Traits>(drawn, lengths, drawn.first), lane);
   if (const Head* mine = loader.mine(book.group, warp); mine && (mine->batch != likely.batch || mine->head != likely.head)) loader.fetch(args, *mine, warp, lane);
   loader.publish(args, shared, book.group, warp, lane);
@@ -140,6 +141,7 @@ __device__ __forceinline__ void attend_range(const AttendArgs& args, const Grid&
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_ranges(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
+  ptx::take_turn();
   attend_range<Traits, kAppend>(args, grid, memory);
 }
 

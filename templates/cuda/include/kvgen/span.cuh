@@ -164,11 +164,11 @@ __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32
   }
 }
 
-// The packed loop: every kWarps-th unit from `unit` to `stop`; gives the first that is not.
+// The packed loop: every `stride`-th unit from `unit` to `stop`; gives the first that is not.
 template <class Traits, bool kMasked, class Walk>
-__device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, const Sight<Traits>& sight, HeadQuery<Traits>& query, int lane,
+__device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride, const Sight<Traits>& sight, HeadQuery<Traits>& query, int lane,
                                          State<Traits> (&state)[Traits::kColumnTiles]) {
-  for (; unit < stop; unit += Traits::kWarps) {
+  for (; unit < stop; unit += stride) {
     const uint32_t slot = walk.ring.slot(walk.depth);
 #pragma unroll
     for (int sub = 0; sub < Traits::kUnit; sub += Traits::kSpan) {
@@ -187,11 +187,11 @@ __device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& wal
   return unit;
 }
 
-// This warp's packed units of a head, every kWarps-th from `unit` to `stop`; gives the first that is not. Those that some query may
+// This warp's packed units of a head, every `stride`-th from `unit` to `stop`; gives the first that is not. Those that some query may
 // not see whole have a loop of their own: they are few, and a branch in the loop would part its instructions. The state's sums are
 // mixed, as codes are.
 template <class Traits, class Walk>
-__device__ __forceinline__ int attend_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, const Sight<Traits>& sight, int lane,
+__device__ __forceinline__ int attend_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride, const Sight<Traits>& sight, int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
   HeadQuery<Traits> query;
 #pragma unroll
@@ -199,9 +199,9 @@ __device__ __forceinline__ int attend_units(const Shared<Traits>& shared, Walk& 
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query.unit);
-  if constexpr (!Sight<Traits>::kLimited) return run_units<Traits, false>(shared, walk, unit, stop, sight, query, lane, state);
-  unit = run_units<Traits, false>(shared, walk, unit, min(stop, sight.clear_units()), sight, query, lane, state);
-  return run_units<Traits, true>(shared, walk, unit, stop, sight, query, lane, state);
+  if constexpr (!Sight<Traits>::kLimited) return run_units<Traits, false>(shared, walk, unit, stop, stride, sight, query, lane, state);
+  unit = run_units<Traits, false>(shared, walk, unit, min(stop, sight.clear_units()), stride, sight, query, lane, state);
+  return run_units<Traits, true>(shared, walk, unit, stop, stride, sight, query, lane, state);
 }
 
 }  // namespace kvgen

@@ -102,7 +102,7 @@ struct Traits : Schedule {
   static constexpr int kSmall = kLengths + kMaxBatch * 4;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
   static constexpr int kInbox = align_up(kSmall + kHeads * kSmallFloats * 4 + 16, 16);
-  static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64) : 0;
+  static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
   static constexpr int kBooks = kInbox + kInboxBytes;
   static constexpr int kBookBytes = 384;  // per warp
   static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);

@@ -11,9 +11,9 @@ struct Blocks {
   const uint8_t* start;  // of the head's blocks; where there are pages, of the head within each
   const int* pages;      // of the sequence
   int page = 0;          // the unit's; asked for a unit ahead, so that nobody waits for the table
-  int lane;
+  int lane, stride;      // from one unit of the warp to the next
 
-  __device__ explicit Blocks(int lane_) : lane(lane_) {}
+  __device__ Blocks(int lane_, int stride_) : lane(lane_), stride(stride_) {}
   __device__ __forceinline__ void enter(const AttendArgs& args, int batch, int head) {
     start = args.cache.packed + head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);  // lanes exchange gathered addresses
     if constexpr (Traits::kPaged)
@@ -26,22 +26,13 @@ struct Blocks {
     if constexpr (Traits::kPaged)
       if (unit < end) page = pages[block_of(unit, length) / Traits::kPageBlocks];
   }
-  // Brings the table's entries for units [unit, end) to the L2, by `lanes` lanes of which this is the `index`-th: a look-up that had to
-  // wait for memory would wait behind K and V.
-  __device__ __forceinline__ void prefetch_pages(int unit, int end, int length, int index, int lanes) const {
-    constexpr int kSector = 8;  // entries
-    if constexpr (Traits::kPaged) {
-      const int first = unit * Traits::kUnitBlocks / Traits::kUnitsPerBlock, last = min(ceil_div(end * Traits::kUnitBlocks, Traits::kUnitsPerBlock), length / Traits::Format::kTokens) - 1;
-      for (int at = first / Traits::kPageBlocks + index * kSector; at <= last / Traits::kPageBlocks; at += lanes * kSector) ptx::prefetch_l2(pages + at);
-    }
-  }
   // A unit that was looked up; looks up the warp's next.
   __device__ __forceinline__ Unit packed(const AttendArgs& args, int unit, int end, int length) {
     int64_t block = block_of(unit, length);
     const uint8_t* base = start;
     if constexpr (Traits::kPaged) {
       base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
-      look_up(unit + Traits::kWarps, end, length);
+      look_up(unit + stride, end, length);
     }
     base += block * Traits::Format::kBlockBytes;
     if constexpr (Traits::kGathered) return Unit::of_block(nullptr, base);
@@ -68,7 +59,7 @@ struct Cursor {
   int plain;  // units below are packed ones of this head
 
   __device__ Cursor(const AttendArgs& args_, const Lengths<Traits>& lengths_, const Plan<Traits>& plan, Book<Traits>& book_, int warp, int lane)
-      : args(args_), lengths(lengths_), book(book_), blocks(lane) {
+      : args(args_), lengths(lengths_), book(book_), blocks(lane, Traits::kWarps) {
     const Segment segment = plan.segment(plan.first);
     unit = segment.begin + warp;
     settle(plan, plan.first, segment);
@@ -102,7 +93,6 @@ struct Cursor {
     plain = min(segment.end, at.packed);
     blocks.enter(args, at.batch, at.head);
     blocks.look_up(unit, plain, Traits::kGathered ? length() : 0);
-    blocks.prefetch_pages(unit, plain, lengths.before[at.batch], blocks.lane, 32);
   }
 };
 
@@ -114,11 +104,19 @@ struct Walk {
   Unit upcoming;
   int depth = 0;
 
-  __device__ Walk(uint32_t rings, const Cursor& cursor_, int warp, int lane) : ring(rings, warp, lane), cursor(cursor_), upcoming(cursor.here()) {
+  __device__ Walk(uint32_t rings, const Cursor& cursor_, int warp, int lane) : ring(rings, warp, lane), cursor(cursor_) {}
+  // Asks for the first stage of a unit ahead of all else.
+  __device__ __forceinline__ void fill_first(const Unit& unit) {
+    upcoming = unit;
+    fill(0, 0);
+  }
+  // Fills the slots, the first from stage `from` on.
+  __device__ __forceinline__ void fill_up(int from = 0) {
+    upcoming = cursor.here();
 #pragma unroll 1
-    for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
+    for (int slot = 0; slot < Traits::kDepth; ++slot, from = 0) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int stage = 0; stage < Traits::kUnitStages; ++stage) fill(slot, stage);
+      for (int stage = from; stage < Traits::kUnitStages; ++stage) fill(slot, stage);
       upcoming = cursor.next();
     }
   }

@@ -55,8 +55,9 @@ struct Copy {
 struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
-  bool done = false, waiting = false;  // for its cluster
-  int arrivals = 0;                    // at the cluster's barrier
+  bool done = false;
+  std::function<bool()> waiting;  // whether a wait for other CTAs goes on, if there is one
+  int arrivals = 0;               // at the cluster's barrier
   std::vector<Copy> open;  // asynchronous copies, and groups of them: they land when they are waited for
   std::deque<std::vector<Copy>> groups;
 };
@@ -120,10 +121,10 @@ inline void begin_cta(int threads) {
   }
 }
 
-// Whether a thread's wait for its cluster goes on.
+// Whether a thread's wait for other CTAs goes on.
 inline bool waits(Fibre& fibre) {
-  fibre.waiting = fibre.waiting && arrivals[fibre.arrivals - 1] < cluster_threads;
-  return fibre.waiting;
+  if (fibre.waiting && !fibre.waiting()) fibre.waiting = nullptr;
+  return fibre.waiting != nullptr;
 }
 
 // Until all threads are done or wait for their cluster; whether all are done.
@@ -174,9 +175,12 @@ inline void arrive_cluster() {
   if (arrivals.size() <= phase) arrivals.resize(phase + 1);
   ++arrivals[phase];
 }
-inline void wait_cluster() {
+inline void wait_while(std::function<bool()> goes_on) {
   Fibre& fibre = *fibres[current];
-  for (fibre.waiting = true; waits(fibre);) swapcontext(&fibre.context, &scheduler);
+  for (fibre.waiting = std::move(goes_on); waits(fibre);) swapcontext(&fibre.context, &scheduler);
+}
+inline void wait_cluster() {
+  wait_while([phase = fibres[current]->arrivals - 1] { return arrivals[phase] < cluster_threads; });
 }
 
 // CTAs in the order of their numbers, or against it.
@@ -284,7 +288,10 @@ inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 
 struct cudaLaunchAttribute {
   int id;
-  struct { dim3 clusterDim; } val;
+  struct {
+    dim3 clusterDim;
+    int programmaticStreamSerializationAllowed;
+  } val;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -293,7 +300,8 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs;
   int numAttrs;
 };
-constexpr int cudaLaunchAttributeClusterDimension = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0;
+constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 1, cudaLaunchAttributeClusterDimension = 2,
+               cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0;
 namespace emulator {
 inline int processors = 4;
 }
@@ -305,6 +313,9 @@ template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t*) { return *clusters = emulator::processors / 2, cudaSuccess; }
 template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
-  emulator::launch(config->gridDim, config->blockDim.x, [&] { kernel(arguments...); }, config->numAttrs ? config->attrs->val.clusterDim.x : 1);
+  unsigned cluster = 1;  // launches do not overlap
+  for (int i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = config->attrs[i].val.clusterDim.x;
+  emulator::launch(config->gridDim, config->blockDim.x, [&] { kernel(arguments...); }, cluster);
   return cudaSuccess;
 }

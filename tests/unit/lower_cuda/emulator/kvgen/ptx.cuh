@@ -12,6 +12,7 @@ inline float exp2(float x) { return std::exp2(x); }
 inline uint32_t pack_half2(float low, float high) { return as_u32({__half(low), __half(high)}); }
 inline uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) { return (~x & mask) | set; }
 inline uint32_t odd_bytes(uint32_t x) { return x >> 8 & 0x00ff00ffu; }
+inline int load_now(const int* global) { return *global; }
 template <class T>
 T pinned(T x) { return x; }
 
@@ -98,23 +99,41 @@ inline void prefetch_l2(const void*) {}
 
 // --- clusters -----------------------------------------------------------------------------------------------------------
 
-inline void cluster_arrive() { emulator::arrive_cluster(); }
+inline void cluster_arrive_relaxed() { emulator::arrive_cluster(); }
 inline void cluster_wait() { emulator::wait_cluster(); }
 inline uint32_t cluster_address(uint32_t shared, int rank) { return shared | static_cast<uint32_t>(rank) << 24; }
-inline void store_cluster(uint32_t address, float value) {
+inline unsigned char* cluster_memory(uint32_t address) {
   const int rank = static_cast<int>(address >> 24);
-  unsigned char* memory = rank == emulator::rank ? emulator::shared : emulator::cluster[rank].shared.data();
-  std::memcpy(memory + (address & 0xffffff), &value, 4);
+  return (rank == emulator::rank ? emulator::shared : emulator::cluster[rank].shared.data()) + (address & 0xffffff);
+}
+
+// A barrier of one phase: what has still to arrive, and bytes that have still to be stored.
+struct Barrier {
+  int arrivals, bytes;
+};
+inline void barrier_init(uint32_t barrier, int arrivals) { reinterpret_cast<Barrier&>(emulator::shared[barrier]) = {arrivals, 0}; }
+inline void barrier_init_fence() {}
+inline void barrier_expect(uint32_t barrier, int bytes) {
+  Barrier& mine = reinterpret_cast<Barrier&>(emulator::shared[barrier]);
+  --mine.arrivals, mine.bytes += bytes;
+}
+inline void barrier_wait(uint32_t barrier, uint32_t) {
+  emulator::wait_while([barrier] {
+    const Barrier& mine = reinterpret_cast<const Barrier&>(emulator::shared[barrier]);
+    return mine.arrivals > 0 || mine.bytes > 0;
+  });
+}
+template <class Value>
+void send_cluster(uint32_t address, Value value, uint32_t barrier) {
+  std::memcpy(cluster_memory(address), &value, sizeof value);
+  reinterpret_cast<Barrier*>(cluster_memory(barrier))->bytes -= sizeof value;
 }
 
 // Bulk copies are not emulated.
-inline void barrier_init(uint32_t, int) { std::abort(); }
-inline void barrier_init_fence() {}
-inline void barrier_expect(uint32_t, int) {}
-inline void barrier_wait(uint32_t, uint32_t) {}
 inline void copy_bulk_fence() {}
-inline void copy_bulk(uint32_t, const void*, int, uint32_t) {}
+inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
 
+inline void take_turn() {}
 inline int arrive(int* counter) { return (*counter)++; }
 
 }  // namespace kvgen::ptx
