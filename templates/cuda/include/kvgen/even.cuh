@@ -5,24 +5,35 @@
 
 namespace kvgen {
 
-// The lengths that a CTA has to know, asked for at once and looked at later.
+// The lengths that a warp has to know, copied to a place of its own ahead of K and V: the compiler would put loads behind them.
+template <class Traits>
 struct Survey {
-  static constexpr int kAhead = 4;     // sequences per lane that are asked for ahead
+  static constexpr int kTurns = std::min(4, kMaxBatch / Traits::kWarps / 32);  // sequences per lane that are copied
   static constexpr int kSlack = 1024;  // tokens that take no longer than a CTA takes to start and to finish
-  int own;                             // of the CTA's sequence, before the call
-  int some[kAhead];
+  const CacheArgs& cache;
+  int* copied;
+  int lane;
 
-  __device__ Survey(const CacheArgs& cache, int batch, int lane) : own(ptx::load_now(cache.lengths + batch)) {
+  __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_) : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) some[i] = i * 32 + lane < cache.batch ? ptx::load_now(cache.lengths + i * 32 + lane) : 0;
+    for (int at = lane; at < kTurns * 32; at += 32)
+      if (at < cache.batch) ptx::copy_async<4>(ptx::shared_address(copied + at), cache.lengths + at);
+    ptx::copy_commit();
   }
+  // From here on what was copied can be asked for, `later` groups of copies after it.
+  template <int kLater>
+  __device__ __forceinline__ void wait() const {
+    ptx::copy_wait<kLater>();
+    __syncwarp();
+  }
+  __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : cache.lengths[batch]; }
   // Whether parts of equal numbers take about equal times. All lanes ask.
-  __device__ __forceinline__ bool alike(const CacheArgs& cache, int lane) const {
+  __device__ __forceinline__ bool alike() const {
     int total = 0, longest = 0;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) total += some[i], longest = max(longest, some[i]);
 #pragma unroll 1
-    for (int at = kAhead * 32 + lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
+    for (int at = lane; at < min(cache.batch, kTurns * 32); at += 32) total += copied[at], longest = max(longest, copied[at]);
+#pragma unroll 8
+    for (int at = kTurns * 32 + lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
     const int64_t all = __reduce_add_sync(~0u, total), most = __reduce_max_sync(~0u, longest);
     return most * cache.batch <= all + all / 8 + static_cast<int64_t>(kSlack) * cache.batch;
   }
@@ -111,22 +122,25 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_e
   const Shared<Traits> shared(memory);
   const Single single{{{static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)}}};
   const Head& head = single.heads[0];
-  const Survey survey(args.cache, head.batch, lane);
+  const Survey<Traits> survey(args.cache, shared.lengths, warp, lane);
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
   Walk<Traits, PortionCursor<Traits>> walk(shared.ring(), PortionCursor<Traits>(args, head, warp, lane), warp, lane);
   if constexpr (kEarly) walk.fill_first(walk.cursor.likely());
-  if (args.cache.batch > 1 && !survey.alike(args.cache, lane)) {
-    if constexpr (kEarly) ptx::copy_wait_all();
+  survey.template wait<kEarly>();
+  if (args.cache.batch > 1 && !survey.alike()) {
+    ptx::copy_wait_all();
+    __syncthreads();  // others may still look at what they copied
     return attend_range<Ranges, kAppend>(args, grid, memory);
   }
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) Inbox<Traits>::open(memory);
 #endif
-  const Tail<Traits> tail(args, head.batch, head.head, survey.own);
+  const int length = survey.length(head.batch);
+  const Tail<Traits> tail(args, head.batch, head.head, length);
   TailTile<Traits> tile;
   tile.fetch(tail, tail_tile<Traits>(0, warp), lane);
-  walk.cursor.limit(survey.own);
+  walk.cursor.limit(length);
   const int first = walk.cursor.unit;
   walk.fill_up(kEarly ? 1 : 0);
   loader.publish(args, shared, single, warp, lane);
@@ -141,13 +155,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_e
 #pragma unroll
   for (int i = 0; i < Traits::kColumnTiles; ++i) state[i].clear();
   attend_tail<Traits>(args, shared, tail, tile, warp, lane, state);
-  const Sight<Traits> sight{survey.own + tail.fresh, args.q_len, survey.own / kTokens * kTokens};
-  attend_units<Traits>(shared, walk, first, Traits::packed_units(survey.own), walk.cursor.blocks.stride, sight, lane, state);
+  const Sight<Traits> sight{length + tail.fresh, args.q_len, length / kTokens * kTokens};
+  attend_units<Traits>(shared, walk, first, Traits::packed_units(length), walk.cursor.blocks.stride, sight, lane, state);
   if constexpr (kEarly) ptx::copy_wait_all();  // what was asked for too early
   const bool completed = finish_part<Traits>(args, shared, work, head, warp, lane, state);
 
   if constexpr (kAppend) {
-    if (completed && tail.count() >= kTokens) flush<Traits>(args, shared, tail, survey.own);
+    if (completed && tail.count() >= kTokens) flush<Traits>(args, shared, tail, length);
     advance_lengths(args, work, readers, grid.ctas, warp, lane);
   }
 }

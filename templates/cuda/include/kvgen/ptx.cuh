@@ -15,13 +15,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Asked for here, whatever the compiler would put before it.
-__device__ __forceinline__ int load_now(const int* global) {
-  int x;
-  asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
-  return x;
-}
-
 // D[16x8] += A[16x16] * B[16x8], fp16 in, fp32 sums. Honours denormals.
 __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

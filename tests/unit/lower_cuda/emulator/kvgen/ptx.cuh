@@ -12,7 +12,6 @@ inline float exp2(float x) { return std::exp2(x); }
 inline uint32_t pack_half2(float low, float high) { return as_u32({__half(low), __half(high)}); }
 inline uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) { return (~x & mask) | set; }
 inline uint32_t odd_bytes(uint32_t x) { return x >> 8 & 0x00ff00ffu; }
-inline int load_now(const int* global) { return *global; }
 template <class T>
 T pinned(T x) { return x; }
 
