@@ -35,7 +35,7 @@ def with_ranges(spec: KernelSpec, layout: PackedLayout, launch: Params, limit: i
     ranges = Params(launch, combine="last", split="flat")
     if launch.text("split") == "flat":
         return replace(plain, range_heads=launch.integer("heads"))
-    if spec.attention.group * spec.attention.q_len <= 8:
+    if spec.attention.group * spec.attention.q_len <= 8 and launch.integer("warps") * launch.integer("ctas") <= 8:
         double = shared_memory(spec, layout, Params(ranges, heads=2)).total
         if double <= limit:
             return replace(plain, total=max(plain.total, double), range_heads=2)

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_e
   if (args.cache.batch > 1 && !survey.alike()) {
     ptx::copy_wait_all();
     __syncthreads();  // others may still look at what they copied
-    return attend_range<Ranges, kAppend>(args, grid, memory);
+    return call_range<Ranges, kAppend>(args, grid);
   }
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) Inbox<Traits>::open(memory);

@@ -74,7 +74,8 @@ struct Flushes {
 
 // A CTA's range, if there is one for it.
 template <class Traits, bool kAppend>
-__device__ __forceinline__ void attend_range(const AttendArgs& args, const Grid& grid, uint8_t* memory) {
+__device__ __forceinline__ void attend_range(const AttendArgs& args, const Grid& grid) {
+  extern __shared__ __align__(128) uint8_t memory[];
   const Shared<Traits> shared(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Lengths<Traits> lengths{shared.lengths, args.cache.batch, args.cache.kv_heads, kAppend ? args.q_len : 0};
@@ -138,11 +139,16 @@ __device__ __forceinline__ void attend_range(const AttendArgs& args, const Grid&
   }
 }
 
+// The same, called rather than built in: what calls it keeps its registers to itself.
+template <class Traits, bool kAppend>
+__device__ __noinline__ void call_range(const AttendArgs& args, const Grid& grid) {
+  attend_range<Traits, kAppend>(args, grid);
+}
+
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_ranges(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
-  extern __shared__ __align__(128) uint8_t memory[];
   ptx::take_turn();
-  attend_range<Traits, kAppend>(args, grid, memory);
+  attend_range<Traits, kAppend>(args, grid);
 }
 
 }  // namespace kvgen

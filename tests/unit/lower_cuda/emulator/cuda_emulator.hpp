@@ -19,6 +19,7 @@
 #define __grid_constant__
 #define __builtin_assume(condition)
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 using std::max;
