@@ -1,7 +1,7 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
 spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym
-schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2.flat  n256.w8u4d1.noexact  default  space  space20
+schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
 
@@ -16,18 +16,16 @@ from kvgen.spec import KernelSpec, Workload
 
 _WORDS: dict[str, tuple[str, Value]] = {
     **{name: ("copy", name) for name in ("async", "bulk", "bulk_unit")},
-    **{name: ("split", name) for name in ("automatic", "flat")},
     **{name: ("combine", name) for name in ("last", "two_level")},
     **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
     "cl": ("combine", "cluster"),
-    "auto": ("split", "automatic"),
     "unit": ("copy", "bulk_unit"),
     "two": ("combine", "two_level"),
     "noexact": ("exact_q", False),
     "wave": ("splits", "wave"),
     "gemm": ("form", "gemm"),
 }
-_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas", "h": "heads"}
+_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas"}
 
 
 def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
@@ -112,16 +110,11 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
             launch.update([_WORDS[word]])
         elif block := re.fullmatch(r"n(\d+)", word):
             layout["block"] = int(block[1])
-        elif re.fullmatch(r"([wudstch]\d+)+", word):
-            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstch])(\d+)", word)}
+        elif re.fullmatch(r"([wudstc]\d+)+", word):
+            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstc])(\d+)", word)}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")
-    if launch.get("split") == "flat" and not re.search(r"h\d", words):
-        launch["heads"] = 2
-    schedule = Schedule(base.backend, Params(layout), Params(launch))
-    if launch.get("heads") == 2 and not re.search(r"h\d", words) and backend.space(spec, target).check(schedule):
-        schedule = Schedule(base.backend, Params(layout), Params(launch | {"heads": 1}))  # where two do not fit
-    return [schedule]
+    return [Schedule(base.backend, Params(layout), Params(launch))]
 
 
 def schedule_word(schedule: Schedule) -> str:
@@ -130,7 +123,7 @@ def schedule_word(schedule: Schedule) -> str:
     parts = [f"n{schedule.layout['block']}", "".join(f"{letter}{launch[name]}" for letter, name in _LETTERS.items() if name in launch)]
     parts += [
         str(launch[name])
-        for name, plain in (("copy", "async"), ("split", "automatic"), ("splits", "automatic"), ("combine", "last"), ("form", "mma"))
+        for name, plain in (("copy", "async"), ("splits", "automatic"), ("combine", "last"), ("form", "mma"))
         if launch.get(name, plain) != plain
     ]
     return ".".join(parts + ([] if launch.get("exact_q", True) else ["noexact"])).replace("cluster", "cl")

@@ -18,7 +18,7 @@ CASES = int(os.environ.get("KVGEN_GPU_CASES", "40"))
 """Per variant; the committed report was made with 100 and more."""
 
 VARIANTS = (
-    Point("k4v4"), Point("k4v4", "w8u4d1.flat"), Point("k2v2:page64:kg64:q3", "w8u2d2.cl2"),
+    Point("k4v4"), Point("k4v4", "w4u4d1c2"), Point("k2v2:page64:kg64:q3", "w8u2d2.cl2"),
     Point("k4v4:h8/1:page128", "w8u4d1.two"), Point("k4v4:token:page16:q2", "w8u4d1"),
     Point("k2v2", "w8u4d1.cl8"), Point("k8v8:token", "default"),
     Point("k8v8:h8/1", "w8u1d2.bulk"),

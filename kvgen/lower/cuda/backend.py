@@ -10,7 +10,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source, Target
 from kvgen.lower.cuda.machine import CTA_RESERVED, MACHINES, REGISTERS
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.shared import MAX_BATCH, Shared, shared_memory, with_ranges
+from kvgen.lower.cuda.shared import MAX_BATCH, Shared, shared_memory
 from kvgen.lower.cuda.support import refusal
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace, spec_facts
@@ -59,9 +59,7 @@ class CudaBackend:
         if problems := self.space(spec, target).check(schedule):
             raise UnsupportedError(NAME, problems[0])
         layout = self.layout(spec, schedule.layout)
-        machine = MACHINES[target]
-        limit = min(machine.shared_per_cta, machine.shared_per_sm // schedule.launch.integer("ctas") - CTA_RESERVED)
-        return source(spec, layout, schedule.launch, with_ranges(spec, layout, schedule.launch, limit), target)
+        return source(spec, layout, schedule.launch, shared_memory(spec, layout, schedule.launch), target)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):
@@ -70,7 +68,7 @@ class CudaBackend:
 
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
-    smallest = Params(warps=2, unit=1, depth=2, copy="async", combine="last", heads=1)
+    smallest = Params(warps=2, unit=1, depth=2, copy="async", combine="last")
     needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
     if needed <= MACHINES[target].shared_per_cta:
         return None
@@ -85,9 +83,9 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     usual = packed_layout(spec, _preferred_block(spec), "mma")
 
     @cache
-    def memory(block: int, warps: int, unit: int, depth: int, copy: str, combine: str = "last", heads: int = 1) -> Shared:
+    def memory(block: int, warps: int, unit: int, depth: int, copy: str, combine: str = "last") -> Shared:
         layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
-        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy, combine=combine, heads=heads))
+        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy, combine=combine))
 
     return {
         **spec_facts(spec),
@@ -114,6 +112,4 @@ def _plain_launches() -> Iterator[Params]:
     """Launches that no shape is bad at, the best first."""
     for warps in (8, 4, 2):
         for unit, depth in ((4, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 2), (2, 4)):
-            yield Params(
-                warps=warps, unit=unit, depth=depth, ctas=1, copy="async", split="automatic", combine="last", heads=1, exact_q=True
-            )
+            yield Params(warps=warps, unit=unit, depth=depth, ctas=1, copy="async", combine="last", exact_q=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
-BOOK_BYTES = 384
 MAX_BATCH = 1024
 """Sequences per call: a CTA keeps their lengths in shared memory."""
 
@@ -25,21 +24,6 @@ class Shared:
     slot: int
     ring: int
     total: int
-    range_heads: int = 1
-    """Heads that warps go through without waiting for each other where lengths are not alike."""
-
-
-def with_ranges(spec: KernelSpec, layout: PackedLayout, launch: Params, limit: int) -> Shared:
-    """What a launch takes with the ranges that it falls back to, two heads at a time where `limit` bytes allow them."""
-    plain = shared_memory(spec, layout, launch)
-    ranges = Params(launch, combine="last", split="flat")
-    if launch.text("split") == "flat":
-        return replace(plain, range_heads=launch.integer("heads"))
-    if spec.attention.group * spec.attention.q_len <= 8 and launch.integer("warps") * launch.integer("ctas") <= 8:
-        double = shared_memory(spec, layout, Params(ranges, heads=2)).total
-        if double <= limit:
-            return replace(plain, total=max(plain.total, double), range_heads=2)
-    return replace(plain, total=max(plain.total, shared_memory(spec, layout, ranges).total))
 
 
 def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Shared:
@@ -58,13 +42,13 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     query = tiles * dim * 16 * (2 if residual else 1)
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
-    heads, combine = launch.integer("heads"), launch.text("combine")
-    inbox = _align(ring + barriers + heads * (query + merge + small) + MAX_BATCH * 4 + 16, 16)
+    combine = launch.text("combine")
+    inbox = _align(ring + barriers + query + merge + small + MAX_BATCH * 4 + 16, 16)
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
-    books = inbox + (tiles * (min(columns, 8) * dim * 4 + cluster * 64 + 16) if cluster else 0)
-    attend = _align(books + warps * BOOK_BYTES, 128)
+    inbox_bytes = tiles * (min(columns, 8) * dim * 4 + cluster * 64 + 16) if cluster else 0
+    attend = _align(inbox + inbox_bytes, 128)
     flush = _flush(layout) if per_channel else 16
-    reused = ring + barriers + heads * (query + merge)  # a block is packed in the rings' and the merge's place, if that is large enough
+    reused = ring + barriers + query + merge  # a block is packed in the rings' and the merge's place, if that is large enough
     return Shared(slot, ring, attend if flush <= reused else attend + flush)
 
 

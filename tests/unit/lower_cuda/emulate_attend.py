@@ -9,17 +9,16 @@ from pathlib import Path
 import torch
 
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.shared import with_ranges
+from kvgen.lower.cuda.shared import shared_memory
 from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec
 from tests.unit.lower_cuda.emulate import library
 
-SHARED_BYTES = 232448
 HEADERS = (
-    "args", "assemble", "attend", "channel_scalers", "even", "extremes", "finish", "format", "fragments", "merge", "pack", "places", "plan",
-    "quantize", "query", "ranges", "ring", "scaler", "softmax", "span", "splits", "subtile", "tail", "traits", "unpack", "walk",
+    "args", "assemble", "attend", "attend_part", "channel_scalers", "extremes", "finish", "format", "fragments", "merge", "pack", "part", "places",
+    "quantize", "query", "ring", "scaler", "softmax", "span", "splits", "subtile", "tail", "traits", "unpack", "walk",
 )  # fmt: skip
 
 CALLS = """
@@ -47,7 +46,7 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
 def launch(**changes: Value) -> Params:
     """A small launch: two warps, so that few threads are emulated."""
     plain: dict[str, Value] = {
-        "warps": 2, "unit": 2, "depth": 1, "ctas": 1, "copy": "async", "split": "automatic", "combine": "last", "heads": 1, "exact_q": True,
+        "warps": 2, "unit": 2, "depth": 1, "ctas": 1, "copy": "async", "combine": "last", "exact_q": True,
     }  # fmt: skip
     return Params({**plain, **changes})
 
@@ -93,7 +92,7 @@ class Step:
         self.residual = (k, v)
         self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
         self.workspace = torch.full((self.kernel.library.workspace_bytes(self.processors, batch, heads, longest) // 4 + 1,), torch.nan)
-        self.workspace[: 4 + 36 * batch * heads] = 0  # counters
+        self.workspace[: 4 + 33 * batch * heads] = 0  # counters
         numbers = [
             *self.packed.stride()[:2], 0 if self.table is None else self.table.stride(0), 0 if self.table is None else self.packed.shape[2],
             batch, heads, q_len, longest, *self.q.stride()[:3], *((self.new or (self.q,))[0].stride()[:3]),
@@ -123,6 +122,6 @@ def packed_cache(kernel: Emulated, held: ReferenceCache, longest: int) -> tuple[
 
 
 def _compile(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path) -> Path:
-    rendered = source(spec, layout, chosen, with_ranges(spec, layout, chosen, SHARED_BYTES), "sm90").text
+    rendered = source(spec, layout, chosen, shared_memory(spec, layout, chosen), "sm90").text
     variant = rendered[rendered.index("using Key") : rendered.index("struct Shape")]
     return library(f'#include "kvgen/attend.cuh"\n{variant}\n{CALLS}', HEADERS, folder)

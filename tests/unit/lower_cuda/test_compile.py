@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(not has_nvcc(), reason="no nv
 
 SMALL = (
     Point("k4v4"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.unit"),
-    Point("k4v4:h5/1:d96", "w8u4d1.cl8"), Point("k4v4", target="sm80"), Point("k4v4", "w8u2d1.flat", target="sm80"),
+    Point("k4v4:h5/1:d96", "w8u4d1.cl8"), Point("k4v4", target="sm80"), Point("k4v4", "w8u2d2", target="sm80"),
     Point("k8v8:h16/2", target="sm80"),
     Point("k2v2:h8/8:q2", target="sm89"), Point("k16v4:d64", target="sm89"),
 )  # fmt: skip
@@ -37,7 +37,7 @@ WHOLE = (
         "k4v4:page64:kg64", "k4v4:h32/32", "k4v4:h7/1", "k4v4:d64", "k8v8:d96",
     )],
     *[Point("k4v4", schedule) for schedule in (
-        "w8u2d2.bulk", "w8u4d1.unit", "w8u4d1.two", "w8u4d1.flat", "w8u4d1.cl2", "w8u4d1.cl8",
+        "w8u2d2.bulk", "w8u4d1.unit", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl8",
     )],
 )  # fmt: skip
 

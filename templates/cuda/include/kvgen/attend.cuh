@@ -2,10 +2,8 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
-#include <climits>
 
-#include "kvgen/even.cuh"
-#include "kvgen/ranges.cuh"
+#include "kvgen/attend_part.cuh"
 #include "kvgen/splits.cuh"
 
 namespace kvgen {
@@ -14,47 +12,37 @@ namespace kvgen {
 template <class Format, class Schedule>
 struct Attend {
   using Variant = Traits<Format, Schedule>;
-  using Ranges = Traits<Format, InRanges<Schedule>>;
-  static constexpr int kSharedBytes = std::max(Variant::kSharedBytes + Scratch<Variant>::kExtra, Ranges::kSharedBytes + Scratch<Ranges>::kExtra);
-  static constexpr int kMostParts = 256, kMostDevices = 64;
+  static constexpr int kSharedBytes = Variant::kSharedBytes + Scratch<Variant>::kExtra;
+  static constexpr int kMostParts = Part::kMostParts, kMostDevices = 64;
 
-  // CTAs that run at once on the current device.
-  static int most_ctas() {
+  // Parts that run at once on the current device.
+  static int resident() {
     int device = 0, processors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    return processors * Schedule::kCtasPerSm;
+    return Schedule::kCombine == Combine::cluster ? most_clusters() : processors * Schedule::kCtasPerSm;
   }
 
-  // The CTAs for a batch: a part of a head each, in as many parts as are cheapest; or ranges, as many as run at once, of whole heads where
-  // that costs little.
+  // A launch for a batch: as many parts of every head as are cheapest.
   static Grid grid(int batch, int kv_heads, int max_len) {
-    const int heads = batch * kv_heads, most = most_ctas(), units = std::max(1, Variant::packed_units(max_len));
-    if constexpr (Variant::kEven) {
-      const int parts = Schedule::kCombine == Combine::cluster ? cluster_parts(heads, units) : model(heads).cheapest(units, model(heads).most(kMostParts));
-      return {heads * parts, parts};
-    }
-    int whole = most;
-    while (heads > most && heads % whole != 0) --whole;
-    const bool fits = heads > most && whole >= most * 0.93f;
-    return {fits ? whole : static_cast<int>(std::min<int64_t>(most, static_cast<int64_t>(units) * heads)), 0};
+    const int heads = batch * kv_heads, units = std::max(1, Variant::packed_units(max_len)), at_once = resident();
+    const int parts = Schedule::kCombine == Combine::cluster ? std::clamp(std::min(at_once / heads, units / Schedule::kCluster), 1, kMostParts)
+                                                             : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
+    return {slots(batch, kv_heads, parts, at_once), Divisor(parts)};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
-    const int heads = batch * kv_heads;
-    return Workspace<Variant>::bytes(heads, Variant::kEven ? heads * std::max(Schedule::kCluster, model(heads).most(kMostParts)) : most_ctas());
+    const int heads = batch * kv_heads, at_once = resident();
+    return Workspace<Variant>::bytes(heads, kv_heads * slots(batch, kv_heads, most_parts(heads, at_once), at_once));
   }
 
   template <bool kAppend>
   static cudaError_t launch_kernel(const AttendArgs& args, cudaStream_t stream) {
-    const auto kernel = entry<kAppend>();
+    const auto kernel = attend_part<Variant, kAppend>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
-    Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
-    grid_.ranges = std::min(grid_.ctas, most_ctas());
-    grid_.by_ranges = Divisor(grid_.ranges), grid_.by_heads = Divisor(args.cache.kv_heads), grid_.by_splits = Divisor(std::max(1, grid_.splits));
-    const dim3 ctas = grid_.splits ? dim3(grid_.splits, args.cache.kv_heads, args.cache.batch) : dim3(grid_.ctas);
-    Launch launch(ctas, stream);
+    const Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
+    Launch launch(dim3(args.cache.kv_heads * Variant::kTogether, grid_.slots), stream);
     return cudaLaunchKernelEx(&launch.config, kernel, args, grid_);
   }
 
@@ -84,20 +72,17 @@ struct Attend {
     Launch(const Launch&) = delete;  // the configuration points into it
   };
 
-  template <bool kAppend>
-  static auto entry() {
-    if constexpr (Variant::kEven)
-      return attend_even<Variant, Ranges, kAppend>;
-    else
-      return attend_ranges<Variant, kAppend>;
+  static SplitModel model(int heads, int at_once) { return {heads, at_once, Variant::kUnitBytes}; }
+  static int most_parts(int heads, int at_once) { return model(heads, at_once).most(kMostParts); }
+
+  // For each KV head: the parts of every sequence, and more where a batch has fewer than two to a sequence, so that one that is long can
+  // have them. A slot that nobody needs costs a look at the lengths, on a multiprocessor that is free.
+  static int slots(int batch, int kv_heads, int parts, int at_once) {
+    if (batch == 1) return parts;
+    const int fitting = std::max(batch * parts, at_once / kv_heads);
+    return fitting >= 2 * batch ? fitting : std::max(fitting, batch + at_once / kv_heads / 2);
   }
 
-  static SplitModel model(int heads) { return {heads, most_ctas(), Variant::kUnitBytes}; }
-
-  // As many clusters per head as run at once with those of all others, and have a unit for every CTA; one at least.
-  static int cluster_parts(int heads, int units) {
-    return Schedule::kCluster * std::clamp(std::min(most_clusters() / heads, units / Schedule::kCluster), 1, kMostParts / Schedule::kCluster);
-  }
   // Clusters that run at once on the current device; it is asked once.
   static int most_clusters() {
     static std::atomic<int> known[kMostDevices];
@@ -106,7 +91,7 @@ struct Attend {
     if (device < kMostDevices && (clusters = known[device]) > 0) return clusters;
     Launch launch(dim3(Schedule::kCluster), nullptr);
     launch.config.numAttrs = 1;  // the cluster
-    const auto kernel = entry<false>();
+    const auto kernel = attend_part<Variant, false>;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes) != cudaSuccess) return 1;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) return 1;
     if (device < kMostDevices) known[device] = clusters;

@@ -7,20 +7,19 @@
 
 namespace kvgen {
 
-// The warps' parts of a column tile of a head: merged, over a cluster's CTAs too, and written, as output if this is all of the head.
+// The warps' shares of a column tile of a part: merged, over a cluster's CTAs too, and written, as output if this is all of the head.
 template <class Traits>
-__device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Parts& parts, bool whole,
-                                        int tile) {
+__device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int tile) {
   Merged<Traits> merged;
   merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
   const auto write = [&](int column, int channel, float value, const Total& total) {
     const int at = tile * 8 + column;
     if (at >= Traits::kColumns) return;
-    if (whole) {
+    if (slots.count == 1) {
       write_output<Traits>(args, head, at, channel, value, total);
     } else {
-      __stcg(work.sum(parts.own_slot, at) + channel, value);
-      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, parts.own_slot, at)), make_float2(total.reference, total.sum));
+      __stcg(work.sum(slots.own(), at) + channel, value);
+      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slots.own(), at)), make_float2(total.reference, total.sum));
     }
   };
 #if KVGEN_SM90
@@ -57,13 +56,20 @@ __device__ __forceinline__ int count_reader(const Workspace<Traits>& work) {
   return threadIdx.x == 0 ? atomicAdd(work.lengths_read, 1) : 0;
 }
 
-// The last of `ctas` to have read the lengths writes the new ones: nobody reads them any more. `readers`, of thread 0: how many had
-// read them before.
+// The last CTA to have read the lengths writes the new ones: nobody reads them any more. `readers`, of thread 0: how many had read
+// them before.
 template <class Traits>
-__device__ __forceinline__ void advance_lengths(const AttendArgs& args, const Workspace<Traits>& work, int readers, int ctas, int warp, int lane) {
-  if (warp != 0 || __shfl_sync(~0u, readers, 0) != ctas - 1) return;
+__device__ __forceinline__ void advance_lengths(const AttendArgs& args, const Workspace<Traits>& work, int readers, int warp, int lane) {
+  if (warp != 0 || __shfl_sync(~0u, readers, 0) != static_cast<int>(gridDim.x * gridDim.y) - 1) return;
   if (lane == 0) *work.lengths_read = 0;
   for (int i = lane; i < args.cache.batch; i += 32) args.cache.lengths[i] += args.q_len;
+}
+
+// For a CTA that is not needed.
+template <class Traits, bool kAppend>
+__device__ __forceinline__ void leave(const AttendArgs& args, const Workspace<Traits>& work, int warp, int lane) {
+  ptx::copy_wait_all();
+  if constexpr (kAppend) advance_lengths(args, work, count_reader(work), warp, lane);
 }
 
 }  // namespace kvgen

@@ -2,7 +2,7 @@
 // the shared memory of a cluster. Partial results are always added in the same order, whoever adds them.
 #pragma once
 #include "kvgen/args.cuh"
-#include "kvgen/plan.cuh"
+#include "kvgen/part.cuh"
 #include "kvgen/softmax.cuh"
 
 namespace kvgen {
@@ -13,29 +13,35 @@ struct Total {
   float sum = 0.f;
 };
 
-// Device memory that outlives a launch: zeroed counters, then partial results, two slots to a CTA.
+// The slots where the partial results of a head's parts lie, one to a part, and which of them is this CTA's.
+struct Slots {
+  int first, count, rank;
+
+  __device__ int at(int i) const { return first + i; }
+  __device__ int own() const { return first + rank; }
+};
+
+// Device memory that outlives a launch: zeroed counters, then partial results.
 template <class Traits>
 struct Workspace {
   static constexpr int kGroupCounters = 32;  // of the first level, per head
   static constexpr int kLevels = 2;          // a column's totals outlive their group's, which other threads may still read
   int* lengths_read;
-  int* links;         // of heads to be flushed, one per head
   int* counters;
   Total* totals;
   float* sums;
 
-  __host__ __device__ static int64_t bytes(int heads, int ctas) {
-    const int64_t slots = 2LL * ctas * Traits::kColumns;
-    return counter_bytes(heads) + kLevels * slots * sizeof(Total) + slots * Traits::kHeadDim * 4;
+  __host__ __device__ static int64_t bytes(int heads, int slots) {
+    const int64_t columns = static_cast<int64_t>(slots) * Traits::kColumns;
+    return counter_bytes(heads) + kLevels * columns * sizeof(Total) + columns * Traits::kHeadDim * 4;
   }
-  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (2 + kGroupCounters) + 255) / 256 * 256; }
+  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (1 + kGroupCounters) + 255) / 256 * 256; }
 
-  __device__ Workspace(void* memory, int heads, int ctas) {
+  __device__ Workspace(void* memory, int heads, int slots) {
     lengths_read = static_cast<int*>(memory);
-    links = lengths_read + 4;
-    counters = links + heads;
+    counters = lengths_read + 4;
     totals = reinterpret_cast<Total*>(static_cast<uint8_t*>(memory) + counter_bytes(heads));
-    sums = reinterpret_cast<float*>(totals + kLevels * 2LL * ctas * Traits::kColumns);
+    sums = reinterpret_cast<float*>(totals + static_cast<int64_t>(kLevels) * slots * Traits::kColumns);
   }
   __device__ Total* total(int level, int slot, int column) const {
     return totals + (static_cast<int64_t>(slot) * kLevels + level) * Traits::kColumns + column;
@@ -188,34 +194,15 @@ struct Combination {
   const Workspace<Traits>& work;
   int* flags;
 
-  static constexpr int kPerPart = Traits::kCombine == Combine::cluster ? Traits::kCluster : 1;  // CTAs that arrive with a part
-
-  // Whether this CTA, which has the `rank`-th of a head's parts, completed it. Called by all its threads.
-  __device__ bool run(const Head& head, const Parts& parts, int rank) const {
-    if (Traits::kCombine == Combine::two_level && !first_level(head, parts, rank)) return false;
+  // Whether this CTA completed the head. Called by all its threads.
+  __device__ bool run(const Head& head, const Slots& slots) const {
+    if (Traits::kCombine == Combine::two_level && !first_level(head, slots)) return false;
     __syncthreads();
-    if (threadIdx.x == 0) flags[0] = arrive_last(counter(head), levels(parts).groups * kPerPart);
+    if (threadIdx.x == 0) flags[0] = arrive_last(counter(head), levels(slots).groups * Traits::kTogether);
     __syncthreads();
     if (!flags[0]) return false;
-    add_up(head, parts);
+    add_up(head, slots);
     return true;
-  }
-  // Which of a group's heads this CTA completed, as bits.
-  __device__ int run(const Group<Traits>& group, const Plan<Traits>& plan) const {
-    int whole = 0;
-#pragma unroll
-    for (int i = 0; i < Traits::kHeads; ++i) whole |= i < group.count && plan.covers(group.heads[i]) ? 1 << i : 0;
-    const int shared = ((1 << group.count) - 1) & ~whole;
-    if (!shared) return whole;
-    if constexpr (Traits::kHeads == 1) return run(group.heads[0], group.parts[0], plan.cta - group.parts[0].first);
-    __syncthreads();
-    if (const int i = threadIdx.x; i < Traits::kHeads && shared >> i & 1) flags[i] = arrive_last(counter(group.heads[i]), levels(group.parts[i]).groups);
-    __syncthreads();
-    int completed = whole;
-#pragma unroll 1
-    for (int i = 0; i < group.count; ++i)
-      if (shared >> i & 1 && flags[i]) add_up(group.heads[i], group.parts[i]), completed |= 1 << i;
-    return completed;
   }
 
  private:
@@ -223,11 +210,11 @@ struct Combination {
   struct Levels {
     int groups, width;
   };
-  __device__ static Levels levels(const Parts& parts) {
+  __device__ static Levels levels(const Slots& slots) {
     int width = 1;
-    if (Traits::kCombine == Combine::two_level && parts.count > 16)
-      for (width = 8; width * width < parts.count;) ++width;
-    return {ceil_div(parts.count, width), width};
+    if (Traits::kCombine == Combine::two_level && slots.count > 16)
+      for (width = 8; width * width < slots.count;) ++width;
+    return {ceil_div(slots.count, width), width};
   }
   __device__ int* counter(const Head& head) const { return work.counters + head.batch * args.cache.kv_heads + head.head; }
 
@@ -241,25 +228,25 @@ struct Combination {
       use(column, channel, value, total);
     }
   }
-  __device__ __forceinline__ void add_up(const Head& head, const Parts& parts) const {
-    const auto [groups, width] = levels(parts);
-    const auto slot = [&, width = width](int i) { return parts.slot(i * width); };
+  __device__ __forceinline__ void add_up(const Head& head, const Slots& slots) const {
+    const auto [groups, width] = levels(slots);
+    const auto slot = [&, width = width](int i) { return slots.at(i * width); };
     each_sum(width > 1 ? 1 : 0, groups, slot, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
 #pragma unroll
       for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
     });
   }
   // The first of two: the last of a few parts adds these up, the others are done.
-  __device__ bool first_level(const Head& head, const Parts& parts, int rank) const {
-    const int width = levels(parts).width;
+  __device__ bool first_level(const Head& head, const Slots& slots) const {
+    const int width = levels(slots).width;
     if (width == 1) return true;
-    const int group = rank / width, members = min(width, parts.count - group * width);
+    const int group = slots.rank / width, members = min(width, slots.count - group * width);
     int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
     __syncthreads();
     if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);
     __syncthreads();
     if (!flags[0]) return false;
-    const auto member = [&](int i) { return parts.slot(group * width + i); };
+    const auto member = [&](int i) { return slots.at(group * width + i); };
     each_sum(0, members, member, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
       for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), column) + channel + j, value[j]);
       if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));

@@ -4,33 +4,25 @@
 #pragma once
 #include <type_traits>
 
-#include "kvgen/args.cuh"
+#include "kvgen/part.cuh"
 #include "kvgen/fragments.cuh"
 #include "kvgen/traits.cuh"
 
 namespace kvgen {
 
-struct Head;
-
 template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   static constexpr int kVectors = Traits::kHeadDim / 32;
-  static constexpr int kTurns = ceil_div(Traits::kHeads * Traits::kColumnTiles, Traits::kWarps);  // column tiles that a warp brings
+  static constexpr int kTurns = ceil_div(Traits::kColumnTiles, Traits::kWarps);  // column tiles that a warp brings
   uint4 raw[kTurns][kVectors];
-
-  // The head of a warp's first column tile; warps without one have nothing to do.
-  template <class Group>
-  __device__ static const Head* mine(const Group& group, int warp) {
-    return warp / Traits::kColumnTiles < group.count ? group.heads + warp / Traits::kColumnTiles : nullptr;
-  }
 
   // Starts the loads, unless there is no such head; ahead of the K and V traffic, behind which they would queue.
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int tile = turn * Traits::kWarps + warp, at = tile % Traits::kColumnTiles * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4), query = at / Traits::kGroup;
-      const bool valid = tile < Traits::kHeads * Traits::kColumnTiles && head.batch < args.cache.batch && at < Traits::kColumns && query < args.q_len;
+      const int tile = turn * Traits::kWarps + warp, at = tile * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4), query = at / Traits::kGroup;
+      const bool valid = tile < Traits::kColumnTiles && head.batch < args.cache.batch && at < Traits::kColumns && query < args.q_len;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x) raw[turn][x] = make_uint4(0, 0, 0, 0);
       if (!valid) continue;
@@ -41,13 +33,11 @@ struct QueryLoader {
   }
 
   // Normalizes and publishes: fragments, per column the factor from products to log2 units, and per K group the sum of q.
-  template <class Shared, class Group>
-  __device__ void publish(const AttendArgs& args, const Shared& all, const Group& group, int warp, int lane) const {
-    if (!mine(group, warp)) return;
+  template <class Shared>
+  __device__ void publish(const AttendArgs& args, const Shared& shared, int warp, int lane) const {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn)
-      if (const int tile = turn * Traits::kWarps + warp; turn == 0 || tile < Traits::kColumnTiles)
-        publish_tile(args, all.of(tile / Traits::kColumnTiles), raw[turn], tile % Traits::kColumnTiles, lane);
+      if (const int tile = turn * Traits::kWarps + warp; tile < Traits::kColumnTiles) publish_tile(args, shared, raw[turn], tile, lane);
   }
 
  private:

@@ -1,25 +1,19 @@
 // A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage. A piece of the tail
-// takes a slot, too: rows of K, then of V, where the first sub-tiles would lie.
+// A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage.
 #pragma once
 #include <algorithm>
 
 #include "kvgen/ptx.cuh"
-#include "kvgen/tail.cuh"
 #include "kvgen/traits.cuh"
 
 namespace kvgen {
 
-// Where a unit lies in global memory: in a block, in the tail of a head, or nowhere. Addresses are a lane's own: each copies
-// every 32nd vector of 16 bytes, and bulk copies are lane 0's. Of a gathered unit, lane i has block i's.
+// Where a unit lies in global memory, or nowhere. Addresses are a lane's own: each copies every 32nd vector of 16 bytes, and bulk copies
+// are lane 0's. Of a gathered unit, lane i has block i's.
 struct Unit {
-  static constexpr int kNowhere = -1, kPacked = -2;
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
-  int first = kNowhere;  // of the tail's tokens
-
-  __device__ static Unit of_block(const uint8_t* params, const uint8_t* subtiles) { return {params, subtiles, kPacked}; }
-  __device__ static Unit of_tail(int first) { return {nullptr, nullptr, first}; }
+  bool there = false;
 };
 
 // Copies kBytes by rows of 512, of which each lane has 16 bytes at `shared` and `global`. What is left over goes by smaller pieces to all
@@ -57,7 +51,7 @@ struct StageRuns {
   }
 };
 
-// `fill` copies stage `stage` of a unit to slot `depth`; `tail_of()` gives the tail that a piece belongs to.
+// `fill` copies stage `stage` of a unit to slot `depth`.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
 template <class Traits>
@@ -68,18 +62,15 @@ struct Ring<Traits, Copy::async> {
   __device__ Ring(uint32_t shared, int warp, int lane_) : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  template <class TailOf>
-  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
+  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit) {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
-    if (unit.first == Unit::kPacked) {
+    if (unit.there) {
       if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
       if constexpr (Traits::kGathered)
         gather_stage(to, unit.subtiles, stage);
       else
         warp_copy_async<Traits::kStageBytes>(to + stage * Traits::kStageBytes, unit.subtiles + stage * Traits::kStageBytes, lane);
     }
-    if constexpr (Traits::kPieces)
-      if (stage == Traits::kPieceStage && __any_sync(~0u, unit.first >= 0)) fill_piece(to, unit.first, tail_of());  // by vote, which cannot part the warp
     ptx::copy_commit();
   }
   // Waits for a stage of the oldest slot. Stages of one span are refilled together, after all were waited for: as many fewer may
@@ -95,11 +86,6 @@ struct Ring<Traits, Copy::async> {
     }
     __syncwarp();
   }
-  // Waits for a piece, which all came with one stage of the oldest slot.
-  __device__ __forceinline__ void wait_piece(int) {
-    ptx::copy_wait<Traits::kStages - 1 - Traits::kPieceStage>();
-    __syncwarp();
-  }
   // The oldest stage is done with: every lane's last look at it comes before what refills it.
   __device__ __forceinline__ void release(int) { __syncwarp(); }
   __device__ __forceinline__ void next_round() {}
@@ -111,20 +97,6 @@ struct Ring<Traits, Copy::async> {
     for (int run = 0; run < Runs::kCount; ++run) {
       const int token = (stage * Runs::kCount + run) * Runs::kTokens;
       warp_copy_async<Runs::kBytes>(to + Runs::offset(token), Runs::address(block, token) + lane * 16, lane);
-    }
-  }
-  __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail) {
-    constexpr int kRows = Traits::kPieceTokens, kVectors = Traits::kTailRowBytes / 16;
-    if (tail.fresh == 0 || first + kRows <= tail.old) {  // all in the residual; rows past its end are copied, and masked later
-      const int64_t at = static_cast<int64_t>(first) * Traits::kTailRowBytes + lane * 16;
-      warp_copy_async<kRows * Traits::kTailRowBytes>(to, reinterpret_cast<const uint8_t*>(tail.k_residual) + at, lane);
-      warp_copy_async<kRows * Traits::kTailRowBytes>(to + kRows * Traits::kTailRowBytes, reinterpret_cast<const uint8_t*>(tail.v_residual) + at, lane);
-      return;
-    }
-#pragma unroll 1
-    for (int at = lane; at < 2 * kRows * kVectors; at += 32) {
-      const int row = at / kVectors, token = first + row % kRows;
-      if (token < tail.count()) ptx::copy_async16(to + (at - lane) * 16, reinterpret_cast<const uint4*>(row < kRows ? tail.k_row(token) : tail.v_row(token)) + at % kVectors);
     }
   }
 };
@@ -151,20 +123,13 @@ struct BulkRing {
   }
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
-  template <class TailOf>
-  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit, TailOf&& tail_of) {
+  __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;  // refilled when its last sub-tile is done
-    if (Traits::kGathered && unit.first == Unit::kPacked) return gather(depth, stage, unit.subtiles);
+    if (Traits::kGathered && unit.there) return gather(depth, stage, unit.subtiles);
     const int first = kWholeUnit ? 0 : stage, count = kWholeUnit ? Traits::kUnitStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(depth) + Traits::kUnitParams + first * kBytes, barrier = barrier_of(depth, stage);
-    if (Traits::kPieces && __any_sync(~0u, unit.first >= 0)) {  // by vote, which cannot part the warp
-      if (lane != 0) return;
-      if (kWholeUnit || stage == Traits::kPieceStage)
-        fill_piece(to, unit.first, tail_of(), barrier);
-      else
-        ptx::barrier_expect(barrier, 0);
-    } else if (lane == 0 && unit.first == Unit::kPacked) {
+    if (lane == 0 && unit.there) {
       const int params = first == 0 ? Traits::kUnitParams : 0, beside = Traits::kUnitsPerBlock == 1 ? params : 0;  // copied at once
       ptx::barrier_expect(barrier, count * kBytes + params);
       if (params > beside) ptx::copy_bulk(slot(depth), unit.params, params, barrier);
@@ -174,7 +139,6 @@ struct BulkRing {
   __device__ __forceinline__ void wait(int depth, int stage) {
     if (!kWholeUnit || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
   }
-  __device__ __forceinline__ void wait_piece(int depth) { wait(depth, Traits::kPieceStage); }
   __device__ __forceinline__ void release(int stage) {
     if (kWholeUnit && stage != Traits::kUnitStages - 1) return;
     if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
@@ -196,17 +160,6 @@ struct BulkRing {
     if (lane < kRuns) ptx::copy_bulk(slot(depth) + Runs::offset(token), from, Runs::kBytes, barrier);
   }
   __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnitStages + stage) * 8; }
-
-  __device__ __forceinline__ void fill_piece(uint32_t to, int first, const Tail<Traits>& tail, uint32_t barrier) {
-    constexpr int kRows = Traits::kPieceTokens, kRowBytes = Traits::kTailRowBytes;
-    const int valid = max(0, min(kRows, tail.count() - first));
-    ptx::barrier_expect(barrier, valid * 2 * kRowBytes);
-#pragma unroll 1
-    for (int row = 0; row < valid; ++row) {
-      ptx::copy_bulk(to + row * kRowBytes, tail.k_row(first + row), kRowBytes, barrier);
-      ptx::copy_bulk(to + (kRows + row) * kRowBytes, tail.v_row(first + row), kRowBytes, barrier);
-    }
-  }
 };
 
 template <class Traits>

@@ -1,11 +1,10 @@
 // Spans of packed sub-tiles: scores, softmax, values of the tokens that a warp weighs together.
 #pragma once
-#include "kvgen/plan.cuh"
 #include "kvgen/subtile.cuh"
 
 namespace kvgen {
 
-// A CTA's shared memory by name; what there is for every head of a group, for its `at`-th.
+// A CTA's shared memory by name.
 template <class Traits>
 struct Shared {
   uint8_t* memory;
@@ -17,19 +16,14 @@ struct Shared {
   int* lengths;
   int* flags;
 
-  __device__ explicit Shared(uint8_t* memory_, int at = 0) : memory(memory_) {
-    fragments = memory + Traits::kQuery + at * Traits::kQueryBytes;
-    factors = reinterpret_cast<float*>(memory + Traits::kSmall) + at * Traits::kSmallFloats;
+  __device__ explicit Shared(uint8_t* memory_) : memory(memory_) {
+    fragments = memory + Traits::kQuery;
+    factors = reinterpret_cast<float*>(memory + Traits::kSmall);
     query_sums = factors + Traits::kColumnTiles * 8;
     warp_totals = reinterpret_cast<Total*>(query_sums + Traits::kColumnTiles * 8 * Traits::kKeyGroups);
-    flags = reinterpret_cast<int*>(memory + Traits::kSmall) + Traits::kHeads * Traits::kSmallFloats;
-    merge = reinterpret_cast<float*>(memory + Traits::kMerge + at * Traits::kMergeBytes);
+    flags = reinterpret_cast<int*>(memory + Traits::kSmall) + Traits::kSmallFloats;
+    merge = reinterpret_cast<float*>(memory + Traits::kMerge);
     lengths = reinterpret_cast<int*>(memory + Traits::kLengths);
-  }
-  __device__ Shared of(int at) const { return Shared(memory, at); }
-  __device__ Book<Traits>& book(int warp) const {
-    static_assert(sizeof(Book<Traits>) <= Traits::kBookBytes);
-    return *reinterpret_cast<Book<Traits>*>(memory + Traits::kBooks + warp * Traits::kBookBytes);
   }
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }
@@ -187,21 +181,19 @@ __device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& wal
   return unit;
 }
 
-// This warp's packed units of a head, every `stride`-th from `unit` to `stop`; gives the first that is not. Those that some query may
-// not see whole have a loop of their own: they are few, and a branch in the loop would part its instructions. The state's sums are
-// mixed, as codes are.
+// This warp's packed units. Those that some query may not see whole have a loop of their own: they are few, and a branch in the loop
+// would part its instructions. The state's sums are mixed, as codes are.
 template <class Traits, class Walk>
-__device__ __forceinline__ int attend_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride, const Sight<Traits>& sight, int lane,
-                                            State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ void attend_units(const Shared<Traits>& shared, Walk& walk, int unit, const Sight<Traits>& sight, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+  const int stop = walk.cursor.end, stride = walk.cursor.blocks.stride;
   HeadQuery<Traits> query;
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, query.factors[tile]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query.unit);
-  if constexpr (!Sight<Traits>::kLimited) return run_units<Traits, false>(shared, walk, unit, stop, stride, sight, query, lane, state);
-  unit = run_units<Traits, false>(shared, walk, unit, min(stop, sight.clear_units()), stride, sight, query, lane, state);
-  return run_units<Traits, true>(shared, walk, unit, stop, stride, sight, query, lane, state);
+  if constexpr (Sight<Traits>::kLimited) unit = run_units<Traits, false>(shared, walk, unit, min(stop, sight.clear_units()), stride, sight, query, lane, state);
+  run_units<Traits, Sight<Traits>::kLimited>(shared, walk, unit, stop, stride, sight, query, lane, state);
 }
 
 }  // namespace kvgen

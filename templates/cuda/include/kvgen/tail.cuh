@@ -43,35 +43,14 @@ struct Tail {
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
 
-// Rows of the tail as pieces have them: `valid` hold tokens. Sixteen bytes of row 16 * part + 8 * half + lane / 4, from channel
-// 32 * vector + 8 * (lane % 4) on.
-
-// In shared memory. Of K, rows without a token give whatever was there: their scores are masked.
-template <class Traits>
-struct TailRows {
-  static constexpr int kTokens = Traits::kPieceTokens;
-  uint32_t slot;
-  int valid;
-
-  __device__ __forceinline__ uint4 k(int part, int half, int vector, int lane) const { return load(16 * part + 8 * half + lane / 4, 32 * vector + lane % 4 * 8); }
-  // Of V they give zeros: no weight of zero would make a NaN harmless.
-  __device__ __forceinline__ uint4 v(int part, int half, int vector, int lane) const {
-    const int row = 16 * part + 8 * half + lane / 4;
-    return row < valid ? load(kTokens + row, 32 * vector + lane % 4 * 8) : make_uint4(0, 0, 0, 0);
-  }
-  __device__ __forceinline__ uint4 load(int row, int channel) const { return ptx::load_shared16(slot + Traits::kUnitParams + row * Traits::kTailRowBytes + channel * 2); }
-};
-
-// In registers. The last token stands in for those past the end.
+// Sixteen rows of K and of V in registers: of row 8 * half + lane / 4 a lane has sixteen bytes from channel 32 * vector + 8 * (lane % 4) on.
+// The last token stands in for those past the end.
 template <class Traits>
 struct TailTile {
   static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
   int first = 0;  // of the tail's tokens
   int valid = 0;
   uint4 keys[kVectors][2], values[kVectors][2];
-
-  __device__ __forceinline__ uint4 k(int, int half, int vector, int) const { return keys[vector][half]; }
-  __device__ __forceinline__ uint4 v(int, int half, int vector, int) const { return values[vector][half]; }
 
   // Asks for the tokens from `first` on, if there are any.
   __device__ __forceinline__ void fetch(const Tail<Traits>& tail, int first_, int lane) {
@@ -101,60 +80,55 @@ struct TailTile {
   }
 };
 
-// Scores of a piece for a column tile. Its first row is tail token `first`; the tail has `count` in all.
-template <class Traits, class Rows>
-__device__ __forceinline__ void tail_scores(const Rows& rows, int first, int count, int q_len, int tile, uint32_t fragments, const float* column_factors,
-                                            int lane, Scores<Traits>& x) {
+// Scores of a tile of the tail, which has `count` tokens in all, for a column tile.
+template <class Traits>
+__device__ __forceinline__ void tail_scores(const TailTile<Traits>& rows, int count, int q_len, int tile, uint32_t fragments, const float* column_factors, int lane,
+                                            Scores<Traits>& x) {
   const typename Traits::Format::Element* type = nullptr;
   float products[2][4] = {};
 #pragma unroll
-  for (int part = 0; part < ceil_div(Rows::kTokens, 16); ++part)
-#pragma unroll
-    for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
-      const uint4 a = rows.k(part, 0, vector, lane), b = Rows::kTokens > 8 ? rows.k(part, 1, vector, lane) : make_uint4(0, 0, 0, 0);
-      const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kHeadDim / 32) + vector) * 32 + lane) * 16);
-      ptx::mma(products[part], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
-      ptx::mma(products[part], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
-    }
+  for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
+    const uint4 &a = rows.keys[vector][0], &b = rows.keys[vector][1];
+    const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kHeadDim / 32) + vector) * 32 + lane) * 16);
+    ptx::mma(products[0], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
+    ptx::mma(products[0], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
+  }
   own_products<Traits>(products[0], products[1], lane, x.product);
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
-      const int token = first + first_row<Traits>(part, lane) + i / 2 * 8;
+      const int token = rows.first + first_row<Traits>(part, lane) + i / 2 * 8;
       const int last = min(count - 1, count - q_len + column / Traits::kGroup);  // a query sees itself and what came before
-      x.product[part][i] = token <= last && token < first + rows.valid ? x.product[part][i] * column_factors[column] : -INFINITY;
+      x.product[part][i] = token <= last && token < rows.first + rows.valid ? x.product[part][i] * column_factors[column] : -INFINITY;
       x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
     }
 }
 
-// Adds weights * V for a piece. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
-template <class Traits, class Rows>
-__device__ __forceinline__ void tail_values(const Rows& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1], int lane,
-                                            State<Traits> (&state)[Traits::kColumnTiles]) {
+// Adds weights * V for a tile. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
+template <class Traits>
+__device__ __forceinline__ void tail_values(const TailTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1], State<Traits> (&state)[Traits::kColumnTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
-  for (int part = 0; part < ceil_div(Rows::kTokens, 16); ++part)
+  for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
+    const uint4 &a = rows.values[vector][0], &b = rows.values[vector][1];
+    const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
+    uint32_t turned[4][2];
 #pragma unroll
-    for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
-      const uint4 a = rows.v(part, 0, vector, lane), b = Rows::kTokens > 8 ? rows.v(part, 1, vector, lane) : make_uint4(0, 0, 0, 0);
-      const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
-      uint32_t turned[4][2];
+    for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = ptx::transpose(half2_from(high[i], type));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = Rows::kTokens > 8 ? ptx::transpose(half2_from(high[i], type)) : 0;
-#pragma unroll
-      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-        const uint32_t(&w)[2] = weights[tile][0][0][part];
-        ptx::mma(state[tile].out[2 * vector], turned[0][0], turned[1][0], turned[0][1], turned[1][1], w[0], w[1]);
-        ptx::mma(state[tile].out[2 * vector + 1], turned[2][0], turned[3][0], turned[2][1], turned[3][1], w[0], w[1]);
-      }
+    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+      const uint32_t(&w)[2] = weights[tile][0][0][0];
+      ptx::mma(state[tile].out[2 * vector], turned[0][0], turned[1][0], turned[0][1], turned[1][1], w[0], w[1]);
+      ptx::mma(state[tile].out[2 * vector + 1], turned[2][0], turned[3][0], turned[2][1], turned[3][1], w[0], w[1]);
     }
+  }
 }
 
-// One piece of the tail, whose first row is tail token `first` of `count`.
-template <class Traits, class Rows>
-__device__ __forceinline__ void attend_piece(const Rows& rows, int first, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
+// One tile of the tail, which has `count` tokens in all.
+template <class Traits>
+__device__ __forceinline__ void attend_tile(const TailTile<Traits>& rows, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
                                             State<Traits> (&state)[Traits::kColumnTiles]) {
   ValueParams<Traits> params[1];
 #pragma unroll
@@ -167,25 +141,10 @@ __device__ __forceinline__ void attend_piece(const Rows& rows, int first, int co
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     Scores<Traits> x[1];
-    tail_scores<Traits>(rows, first, count, q_len, tile, fragments, column_factors, lane, x[0]);
+    tail_scores<Traits>(rows, count, q_len, tile, fragments, column_factors, lane, x[0]);
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
-  tail_values<Traits>(rows, weights, lane, state);
-}
-
-// Appends the piece's new tokens, those from `old` on, to the residual: they are here already, and nobody reads that far.
-template <class Traits>
-__device__ __forceinline__ void append_piece(const AttendArgs& args, const TailRows<Traits>& rows, int batch, int head, int first, int old, int lane) {
-  using Element = typename Traits::Format::Element;
-  constexpr int kVectors = Traits::kTailRowBytes / 16;
-  const int64_t at = (static_cast<int64_t>(batch) * args.cache.kv_heads + head) * Traits::Format::kTokens * Traits::kHeadDim;
-#pragma unroll 1
-  for (int i = max(old - first, 0) * kVectors + lane; i < rows.valid * kVectors; i += 32) {
-    const int row = i / kVectors, channel = i % kVectors * 8;
-    const int64_t to = at + static_cast<int64_t>(first + row) * Traits::kHeadDim + channel;
-    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.k_residual) + to) = rows.load(row, channel);
-    *reinterpret_cast<uint4*>(static_cast<Element*>(args.cache.v_residual) + to) = rows.load(TailRows<Traits>::kTokens + row, channel);
-  }
+  tail_values<Traits>(rows, weights, state);
 }
 
 }  // namespace kvgen

@@ -8,12 +8,9 @@
 namespace kvgen {
 
 enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
-enum class Split { flat, automatic };           // all heads as one, cut anywhere; or every head in as many parts, where lengths are alike
 enum class Combine { last, two_level, cluster };
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
-
-constexpr int power_of_two_below(int n) { return n < 2 ? n : 2 * power_of_two_below(n / 2); }
 
 template <class Format_, class Schedule>
 struct Traits : Schedule {
@@ -43,13 +40,7 @@ struct Traits : Schedule {
   static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
-  // Every CTA has one part of one head; its share of the tail waits in registers. Else CTAs have ranges of heads laid end to end, and
-  // pieces of tails flow through the rings.
-  static constexpr bool kEven = Schedule::kSplit == Split::automatic;
-  static constexpr bool kPieces = !kEven;
-  // Heads that warps go through without waiting for each other; the parts of all are merged at once.
-  static constexpr int kHeads = Schedule::kHeads;
-  static_assert(kHeads == 1 || (kColumnTiles == 1 && Schedule::kCombine == Combine::last && !kEven));
+  static constexpr int kTogether = Schedule::kCombine == Combine::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
@@ -70,13 +61,6 @@ struct Traits : Schedule {
   static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kTileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
-  // Tokens of the tail (K and V rows in Element) that fit into the first span of a slot: a piece. It comes with the span's last stage.
-  static constexpr int kPieceTokens = std::min(32, power_of_two_below(kSpan * kTileBytes / (kHeadDim * 4)));
-  static constexpr int kPieceStage = kSpan / kStageSubtiles - 1;
-  static constexpr int kTailRowBytes = kHeadDim * 2;
-  // What starting and merging a head weighs beside sub-tiles.
-  static constexpr int kHeadWeight = kStartBytes / kTileBytes;
-
   static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32 : Format::kTokens % kUnitTokens == 0,
                 "a unit lies within a block, or consists of whole ones without K groups");
   static_assert(!kKeyPerChannel || Key::kGroup % kUnitTokens == 0, "a unit lies within a K group");
@@ -89,32 +73,21 @@ struct Traits : Schedule {
     return kGathered ? ceil_div(tokens / Format::kTokens, kUnitBlocks) : tokens / Format::kTokens * kUnitsPerBlock;
   }
 
-  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox | books.
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
   static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
-  static constexpr int kMerge = kQuery + kHeads * kQueryBytes;
+  static constexpr int kMerge = kQuery + kQueryBytes;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
-  static constexpr int kLengths = kMerge + kHeads * kMergeBytes;
+  static constexpr int kLengths = kMerge + kMergeBytes;
   static constexpr int kSmall = kLengths + kMaxBatch * 4;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
-  static constexpr int kInbox = align_up(kSmall + kHeads * kSmallFloats * 4 + 16, 16);
+  static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
   static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
-  static constexpr int kBooks = kInbox + kInboxBytes;
-  static constexpr int kBookBytes = 384;  // per warp
-  static constexpr int kSharedBytes = align_up(kBooks + Schedule::kWarps * kBookBytes, 128);
-};
-
-// A schedule where lengths are not alike.
-template <class Schedule>
-struct InRanges : Schedule {
-  static constexpr Split kSplit = Split::flat;
-  static constexpr int kHeads = Schedule::kRangeHeads;
-  static constexpr Combine kCombine = Combine::last;
-  static constexpr int kCluster = 1;
+  static constexpr int kSharedBytes = align_up(kInbox + kInboxBytes, 128);
 };
 
 // Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.

@@ -1,6 +1,6 @@
 // A warp's way through packed units: where they lie, which it works on, which its ring fetches next.
 #pragma once
-#include "kvgen/plan.cuh"
+#include "kvgen/part.cuh"
 #include "kvgen/ring.cuh"
 
 namespace kvgen {
@@ -35,9 +35,9 @@ struct Blocks {
       look_up(unit + stride, end, length);
     }
     base += block * Traits::Format::kBlockBytes;
-    if constexpr (Traits::kGathered) return Unit::of_block(nullptr, base);
+    if constexpr (Traits::kGathered) return {nullptr, base, true};
     const int within = unit % Traits::kUnitsPerBlock, group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
-    return Unit::of_block(base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes);
+    return {base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes, true};
   }
 
  private:
@@ -48,85 +48,68 @@ struct Blocks {
   }
 };
 
-// Walks the units of one warp: every kWarps-th of the CTA's, across heads; packed ones, then pieces of the tail.
+// A CTA among those of its head.
+template <class Traits>
+struct Place {
+  int rank, ctas;
+
+  __device__ explicit Place(const Part& part) : rank(part.rank * Traits::kTogether + blockIdx.x % Traits::kTogether), ctas(part.count * Traits::kTogether) {}
+};
+
+// Walks the packed units of one warp. The warps of all of a head's CTAs take them in turn, so that where a warp begins does not
+// depend on the sequence's length.
 template <class Traits>
 struct Cursor {
-  const AttendArgs& args;
-  const Lengths<Traits>& lengths;
-  Book<Traits>& book;
+  const AttendArgs* args;
   Blocks<Traits> blocks;
-  int unit;   // within the head
-  int plain;  // units below are packed ones of this head
+  int unit, end = 0, length = 0;
 
-  __device__ Cursor(const AttendArgs& args_, const Lengths<Traits>& lengths_, const Plan<Traits>& plan, Book<Traits>& book_, int warp, int lane)
-      : args(args_), lengths(lengths_), book(book_), blocks(lane, Traits::kWarps) {
-    const Segment segment = plan.segment(plan.first);
-    unit = segment.begin + warp;
-    settle(plan, plan.first, segment);
+  __device__ Cursor(const AttendArgs& args_, const Head& head, const Place<Traits>& place, int warp, int lane)
+      : args(&args_), blocks(lane, Traits::kWarps * place.ctas), unit(warp * place.ctas + place.rank) {
+    blocks.enter(*args, head.batch, head.head);
   }
-  __device__ __forceinline__ Unit here() {
-    if (unit < plain) return packed();
-    if (unit >= book.segment.end) return {};
-    return Unit::of_tail((unit - book.ahead.packed) * Traits::kPieceTokens);
+  // The first unit, if memory goes that far: perhaps it is not the sequence's. Where no table says where it lies.
+  __device__ __forceinline__ Unit likely() { return unit < args->cache.blocks * Traits::kUnitsPerBlock ? blocks.packed(*args, unit, 0, 0) : Unit{}; }
+  __device__ void limit(int length_) {
+    length = length_, end = Traits::packed_units(length);
+    blocks.look_up(unit, end, length);
   }
+  __device__ __forceinline__ Unit here() { return unit < end ? blocks.packed(*args, unit, end, length) : Unit{}; }
   __device__ __forceinline__ Unit next() {
-    unit += Traits::kWarps;
-    if (unit < plain) return packed();
-    settle(book.plan, book.ahead, book.segment);
+    unit += blocks.stride;
     return here();
-  }
-  // That pieces are of.
-  __device__ __forceinline__ Tail<Traits> tail() const { return Tail<Traits>(args, book.ahead.batch, book.ahead.head, length()); }
-
- private:
-  __device__ __forceinline__ int length() const { return lengths.before[book.ahead.batch]; }
-  __device__ __forceinline__ Unit packed() { return blocks.packed(args, unit, plain, Traits::kGathered ? length() : 0); }
-  __device__ __forceinline__ void settle(const Plan<Traits>& plan, Head at, Segment segment) {
-    while (unit >= segment.end && plan.end > at.start + at.weight) {
-      const int over = unit - segment.end;
-      lengths.advance(at);
-      segment = plan.segment(at);
-      unit = segment.begin + over;
-    }
-    write_down(book.ahead, at, blocks.lane);
-    write_down(book.segment, segment, blocks.lane);
-    plain = min(segment.end, at.packed);
-    blocks.enter(args, at.batch, at.head);
-    blocks.look_up(unit, plain, Traits::kGathered ? length() : 0);
   }
 };
 
 // What a warp works on, and what its ring fetches next: wherever its cursor comes to.
-template <class Traits, class Cursor>
+template <class Traits>
 struct Walk {
   Ring<Traits> ring;
-  Cursor cursor;
+  Cursor<Traits> cursor;
   Unit upcoming;
   int depth = 0;
+  int early = 0;  // stages that were asked for ahead
 
-  __device__ Walk(uint32_t rings, const Cursor& cursor_, int warp, int lane) : ring(rings, warp, lane), cursor(cursor_) {}
+  __device__ Walk(uint32_t rings, const Cursor<Traits>& cursor_, int warp, int lane) : ring(rings, warp, lane), cursor(cursor_) {}
   // Asks for the first stage of a unit ahead of all else.
   __device__ __forceinline__ void fill_first(const Unit& unit) {
-    upcoming = unit;
-    fill(0, 0);
+    ring.fill(0, 0, unit);
+    early = 1;
   }
-  // Fills the slots, the first from stage `from` on.
-  __device__ __forceinline__ void fill_up(int from = 0) {
+  // Fills the slots.
+  __device__ __forceinline__ void fill_up() {
     upcoming = cursor.here();
 #pragma unroll 1
-    for (int slot = 0; slot < Traits::kDepth; ++slot, from = 0) {  // rolled: code that runs once costs more to fetch than to run
+    for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
 #pragma unroll 1
-      for (int stage = from; stage < Traits::kUnitStages; ++stage) fill(slot, stage);
+      for (int stage = slot ? 0 : early; stage < Traits::kUnitStages; ++stage) ring.fill(slot, stage, upcoming);
       upcoming = cursor.next();
     }
-  }
-  __device__ __forceinline__ void fill(int slot, int stage) {
-    ring.fill(slot, stage, upcoming, [&] { return cursor.tail(); });
   }
   // A stage of the oldest slot is done with and refilled.
   __device__ __forceinline__ void release(int stage) {
     ring.release(stage);
-    fill(depth, stage);
+    ring.fill(depth, stage, upcoming);
   }
   // The oldest slot is done with.
   __device__ __forceinline__ void step() {

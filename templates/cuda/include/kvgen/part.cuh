@@ -1,0 +1,110 @@
+// Who does what: every head of a sequence is cut into parts, each one CTA's (or one cluster's). A launch has so many slots for parts, for
+// every KV head the same; where lengths are alike the sequences share them evenly, else by length.
+#pragma once
+#include <algorithm>
+
+#include "kvgen/args.cuh"
+#include "kvgen/ptx.cuh"
+#include "kvgen/traits.cuh"
+
+namespace kvgen {
+
+// Division of numbers below 2^31 by one that the host knows.
+struct Divisor {
+  uint32_t number, multiplier, shift = 31;
+
+  __host__ __device__ explicit Divisor(uint32_t number_) : number(number_) {
+    while (1ull << (shift - 31) < number) ++shift;
+    multiplier = static_cast<uint32_t>(((1ull << shift) + number - 1) / number);
+  }
+  __device__ __forceinline__ int quotient(int n) const { return static_cast<int>(static_cast<uint64_t>(n) * multiplier >> shift); }
+  __device__ __forceinline__ int rest(int n) const { return n - quotient(n) * static_cast<int>(number); }
+};
+
+// A launch has kv_heads x kCluster by slots CTAs.
+struct Grid {
+  int slots = 1;
+  Divisor splits{1};  // parts of each head where lengths are alike
+  __host__ __device__ int parts() const { return splits.number; }
+};
+
+struct Head {
+  int batch = 0;
+  int head = 0;
+};
+
+// A slot's part: the `rank`-th of `count` of a sequence, whose first lies in slot `first`.
+struct Part {
+  static constexpr int kMostParts = 256;  // of a head
+  int batch = 0;
+  int rank = 0;
+  int count = 0;  // none: the slot is not needed
+  int first = 0;
+
+  // Where lengths are alike. Which sequence is known before they are.
+  __device__ static Part even(const Grid& grid, int slot, int batch) {
+    const int at = grid.splits.quotient(slot);
+    if (at >= batch) return {};
+    return {at, grid.splits.rest(slot), grid.parts(), at * grid.parts()};
+  }
+  // By length: every sequence has a slot, and of the others a share that is rounded down. Called: what calls it keeps its registers to itself.
+  __device__ static __noinline__ Part by_length(const int* lengths, int batch, int slots, int slot, int total) {
+    const float share = static_cast<float>(slots - batch) / static_cast<float>(max(total, 1));
+    const int lane = threadIdx.x % 32;
+    for (int base = 0, before = 0; base < batch; base += 32) {
+      const int at = base + lane, mine = at < batch ? min(1 + static_cast<int>(static_cast<float>(lengths[at]) * share), kMostParts) : 0;
+      int upto = mine;  // of these 32
+      for (int by = 1; by < 32; by *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, by);
+        if (lane >= by) upto += other;
+      }
+      const unsigned after = __ballot_sync(~0u, before + upto > slot);
+      if (after) {
+        const int found = __ffs(after) - 1, count = __shfl_sync(~0u, mine, found), first = before + __shfl_sync(~0u, upto, found) - count;
+        return {base + found, slot - first, count, first};
+      }
+      before += __shfl_sync(~0u, upto, 31);
+    }
+    return {};
+  }
+};
+
+// The lengths that a warp has to know, copied to a place of its own ahead of K and V: the compiler would put loads behind them.
+template <class Traits>
+struct Survey {
+  static constexpr int kTurns = std::min(4, kMaxBatch / Traits::kWarps / 32);  // sequences per lane that are copied
+  static constexpr int kSlack = 1024;     // tokens that take no longer than a CTA takes to start and to finish
+  const CacheArgs& cache;
+  int* copied;
+  int lane;
+
+  __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_) : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {
+#pragma unroll
+    for (int at = lane; at < kTurns * 32; at += 32)
+      if (at < cache.batch) ptx::copy_async<4>(ptx::shared_address(copied + at), cache.lengths + at);
+    ptx::copy_commit();
+  }
+  // From here on what was copied can be asked for, `kLater` groups of copies after it.
+  template <int kLater>
+  __device__ __forceinline__ void wait() const {
+    ptx::copy_wait<kLater>();
+    __syncwarp();
+  }
+  __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : cache.lengths[batch]; }
+
+  // The slot's part. All lanes ask.
+  __device__ __forceinline__ Part part(const Grid& grid, int slot) const {
+    if (cache.batch == 1) return Part::even(grid, slot, 1);
+    int total = 0, longest = 0;
+#pragma unroll 1
+    for (int at = lane; at < min(cache.batch, kTurns * 32); at += 32) total += copied[at], longest = max(longest, copied[at]);
+#pragma unroll 8
+    for (int at = kTurns * 32 + lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
+    total = __reduce_add_sync(~0u, total), longest = __reduce_max_sync(~0u, longest);
+    const bool alike = static_cast<int64_t>(longest) * cache.batch <= total + total / 8 + static_cast<int64_t>(kSlack) * cache.batch;
+    return alike ? Part::even(grid, slot, cache.batch) : Part::by_length(cache.lengths, cache.batch, grid.slots, slot, total);
+  }
+
+};
+
+}  // namespace kvgen
