@@ -14,6 +14,7 @@ struct Attend {
   using Variant = Traits<Format, Schedule>;
   static constexpr int kSharedBytes = Variant::kSharedBytes + Scratch<Variant>::kExtra;
   static constexpr int kMostParts = Part::kMostParts, kMostDevices = 64;
+  static constexpr int kGuessBytes = 64 << 20;  // a wrong guess costs a launch three times what a right one saves: that is little, but much of a short one
 
   // Parts that run at once on the current device.
   static int resident() {
@@ -28,7 +29,8 @@ struct Attend {
     const int heads = batch * kv_heads, units = std::max(1, Variant::packed_units(max_len)), at_once = resident();
     const int parts = Schedule::kCombine == Combine::cluster ? std::clamp(std::min(at_once / heads, units / Schedule::kCluster), 1, kMostParts)
                                                              : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
-    return {slots(batch, kv_heads, parts, at_once), Divisor(parts)};
+    const bool guess = batch == 1 || static_cast<int64_t>(heads) * units * Variant::kUnitBytes < kGuessBytes;
+    return {slots(batch, kv_heads, parts, at_once), Divisor(parts), guess};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {

@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
   Walk<Traits> walk(shared.ring(), Cursor<Traits>(args, head, Place<Traits>(likely), warp, lane), warp, lane);
-  if constexpr (kEarly) walk.fill_first(likely.count > 0 ? walk.cursor.likely() : Unit{});
+  if constexpr (kEarly) walk.fill_first(grid.guess && likely.count > 0);
   survey.template wait<kEarly>();
   const Part part = survey.part(grid, slot);
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.slots * args.cache.kv_heads);
   if (part.count == 0) return leave<Traits, kAppend>(args, work, warp, lane);
   const Place<Traits> place(part);
   if (part.batch != likely.batch || part.first != likely.first || part.count != likely.count) {  // lengths are not alike
-    ptx::copy_wait_all();
+    if constexpr (kEarly) ptx::copy_wait_all();
     __syncwarp();
     head.batch = part.batch;
     loader.fetch(args, head, warp, lane);

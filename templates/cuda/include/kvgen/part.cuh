@@ -24,7 +24,8 @@ struct Divisor {
 // A launch has kv_heads x kCluster by slots CTAs.
 struct Grid {
   int slots = 1;
-  Divisor splits{1};  // parts of each head where lengths are alike
+  Divisor splits{1};   // parts of each head where lengths are alike
+  bool guess = false;  // that they are, before it is known
   __host__ __device__ int parts() const { return splits.number; }
 };
 
@@ -47,12 +48,12 @@ struct Part {
     if (at >= batch) return {};
     return {at, grid.splits.rest(slot), grid.parts(), at * grid.parts()};
   }
-  // By length: every sequence has a slot, and of the others a share that is rounded down. Called: what calls it keeps its registers to itself.
+  // By length: parts as short as slots allow, one at least for every sequence. Called: what calls it keeps its registers to itself.
   __device__ static __noinline__ Part by_length(const int* lengths, int batch, int slots, int slot, int total) {
-    const float share = static_cast<float>(slots - batch) / static_cast<float>(max(total, 1));
+    const float rate = shortest(lengths, batch, slots, total);
     const int lane = threadIdx.x % 32;
     for (int base = 0, before = 0; base < batch; base += 32) {
-      const int at = base + lane, mine = at < batch ? min(1 + static_cast<int>(static_cast<float>(lengths[at]) * share), kMostParts) : 0;
+      const int at = base + lane, mine = at < batch ? parts(lengths[at], rate) : 0;
       int upto = mine;  // of these 32
       for (int by = 1; by < 32; by *= 2) {
         const int other = __shfl_up_sync(~0u, upto, by);
@@ -66,6 +67,23 @@ struct Part {
       before += __shfl_sync(~0u, upto, 31);
     }
     return {};
+  }
+
+ private:
+  __device__ static int parts(int length, float rate) { return min(max(static_cast<int>(ceilf(static_cast<float>(length) * rate)), 1), kMostParts); }
+  // Parts per token: the most of a few rates that the slots suffice for. They do for the lowest, since rounding adds at most one each.
+  __device__ static float shortest(const int* lengths, int batch, int slots, int total) {
+    constexpr int kRates = 8;
+    const float low = static_cast<float>(slots - batch) / static_cast<float>(max(total, 1)), high = static_cast<float>(slots) / static_cast<float>(max(total, 1));
+    int needed[kRates] = {};
+    for (int at = threadIdx.x % 32; at < batch; at += 32)
+#pragma unroll
+      for (int i = 0; i < kRates; ++i) needed[i] += parts(lengths[at], low + (high - low) * i / kRates);
+    float best = low;
+#pragma unroll
+    for (int i = 1; i < kRates; ++i)
+      if (__reduce_add_sync(~0u, needed[i]) <= slots) best = low + (high - low) * i / kRates;
+    return best;
   }
 };
 

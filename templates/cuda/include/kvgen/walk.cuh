@@ -10,8 +10,8 @@ template <class Traits>
 struct Blocks {
   const uint8_t* start;  // of the head's blocks; where there are pages, of the head within each
   const int* pages;      // of the sequence
-  int page = 0;          // the unit's; asked for a unit ahead, so that nobody waits for the table
-  int lane, stride;      // from one unit of the warp to the next
+  int page = 0, next = 0;  // of the unit and of the warp's next: whoever asks for an entry of the table waits as long as a ring takes to be filled
+  int lane, stride;        // from one unit of the warp to the next
 
   __device__ Blocks(int lane_, int stride_) : lane(lane_), stride(stride_) {}
   __device__ __forceinline__ void enter(const AttendArgs& args, int batch, int head) {
@@ -21,18 +21,17 @@ struct Blocks {
     else
       start += batch * args.cache.outer_stride_bytes;
   }
-  // Asks for the page of a unit, if it is below `end`. `length`: the sequence's.
+  // Asks for the pages of the warp's first units, of those below `end`. `length`: the sequence's.
   __device__ __forceinline__ void look_up(int unit, int end, int length) {
-    if constexpr (Traits::kPaged)
-      if (unit < end) page = pages[block_of(unit, length) / Traits::kPageBlocks];
+    if constexpr (Traits::kPaged) page = page_of(unit, end, length), next = page_of(unit + stride, end, length);
   }
-  // A unit that was looked up; looks up the warp's next.
+  // A unit that was looked up; looks up the warp's next but one.
   __device__ __forceinline__ Unit packed(const AttendArgs& args, int unit, int end, int length) {
     int64_t block = block_of(unit, length);
     const uint8_t* base = start;
     if constexpr (Traits::kPaged) {
       base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
-      look_up(unit + stride, end, length);
+      page = next, next = page_of(unit + 2 * stride, end, length);
     }
     base += block * Traits::Format::kBlockBytes;
     if constexpr (Traits::kGathered) return {nullptr, base, true};
@@ -41,6 +40,7 @@ struct Blocks {
   }
 
  private:
+  __device__ __forceinline__ int page_of(int unit, int end, int length) const { return unit < end ? pages[block_of(unit, length) / Traits::kPageBlocks] : 0; }
   // Of a unit. Of a gathered one each lane gives a block; in place of a missing one, the last: what weighs nothing must be finite.
   __device__ __forceinline__ int block_of(int unit, int length) const {
     if constexpr (!Traits::kGathered) return unit / Traits::kUnitsPerBlock;
@@ -67,12 +67,13 @@ struct Cursor {
   __device__ Cursor(const AttendArgs& args_, const Head& head, const Place<Traits>& place, int warp, int lane)
       : args(&args_), blocks(lane, Traits::kWarps * place.ctas), unit(warp * place.ctas + place.rank) {
     blocks.enter(*args, head.batch, head.head);
+    if constexpr (!Traits::kGathered) blocks.look_up(unit, args->cache.blocks * Traits::kUnitsPerBlock, 0);  // as far as the table goes
   }
   // The first unit, if memory goes that far: perhaps it is not the sequence's. Where no table says where it lies.
   __device__ __forceinline__ Unit likely() { return unit < args->cache.blocks * Traits::kUnitsPerBlock ? blocks.packed(*args, unit, 0, 0) : Unit{}; }
   __device__ void limit(int length_) {
     length = length_, end = Traits::packed_units(length);
-    blocks.look_up(unit, end, length);
+    if constexpr (Traits::kGathered) blocks.look_up(unit, end, length);
   }
   __device__ __forceinline__ Unit here() { return unit < end ? blocks.packed(*args, unit, end, length) : Unit{}; }
   __device__ __forceinline__ Unit next() {
@@ -91,10 +92,10 @@ struct Walk {
   int early = 0;  // stages that were asked for ahead
 
   __device__ Walk(uint32_t rings, const Cursor<Traits>& cursor_, int warp, int lane) : ring(rings, warp, lane), cursor(cursor_) {}
-  // Asks for the first stage of a unit ahead of all else.
-  __device__ __forceinline__ void fill_first(const Unit& unit) {
-    ring.fill(0, 0, unit);
-    early = 1;
+  // Asks for the first stage ahead of all else, on a guess; a group of copies in any case.
+  __device__ __forceinline__ void fill_first(bool guess) {
+    ring.fill(0, 0, guess ? cursor.likely() : Unit{});
+    early = guess;
   }
   // Fills the slots.
   __device__ __forceinline__ void fill_up() {
