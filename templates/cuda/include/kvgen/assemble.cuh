@@ -31,6 +31,19 @@ struct Fields {
         }
   }
 
+  // Adds to a field that was taken before.
+  __host__ __device__ __forceinline__ void change(int octet, int channel, uint32_t by) {
+#pragma unroll
+    for (int w = 0; w < Places::kWordsPerX; ++w)
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int f = 0; f < Places::kPerByte; ++f) {
+          const auto from = Places::element(w, b, f);
+          if (from.octet == octet && from.channel == channel) bytes[w][b] += by << (Places::kBits * f);
+        }
+  }
+
   __host__ __device__ __forceinline__ uint32_t word(int w) const { return join_bytes(bytes[w][0], bytes[w][1], bytes[w][2], bytes[w][3]); }
 };
 

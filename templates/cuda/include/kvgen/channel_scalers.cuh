@@ -85,25 +85,23 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
   }
 }
 
-// Eight neighbouring channels, each with its own scaler.
+// Eight neighbouring channels, each with its own scaler: what all codes need in registers, all else in shared memory.
+template <class Stats>
 struct ChannelScalers {
-  const float* scales;
+  const uint8_t* at;
   float inverses[8], zeros[8];
 
-  template <class Stats>
-  __device__ __forceinline__ static ChannelScalers load(const uint8_t* smem, int at) {
-    ChannelScalers s;
-    s.scales = reinterpret_cast<const float*>(smem + Stats::kScales) + at;
+  __device__ __forceinline__ ChannelScalers(const uint8_t* smem, int channel) : at(smem + channel * 4) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
-      reinterpret_cast<float4&>(s.inverses[i]) = *reinterpret_cast<const float4*>(smem + Stats::kInverses + (at + i) * 4);
-      reinterpret_cast<float4&>(s.zeros[i]) = *reinterpret_cast<const float4*>(smem + Stats::kZeros + (at + i) * 4);
+      reinterpret_cast<float4&>(inverses[i]) = *reinterpret_cast<const float4*>(at + Stats::kInverses + i * 4);
+      reinterpret_cast<float4&>(zeros[i]) = *reinterpret_cast<const float4*>(at + Stats::kZeros + i * 4);
     }
-    return s;
   }
   __device__ __forceinline__ float zero(int i) const { return zeros[i]; }
   __device__ __forceinline__ float inverse(int i) const { return inverses[i]; }
-  __device__ __forceinline__ float scale(int i) const { return scales[i]; }
+  __device__ __forceinline__ Scaler scaler(int i) const { return {stored(Stats::kZeros, i), stored(Stats::kScales, i), stored(Stats::kInverses, i)}; }
+  __device__ __forceinline__ float stored(int which, int i) const { return reinterpret_cast<const float*>(at + which)[i]; }
 };
 
 }  // namespace kvgen::packing

@@ -33,10 +33,11 @@ __device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, El
   }
 }
 
-// CTAs of an SM that registers are left for.
+// CTAs of an SM that registers are left for. Before SM90 addresses take more of them.
 template <class Format>
 constexpr int pack_ctas() {
-  return (Format::Key::kBits == 2 ? 512 : 768) / pack_threads<Format>();
+  constexpr bool kMany = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
+  return (kMany ? 768 : 512) / pack_threads<Format>();
 }
 
 // A CTA per (head, block that may become full, sequence). The first of a sequence alone touches the residual: it completes the

@@ -8,6 +8,43 @@
 namespace kvgen {
 namespace packing {
 
+// --- rows --------------------------------------------------------------------------------------------------------------
+
+// Pieces, of eight channels each, that a lane keeps at once.
+constexpr int kPieces = 8;
+
+template <class Places, class Element, class Row>
+__device__ __forceinline__ void lane_rows(Row&& row, int token, const Element* (&rows)[Places::kOctets]) {
+#pragma unroll
+  for (int octet = 0; octet < Places::kOctets; ++octet) rows[octet] = row(token + octet * 8 + threadIdx.x % 32 / 4);
+}
+
+// What a lane brings of kCount runs of 32 channels of its rows. Few enough pieces are asked for together, before any of them is
+// waited for, and stay in registers; of more, each is loaded where it is used.
+template <class Places, class Element, int kCount>
+struct Pieces {
+  static constexpr bool kHeld = Places::kOctets * kCount <= kPieces;
+  const Element* rows[Places::kOctets];
+  uint4 held[kHeld ? Places::kOctets : 1][kHeld ? kCount : 1];
+
+  template <class Row>
+  __device__ __forceinline__ Pieces(Row&& row, int token, int x) {
+    lane_rows<Places>(row, token, rows);
+#pragma unroll
+    for (int octet = 0; octet < Places::kOctets; ++octet) {
+      rows[octet] += x * 32 + threadIdx.x % 4 * 8;
+      if constexpr (kHeld) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) held[octet][i] = load16<Element>(rows[octet] + i * 32);
+      }
+    }
+  }
+  __device__ __forceinline__ uint4 operator()(int octet, int i) const {
+    if constexpr (kHeld) return held[octet][i];
+    else return load16<Element>(rows[octet] + i * 32);
+  }
+};
+
 // --- statistics per token --------------------------------------------------------------------------------------------
 
 // One scaler for all channels that a lane brings of a row.
@@ -15,32 +52,43 @@ struct TokenScaler {
   Scaler s;
   __device__ __forceinline__ float zero(int) const { return s.zero; }
   __device__ __forceinline__ float inverse(int) const { return s.inverse; }
-  __device__ __forceinline__ float scale(int) const { return s.scale; }
+  __device__ __forceinline__ Scaler scaler(int) const { return s; }
 };
 
-// Scaler of `row`'s channels from 32 * x to the end of the group; lane t = 0 of the row writes the params.
-template <class Places, class Element>
-__device__ __forceinline__ Scaler token_scaler(const Element* row, int token, int x, uint8_t* block) {
+// Scalers of a lane's rows, whose pieces are those of one group. A row's four lanes know the same extremes: each makes the scaler
+// of another row and writes its params.
+template <class Places, class Element, int kCount>
+__device__ __forceinline__ void token_scalers(const Pieces<Places, Element, kCount>& pieces, int token, int x, uint8_t* block, TokenScaler (&scalers)[Places::kOctets]) {
   using Quant = typename Places::Quant;
-  constexpr int kGroupXs = Quant::kGroup / 32;
-  const int t = threadIdx.x % 4;
-  Range<Element> range;
+  constexpr int kOctets = Places::kOctets;
+  const int lane = threadIdx.x % 32, mine = lane % kOctets;
+  Range<Element> own;
 #pragma unroll
-  for (int i = 0; i < kGroupXs; ++i) {
-    const uint4 v = load16<Element>(row + (x + i) * 32 + t * 8);
-    if (i == 0) range = {v.x, v.x};
-    range.include(v.x), range.include(v.y), range.include(v.z), range.include(v.w);
+  for (int octet = 0; octet < kOctets; ++octet) {
+    Range<Element> range;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint4 v = pieces(octet, i);
+      if (i == 0) range = {v.x, v.x};
+      range.include(v.x), range.include(v.y), range.include(v.z), range.include(v.w);
+    }
+    range.include_lane(1);
+    range.include_lane(2);
+    if (octet == 0 || octet == mine) own = range;
   }
-  range.include_lane(1);
-  range.include_lane(2);
   __half params[2];
-  const Scaler s = make_scaler<Quant>(range.lowest(), range.highest(), params);
-  if (t == 0) {
+  const Scaler s = make_scaler<Quant>(own.lowest(), own.highest(), params);
+  if (lane % 4 < kOctets) {
 #pragma unroll
     for (int kind = 0; kind < Quant::kParams; ++kind)
-      *reinterpret_cast<__half*>(block + Places::param_offset(kind, token, x * 32)) = params[kind];
+      *reinterpret_cast<__half*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, x * 32)) = params[kind];
   }
-  return s;
+  __syncwarp();  // the division may have split the warp
+#pragma unroll
+  for (int octet = 0; octet < kOctets; ++octet) {
+    const int from = lane / 4 * 4 + octet;
+    scalers[octet].s = {__shfl_sync(~0u, s.zero, from), __shfl_sync(~0u, s.scale, from), __shfl_sync(~0u, s.inverse, from)};
+  }
 }
 
 // --- codes -----------------------------------------------------------------------------------------------------------
@@ -56,76 +104,98 @@ __device__ __forceinline__ void store_words_at(uint8_t* address, const uint32_t*
   }
 }
 
-template <class Quant, class Element, class Scalers>
-__device__ __forceinline__ void encode_row(const uint4& v, const Scalers& scalers, uint32_t (&codes)[8]) {
-  float values[8];
+template <class Element>
+__device__ __forceinline__ void unpack_piece(const uint4& v, float (&values)[8]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 pair = to_floats(component(v, i), Element());
     values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
   }
-  encode<Quant>(values, scalers, codes);
 }
 
-// Packs 32 * kCount channels from 32 * x of the tile at `token`. `rows` are the lane's; `scalers(octet, i)` gives what quantizes
-// its eight channels of the i-th 32.
-template <class Places, class Element, int kCount, class Scalers>
-__device__ __forceinline__ void pack_chunk(const Element* const (&rows)[Places::kOctets], int token, int x, uint8_t* block, Scalers&& scalers) {
+// get(index) of `count` that are in registers, where a loop is not unrolled.
+template <int kCount, class Get>
+__device__ __forceinline__ auto picked(Get&& get, int index) {
+  auto x = get(0);
+#pragma unroll
+  for (int i = 1; i < kCount; ++i)
+    if (i == index) x = get(i);
+  return x;
+}
+
+// A lane's words of 32 channels. Ties are looked for in all of its rows first: one branch, seldom taken, whose code is small.
+template <class Places, class Element, class Piece, class Scalers>
+__device__ __forceinline__ void encode_words(Piece&& piece, Scalers&& scalers, uint32_t (&words)[Places::kWordsPerX]) {
+  using Quant = typename Places::Quant;
+  Fields<Places> fields;
+  float values[8];
+  uint32_t codes[8];
+  uint32_t close = 0;  // a bit for each octet
+#pragma unroll
+  for (int octet = 0; octet < Places::kOctets; ++octet) {
+    unpack_piece<Element>(piece(octet), values);
+    close |= encode<Quant>(values, scalers(octet), codes) ? 1 << octet : 0;
+    fields.add(octet, codes);
+  }
+  if (close) {
+#pragma unroll 1
+    for (int pair = 0; pair < Places::kOctets * 4; ++pair) {
+      const int octet = pair / 4, j = pair % 4;
+      if ((close >> octet & 1) == 0) continue;
+      const float2 x = to_floats(component(picked<Places::kOctets>(piece, octet), j), Element());
+      const auto s = picked<Places::kOctets>(scalers, octet);
+      fields.change(octet, 2 * j, correction<Quant>(x.x, s, 2 * j));
+      fields.change(octet, 2 * j + 1, correction<Quant>(x.y, s, 2 * j + 1));
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = fields.word(w);
+}
+
+// Packs 32 * kCount channels from 32 * x of the tile at `token`. `piece(octet, i)` gives what the lane brings of the i-th 32,
+// `scalers(octet, i)` what quantizes it.
+template <class Places, class Element, int kCount, class Piece, class Scalers>
+__device__ __forceinline__ void pack_chunk(Piece&& piece, int token, int x, uint8_t* block, Scalers&& scalers) {
   using Quant = typename Places::Quant;
   constexpr int kStore = store_words<Places, kCount>();
-  const int lane = threadIdx.x % 32;
   uint32_t words[kCount * Places::kWordsPerX];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     uint32_t made[Places::kWordsPerX];
-    const auto load = [&](int octet) { return load16<Element>(rows[octet] + (x + i) * 32 + lane % 4 * 8); };
     if constexpr (Quant::kQuantized) {
-      Fields<Places> fields;
-#pragma unroll
-      for (int octet = 0; octet < Places::kOctets; ++octet) {
-        uint32_t codes[8];
-        encode_row<Quant, Element>(load(octet), scalers(octet, i), codes);
-        fields.add(octet, codes);
-      }
-#pragma unroll
-      for (int w = 0; w < Places::kWordsPerX; ++w) made[w] = fields.word(w);
+      encode_words<Places, Element>([&](int octet) { return piece(octet, i); }, [&](int octet) { return scalers(octet, i); }, made);
     } else {
       uint32_t pairs[Places::kOctets][4];
 #pragma unroll
       for (int octet = 0; octet < Places::kOctets; ++octet)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) pairs[octet][j] = component(load(octet), j);
+        for (int j = 0; j < 4; ++j) pairs[octet][j] = component(piece(octet, i), j);
       assemble_pairs<Places>(pairs, made);
     }
     if constexpr (!Places::kKey) __syncwarp();  // the division may have split the warp
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerX; ++w) words[i * Places::kWordsPerX + w] = Places::kKey ? made[w] : ptx::transpose(made[w]);
+#pragma unroll
+    for (int w = 0; w < kCount * Places::kWordsPerX; w += kStore)  // as soon as its last word is made
+      if ((w + kStore - 1) / Places::kWordsPerX == i)
+        store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerX, w % Places::kWordsPerX, threadIdx.x % 32), words + w);
   }
-#pragma unroll
-  for (int w = 0; w < kCount * Places::kWordsPerX; w += kStore)
-    store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerX, w % Places::kWordsPerX, lane), words + w);
-}
-
-template <class Places, class Element, class Row>
-__device__ __forceinline__ void lane_rows(Row&& row, int token, const Element* (&rows)[Places::kOctets]) {
-#pragma unroll
-  for (int octet = 0; octet < Places::kOctets; ++octet) rows[octet] = row(token + octet * 8 + threadIdx.x % 32 / 4);
 }
 
 // K per channel, once its scalers are known: warps share (tile, chunk) pairs.
 template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, const uint8_t* smem) {
   using Places = kvgen::Places<Format, Which::key>;
+  using Element = typename Format::Element;
   using Stats = ChannelStats<Format>;
-  constexpr int kChunk = chunk_xs<Places>();
+  constexpr int kChunk = greatest_common_divisor(2, Places::kXs);  // stores are wide, and loads few enough for registers
   constexpr int kChunks = Places::kXs / kChunk;
 #pragma unroll 1
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     const int first = token / Places::Quant::kGroup * Format::kHeadDim + x * 32 + threadIdx.x % 4 * 8;
-    const typename Format::Element* rows[Places::kOctets];
-    lane_rows<Places>(k_row, token, rows);
-    pack_chunk<Places, typename Format::Element, kChunk>(rows, token, x, block, [&](int, int i) { return ChannelScalers::load<Stats>(smem, first + i * 32); });
+    const Pieces<Places, Element, kChunk> pieces(k_row, token, x);
+    pack_chunk<Places, Element, kChunk>(pieces, token, x, block, [&](int, int i) { return ChannelScalers<Stats>(smem, first + i * 32); });
   }
 }
 
@@ -135,23 +205,20 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   using Quant = typename Places::Quant;
-  constexpr int kGroupXs = Quant::kQuantized ? Quant::kGroup / 32 : Places::kXs;
-  constexpr int kChunk = greatest_common_divisor(chunk_xs<Places>(), kGroupXs);
+  constexpr int kGroupXs = Quant::kQuantized ? Quant::kGroup / 32 : greatest_common_divisor(2, Places::kXs);
+  using Group = Pieces<Places, Element, kGroupXs>;
+  constexpr int kChunk = Group::kHeld ? kGroupXs : greatest_common_divisor(chunk_xs<Places>(), kGroupXs);
 #pragma unroll 1
   for (int token = threadIdx.x / 32 * Places::kTileTokens; token < Format::kTokens; token += kThreads / 32 * Places::kTileTokens) {
-    const Element* rows[Places::kOctets];
-    lane_rows<Places>(row, token, rows);
 #pragma unroll 1
     for (int start = 0; start < Places::kXs; start += kGroupXs) {
+      const Group pieces(row, token, start);
       TokenScaler scalers[Places::kOctets];
-      if constexpr (Quant::kQuantized) {
-#pragma unroll
-        for (int octet = 0; octet < Places::kOctets; ++octet)
-          scalers[octet].s = token_scaler<Places>(rows[octet], token + octet * 8 + static_cast<int>(threadIdx.x % 32 / 4), start, block);
-      }
+      if constexpr (Quant::kQuantized) token_scalers(pieces, token, start, block, scalers);
 #pragma unroll 1
-      for (int x = start; x < start + kGroupXs; x += kChunk)
-        pack_chunk<Places, Element, kChunk>(rows, token, x, block, [&](int octet, int) { return scalers[octet]; });
+      for (int x = 0; x < kGroupXs; x += kChunk)
+        pack_chunk<Places, Element, kChunk>([&](int octet, int i) { return pieces(octet, (Group::kHeld ? 0 : x) + i); }, token, start + x, block,
+                                            [&](int octet, int) { return scalers[octet]; });
     }
   }
 }

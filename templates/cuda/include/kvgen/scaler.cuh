@@ -47,28 +47,36 @@ __device__ __forceinline__ uint32_t exact_code(float distance, float scale) {
   return static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(code, Quant::kZero ? 0.f : -kMost), kMost)) + Quant::kOffset);
 }
 
-// Fields of eight values, in the low bytes of `codes`; above them lies rubbish. `scalers` gives zero(i), scale(i), inverse(i).
+// A code in the low byte; above it lies rubbish. Sets `close` where it is too close to a tie to be trusted.
 //
 // value * inverse differs from the correctly rounded quotient by at most 2^bits * 2^-23; so both round to the same code unless
-// the product is that close to a tie, and then the division decides. Adding 1.5 * 2^23 rounds to the nearest even integer.
-template <class Quant, class Scalers>
-__device__ __forceinline__ void encode(const float (&values)[8], const Scalers& scalers, uint32_t (&codes)[8]) {
+// the product is that close to a tie. Adding 1.5 * 2^23 rounds to the nearest even integer.
+template <class Quant>
+__device__ __forceinline__ uint32_t quick_code(float value, float zero, float inverse, bool& close) {
   constexpr float kRound = 12582912.f + Quant::kOffset;
   constexpr float kClear = 0.5f - ((1 << Quant::kBits) + 1) * 2.384185791015625e-7f;
-  float distance[8];
+  const float distance = Quant::kZero ? __fsub_rn(value, zero) : value;
+  const float rounded = __fmaf_rn(distance, inverse, kRound);
+  const float rest = __fmaf_rn(distance, inverse, -__fsub_rn(rounded, kRound));
+  close |= !(fabsf(rest) <= kClear);
+  return __float_as_uint(rounded);
+}
+
+// Codes of eight values, and whether one of them is not to be trusted. `scalers` gives zero(i) and inverse(i).
+template <class Quant, class Scalers>
+__device__ __forceinline__ bool encode(const float (&values)[8], const Scalers& scalers, uint32_t (&codes)[8]) {
   bool close = false;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    distance[i] = Quant::kZero ? __fsub_rn(values[i], scalers.zero(i)) : values[i];
-    const float rounded = __fmaf_rn(distance[i], scalers.inverse(i), kRound);
-    const float rest = __fmaf_rn(distance[i], scalers.inverse(i), -__fsub_rn(rounded, kRound));
-    close |= !(fabsf(rest) <= kClear);
-    codes[i] = __float_as_uint(rounded);
-  }
-  if (close) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) codes[i] = exact_code<Quant>(distance[i], scalers.scale(i));
-  }
+  for (int i = 0; i < 8; ++i) codes[i] = quick_code<Quant>(values[i], scalers.zero(i), scalers.inverse(i), close);
+  return close;
+}
+
+// What the division adds to a quick code.
+template <class Quant, class Scalers>
+__device__ __forceinline__ uint32_t correction(float value, const Scalers& scalers, int i) {
+  const Scaler s = scalers.scaler(i);
+  bool close;
+  return exact_code<Quant>(Quant::kZero ? __fsub_rn(value, s.zero) : value, s.scale) - quick_code<Quant>(value, s.zero, s.inverse, close);
 }
 
 }  // namespace kvgen
