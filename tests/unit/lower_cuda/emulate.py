@@ -17,7 +17,7 @@ from kvgen.toolchain.compilers import find_gxx
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
 DYNAMIC = "extern __shared__ __align__(128) uint8_t memory[];"
 HERE = Path(__file__).parent / "emulator"
-HEADERS = ("args", "assemble", "channel_scalers", "extremes", "format", "pack", "places", "quantize", "scaler", "unpack")
+HEADERS = ("args", "assemble", "channel_scalers", "extremes", "format", "pack", "places", "quantize", "scaler", "thresholds", "unpack")
 
 EXPORTS = """
 #include "kvgen/pack.cuh"

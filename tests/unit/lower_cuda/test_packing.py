@@ -20,6 +20,8 @@ HEADS = 2
 FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] = {
     "k4v4": ("float16", 128, 128, {"bits": 4, "group": 128}, {"bits": 4, "group": 128}),
     "k2v2-g32-bf16": ("bfloat16", 64, 64, {"bits": 2, "group": 32}, {"bits": 2, "group": 32}),
+    "k2v2": ("float16", 128, 128, {"bits": 2, "group": 64}, {"bits": 2, "group": 128}),
+    "k2t-v2-g32": ("float16", 64, 32, {"bits": 2, "axis": "token", "group": 64}, {"bits": 2, "group": 32}),
     "k8v2-sym-d96": ("float16", 96, 32, {"bits": 8, "group": 32, "zero": False}, {"bits": 2, "group": 96}),
     "k4t-v8": ("float16", 64, 16, {"bits": 4, "axis": "token", "group": 32}, {"bits": 8, "group": 64, "zero": False}),
     "k2t-v4-bf16": ("bfloat16", 256, 32, {"bits": 2, "axis": "token", "group": 256, "zero": False}, {"bits": 4, "group": 64}),
@@ -109,6 +111,31 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
         for residual, x in ((held.k_residual, k), (held.v_residual, v)):
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-3.0, 3.0), (-1000.0, 5000.0), (-65504.0, 65504.0), (2.0**-24, 10.0), (0.0, 2.0**-24), (-1.0, 2.0), (100.0, 100.0625)],
+)
+def test_two_bit_codes_beside_thresholds_are_those_of_the_division(low: float, high: float, emulated) -> None:  # type: ignore[no-untyped-def]
+    layout, module = layout_of("k2v2"), emulated("k2v2")
+    random = torch.Generator().manual_seed(0)
+    scale = torch.tensor((high - low) / 3).half().double()
+    x = []
+    for _ in range(2):
+        near = low + scale * (torch.randint(0, 3, (1, 128, HEADS, 128), generator=random) + 0.5)
+        tiny = torch.randint(-40, 40, near.shape, generator=random) * 2.0**-24
+        steps = torch.randint(-2, 3, near.shape, generator=random).to(torch.int16)
+        near = torch.where(near.abs() < 1e-3, near + tiny, near).half()
+        near = torch.where(near.abs() > 1e-3, (near.view(torch.int16) + steps).view(torch.float16), near).clamp(low, high)
+        near[:, ::64], near[..., 0], near[:, 1::64], near[..., 1] = low, low, high, high
+        near[near == 0] = 0.0
+        x.append(near)
+    held = empty_cache("k2v2", 1, 128)
+    module.pack(held, *x, torch.tensor([128], dtype=torch.int32))
+    expected = pack_blocks(layout, *(to_blocks(t, 128)[0] for t in x))
+    kept = meaningful_bytes(layout)
+    assert torch.equal(held.packed[0][..., kept], expected[..., kept])
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -2,21 +2,23 @@
 #pragma once
 #include "kvgen/extremes.cuh"
 #include "kvgen/places.cuh"
+#include "kvgen/thresholds.cuh"
 
 namespace kvgen::packing {
 
-// Shared memory: extremes of every channel by runs of 16 tokens, then scalers by group.
+// Shared memory: extremes of every channel by runs of 16 tokens, then scalers (or thresholds, in the same place) by group.
 template <class Format>
 struct ChannelStats {
   static constexpr int kDim = Format::kHeadDim;
   static constexpr bool kUsed = Format::Key::kQuantized && Format::Key::kAxis == Axis::channel;
   static constexpr int kRuns = kUsed ? Format::kTokens / 16 : 0;
   static constexpr int kGroups = kUsed ? Format::kTokens / Format::Key::kGroup : 0;
+  static constexpr int kScalers = kGroups * kDim;
   static constexpr int kHighs = kRuns * kDim * 2;
   static constexpr int kScales = 2 * kHighs;
-  static constexpr int kInverses = kScales + kGroups * kDim * 4;
-  static constexpr int kZeros = kInverses + kGroups * kDim * 4;
-  static constexpr int kBytes = kZeros + kGroups * kDim * 4;
+  static constexpr int kInverses = kScales + kScalers * 4;
+  static constexpr int kZeros = kInverses + kScalers * 4;
+  static constexpr int kBytes = kZeros + kScalers * 4;
 };
 
 template <class Format, int kThreads, class KRow>
@@ -65,7 +67,7 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
   const Element* lows = reinterpret_cast<const Element*>(smem);
   const Element* highs = reinterpret_cast<const Element*>(smem + Stats::kHighs);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < Stats::kGroups * Format::kHeadDim; i += kThreads) {
+  for (int i = threadIdx.x; i < Stats::kScalers; i += kThreads) {
     const int group = i / Format::kHeadDim, channel = i % Format::kHeadDim;
     const int first = group * kRunsPerGroup * Format::kHeadDim + channel;
     float low = to_float(lows[first]), high = to_float(highs[first]);
@@ -76,9 +78,16 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
     }
     __half params[2];
     const Scaler s = make_scaler<Key>(low, high, params);
-    reinterpret_cast<float*>(smem + Stats::kScales)[i] = s.scale;
-    reinterpret_cast<float*>(smem + Stats::kInverses)[i] = s.inverse;
-    reinterpret_cast<float*>(smem + Stats::kZeros)[i] = s.zero;
+    if constexpr (by_thresholds<Key, Element>()) {
+      uint16_t* thresholds = reinterpret_cast<uint16_t*>(smem + Stats::kScales) + i;
+      thresholds[0] = threshold<1>(s.zero, s.scale);
+      thresholds[Stats::kScalers] = threshold<2>(s.zero, s.scale);
+      thresholds[2 * Stats::kScalers] = threshold<3>(s.zero, s.scale);
+    } else {
+      reinterpret_cast<float*>(smem + Stats::kScales)[i] = s.scale;
+      reinterpret_cast<float*>(smem + Stats::kInverses)[i] = s.inverse;
+      reinterpret_cast<float*>(smem + Stats::kZeros)[i] = s.zero;
+    }
 #pragma unroll
     for (int kind = 0; kind < Key::kParams; ++kind)
       *reinterpret_cast<__half*>(block + Places::param_offset(kind, group * Key::kGroup, channel)) = params[kind];
@@ -103,5 +112,21 @@ struct ChannelScalers {
   __device__ __forceinline__ Scaler scaler(int i) const { return {stored(Stats::kZeros, i), stored(Stats::kScales, i), stored(Stats::kInverses, i)}; }
   __device__ __forceinline__ float stored(int which, int i) const { return reinterpret_cast<const float*>(at + which)[i]; }
 };
+
+// The thresholds of eight neighbouring channels.
+template <class Stats>
+struct ChannelThresholds {
+  uint4 at[3];
+
+  __device__ __forceinline__ ChannelThresholds(const uint8_t* smem, int channel) {
+#pragma unroll
+    for (int nth = 0; nth < 3; ++nth) at[nth] = *reinterpret_cast<const uint4*>(smem + Stats::kScales + (nth * Stats::kScalers + channel) * 2);
+  }
+  __device__ __forceinline__ uint32_t threshold(int nth, int pair) const { return component(at[nth], pair); }
+};
+
+template <class Format>
+using ChannelCoder = std::conditional_t<by_thresholds<typename Format::Key, typename Format::Element>(), ChannelThresholds<ChannelStats<Format>>,
+                                        ChannelScalers<ChannelStats<Format>>>;
 
 }  // namespace kvgen::packing

@@ -33,11 +33,14 @@ __device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, El
   }
 }
 
-// CTAs of an SM that registers are left for. Before SM90 addresses take more of them.
+// CTAs of an SM that registers are left for: many where codes are counted, fewer where ties may be divided. Before SM90 addresses
+// take more registers.
 template <class Format>
 constexpr int pack_ctas() {
+  using Element = typename Format::Element;
+  constexpr bool kCounts = by_thresholds<typename Format::Key, Element>() && by_thresholds<typename Format::Value, Element>();
   constexpr bool kMany = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
-  return (kMany ? 768 : 512) / pack_threads<Format>();
+  return (kCounts ? 1024 : kMany ? 768 : 512) / pack_threads<Format>();
 }
 
 // A CTA per (head, block that may become full, sequence). The first of a sequence alone touches the residual: it completes the

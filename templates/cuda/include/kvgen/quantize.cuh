@@ -4,6 +4,7 @@
 #include "kvgen/assemble.cuh"
 #include "kvgen/channel_scalers.cuh"
 #include "kvgen/extremes.cuh"
+#include "kvgen/thresholds.cuh"
 
 namespace kvgen {
 namespace packing {
@@ -55,10 +56,27 @@ struct TokenScaler {
   __device__ __forceinline__ Scaler scaler(int) const { return s; }
 };
 
+// The same of codes by thresholds.
+struct TokenThresholds {
+  uint32_t at[3];
+  __device__ __forceinline__ uint32_t threshold(int nth, int) const { return at[nth]; }
+};
+template <class Places, class Element>
+using TokenCoder = std::conditional_t<by_thresholds<typename Places::Quant, Element>(), TokenThresholds, TokenScaler>;
+
+// From the lane of the row that made it.
+__device__ __forceinline__ void share(const Scaler& s, int from, TokenScaler& all) {
+  all.s = {__shfl_sync(~0u, s.zero, from), __shfl_sync(~0u, s.scale, from), __shfl_sync(~0u, s.inverse, from)};
+}
+__device__ __forceinline__ void share(const uint32_t (&thresholds)[2], int from, TokenThresholds& all) {
+  const uint32_t first = __shfl_sync(~0u, thresholds[0], from), last = __shfl_sync(~0u, thresholds[1], from);
+  all = {__byte_perm(first, 0, 0x1010), __byte_perm(first, 0, 0x3232), __byte_perm(last, 0, 0x1010)};
+}
+
 // Scalers of a lane's rows, whose pieces are those of one group. A row's four lanes know the same extremes: each makes the scaler
 // of another row and writes its params.
 template <class Places, class Element, int kCount>
-__device__ __forceinline__ void token_scalers(const Pieces<Places, Element, kCount>& pieces, int token, int x, uint8_t* block, TokenScaler (&scalers)[Places::kOctets]) {
+__device__ __forceinline__ void token_scalers(const Pieces<Places, Element, kCount>& pieces, int token, int x, uint8_t* block, TokenCoder<Places, Element> (&scalers)[Places::kOctets]) {
   using Quant = typename Places::Quant;
   constexpr int kOctets = Places::kOctets;
   const int lane = threadIdx.x % 32, mine = lane % kOctets;
@@ -83,11 +101,16 @@ __device__ __forceinline__ void token_scalers(const Pieces<Places, Element, kCou
     for (int kind = 0; kind < Quant::kParams; ++kind)
       *reinterpret_cast<__half*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, x * 32)) = params[kind];
   }
-  __syncwarp();  // the division may have split the warp
+  const int row = lane / 4 * 4;
+  if constexpr (by_thresholds<Quant, Element>()) {
+    const uint32_t thresholds[2] = {threshold<1>(s.zero, s.scale) | threshold<2>(s.zero, s.scale) << 16, threshold<3>(s.zero, s.scale)};
+    __syncwarp();  // the division, or a search, may have split the warp
 #pragma unroll
-  for (int octet = 0; octet < kOctets; ++octet) {
-    const int from = lane / 4 * 4 + octet;
-    scalers[octet].s = {__shfl_sync(~0u, s.zero, from), __shfl_sync(~0u, s.scale, from), __shfl_sync(~0u, s.inverse, from)};
+    for (int octet = 0; octet < kOctets; ++octet) share(thresholds, row + octet, scalers[octet]);
+  } else {
+    __syncwarp();
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) share(s, row + octet, scalers[octet]);
   }
 }
 
@@ -152,6 +175,23 @@ __device__ __forceinline__ void encode_words(Piece&& piece, Scalers&& scalers, u
   for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = fields.word(w);
 }
 
+// The same by thresholds.
+template <class Places, class Piece, class Scalers>
+__device__ __forceinline__ void count_words(Piece&& piece, Scalers&& scalers, uint32_t (&words)[Places::kWordsPerX]) {
+  HalfFields<Places> fields;
+#pragma unroll
+  for (int octet = 0; octet < Places::kOctets; ++octet) {
+    const uint4 v = piece(octet);
+    const auto coder = scalers(octet);
+    __half2 codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i] = reached(component(v, i), [&](int nth) { return coder.threshold(nth, i); });
+    fields.add(octet, codes);
+  }
+#pragma unroll
+  for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = fields.word(w);
+}
+
 // Packs 32 * kCount channels from 32 * x of the tile at `token`. `piece(octet, i)` gives what the lane brings of the i-th 32,
 // `scalers(octet, i)` what quantizes it.
 template <class Places, class Element, int kCount, class Piece, class Scalers>
@@ -162,14 +202,18 @@ __device__ __forceinline__ void pack_chunk(Piece&& piece, int token, int x, uint
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     uint32_t made[Places::kWordsPerX];
-    if constexpr (Quant::kQuantized) {
-      encode_words<Places, Element>([&](int octet) { return piece(octet, i); }, [&](int octet) { return scalers(octet, i); }, made);
+    const auto run = [&](int octet) { return piece(octet, i); };
+    const auto coders = [&](int octet) { return scalers(octet, i); };
+    if constexpr (by_thresholds<Quant, Element>()) {
+      count_words<Places>(run, coders, made);
+    } else if constexpr (Quant::kQuantized) {
+      encode_words<Places, Element>(run, coders, made);
     } else {
       uint32_t pairs[Places::kOctets][4];
 #pragma unroll
       for (int octet = 0; octet < Places::kOctets; ++octet)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) pairs[octet][j] = component(piece(octet, i), j);
+        for (int j = 0; j < 4; ++j) pairs[octet][j] = component(run(octet), j);
       assemble_pairs<Places>(pairs, made);
     }
     if constexpr (!Places::kKey) __syncwarp();  // the division may have split the warp
@@ -187,7 +231,6 @@ template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, const uint8_t* smem) {
   using Places = kvgen::Places<Format, Which::key>;
   using Element = typename Format::Element;
-  using Stats = ChannelStats<Format>;
   constexpr int kChunk = greatest_common_divisor(2, Places::kXs);  // stores are wide, and loads few enough for registers
   constexpr int kChunks = Places::kXs / kChunk;
 #pragma unroll 1
@@ -195,7 +238,7 @@ __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, co
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     const int first = token / Places::Quant::kGroup * Format::kHeadDim + x * 32 + threadIdx.x % 4 * 8;
     const Pieces<Places, Element, kChunk> pieces(k_row, token, x);
-    pack_chunk<Places, Element, kChunk>(pieces, token, x, block, [&](int, int i) { return ChannelScalers<Stats>(smem, first + i * 32); });
+    pack_chunk<Places, Element, kChunk>(pieces, token, x, block, [&](int, int i) { return ChannelCoder<Format>(smem, first + i * 32); });
   }
 }
 
@@ -213,7 +256,7 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
 #pragma unroll 1
     for (int start = 0; start < Places::kXs; start += kGroupXs) {
       const Group pieces(row, token, start);
-      TokenScaler scalers[Places::kOctets];
+      TokenCoder<Places, Element> scalers[Places::kOctets];
       if constexpr (Quant::kQuantized) token_scalers(pieces, token, start, block, scalers);
 #pragma unroll 1
       for (int x = 0; x < kGroupXs; x += kChunk)

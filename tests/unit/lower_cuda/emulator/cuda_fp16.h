@@ -27,4 +27,6 @@ inline _Float16 fma_half(__half a, __half b, __half c) {
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) { return {{fma_half(a.x, b.x, c.x)}, {fma_half(a.y, b.y, c.y)}}; }
 inline __half __low2half(__half2 a) { return a.x; }
 inline __half __high2half(__half2 a) { return a.y; }
+inline float __low2float(__half2 a) { return __half2float(a.x); }
+inline __half2 __hge2(__half2 a, __half2 b) { return {__half(a.x.x >= b.x.x ? 1.f : 0.f), __half(a.y.x >= b.y.x ? 1.f : 0.f)}; }
 inline bool __hgt(__half a, __half b) { return a.x > b.x; }
