@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   Head head{likely.batch, static_cast<int>(blockIdx.x) / Traits::kTogether};
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
-  Walk<Traits> walk(shared.ring(), Cursor<Traits>(args, head, Place<Traits>(likely), warp, lane), warp, lane);
+  Walk<Traits> walk(shared.ring(), Cursor<Traits>(args, head, Place<Traits>(likely), survey.copied, warp, lane), warp, lane);
   if constexpr (kEarly) walk.fill_first(grid.guess && likely.count > 0);
   survey.template wait<kEarly>();
   const Part part = survey.part(grid, slot);
@@ -69,13 +69,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
     __syncwarp();
     head.batch = part.batch;
     loader.fetch(args, head, warp, lane);
-    walk.cursor = Cursor<Traits>(args, head, place, warp, lane);
+    walk.cursor = Cursor<Traits>(args, head, place, survey.copied, warp, lane);
     walk.early = 0;
   }
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) Inbox<Traits>::open(memory);
 #endif
   const int length = survey.length(part.batch);
+  __syncwarp();  // then the place of the lengths is the page queue's
   const Tail<Traits> tail(args, head.batch, head.head, length);
   TailTile<Traits> tile;
   tile.fetch(tail, tail_tile<Traits>(place, 0, warp), lane);

@@ -52,8 +52,11 @@ struct Part {
   __device__ static __noinline__ Part by_length(const int* lengths, int batch, int slots, int slot, int total) {
     const float rate = shortest(lengths, batch, slots, total);
     const int lane = threadIdx.x % 32;
-    for (int base = 0, before = 0; base < batch; base += 32) {
-      const int at = base + lane, mine = at < batch ? parts(lengths[at], rate) : 0;
+    int before = 0;
+    // Sequences of several parts first: what takes longest must not begin last.
+    for (int turn = 0; turn < 2 * ceil_div(batch, 32); ++turn) {
+      const bool several = turn < ceil_div(batch, 32);
+      const int base = (several ? turn : turn - ceil_div(batch, 32)) * 32, at = base + lane, all = at < batch ? parts(lengths[at], rate) : 0, mine = (all > 1) == several ? all : 0;
       int upto = mine;  // of these 32
       for (int by = 1; by < 32; by *= 2) {
         const int other = __shfl_up_sync(~0u, upto, by);

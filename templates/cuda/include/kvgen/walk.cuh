@@ -8,10 +8,10 @@ namespace kvgen {
 // Where the packed units of a head lie, for a lane.
 template <class Traits>
 struct Blocks {
+  static constexpr int kEntries = Traits::kGathered ? Traits::kUnitBlocks : 1;  // of the page table, for a unit
   const uint8_t* start;  // of the head's blocks; where there are pages, of the head within each
   const int* pages;      // of the sequence
-  int page = 0, next = 0;  // of the unit and of the warp's next: whoever asks for an entry of the table waits as long as a ring takes to be filled
-  int lane, stride;        // from one unit of the warp to the next
+  int lane, stride;      // from one unit of the warp to the next
 
   __device__ Blocks(int lane_, int stride_) : lane(lane_), stride(stride_) {}
   __device__ __forceinline__ void enter(const AttendArgs& args, int batch, int head) {
@@ -21,18 +21,13 @@ struct Blocks {
     else
       start += batch * args.cache.outer_stride_bytes;
   }
-  // Asks for the pages of the warp's first units, of those below `end`. `length`: the sequence's.
-  __device__ __forceinline__ void look_up(int unit, int end, int length) {
-    if constexpr (Traits::kPaged) page = page_of(unit, end, length), next = page_of(unit + stride, end, length);
-  }
-  // A unit that was looked up; looks up the warp's next but one.
-  __device__ __forceinline__ Unit packed(const AttendArgs& args, int unit, int end, int length) {
-    int64_t block = block_of(unit, length);
+  // The table's entry for the `which`-th block of a unit. `length`: the sequence's.
+  __device__ __forceinline__ const int* entry(int unit, int which, int length) const { return pages + block_of(unit, which, length) / Traits::kPageBlocks; }
+  // A unit on a page; of a gathered unit, each lane's block on its own.
+  __device__ __forceinline__ Unit packed(const AttendArgs& args, int unit, int page, int length) const {
+    int64_t block = block_of(unit, min(lane, kEntries - 1), length);
     const uint8_t* base = start;
-    if constexpr (Traits::kPaged) {
-      base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
-      page = next, next = page_of(unit + 2 * stride, end, length);
-    }
+    if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
     base += block * Traits::Format::kBlockBytes;
     if constexpr (Traits::kGathered) return {nullptr, base, true};
     const int within = unit % Traits::kUnitsPerBlock, group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
@@ -40,11 +35,43 @@ struct Blocks {
   }
 
  private:
-  __device__ __forceinline__ int page_of(int unit, int end, int length) const { return unit < end ? pages[block_of(unit, length) / Traits::kPageBlocks] : 0; }
-  // Of a unit. Of a gathered one each lane gives a block; in place of a missing one, the last: what weighs nothing must be finite.
-  __device__ __forceinline__ int block_of(int unit, int length) const {
+  // Of a gathered unit, in place of a missing one, the last: what weighs nothing must be finite.
+  __device__ __forceinline__ static int block_of(int unit, int which, int length) {
     if constexpr (!Traits::kGathered) return unit / Traits::kUnitsPerBlock;
-    return min(unit * Traits::kUnitBlocks + min(lane, Traits::kUnitBlocks - 1), length / Traits::Format::kTokens - 1);
+    return min(unit * Traits::kUnitBlocks + which, length / Traits::Format::kTokens - 1);
+  }
+};
+
+// Entries of the page table on their way to a warp: to ask for one when it is needed would be to wait as long as a ring takes to be filled.
+// Those of the first units are in registers; each later one comes with the unit that lies kDepth + 1 before its own.
+template <class Traits>
+struct PageQueue {
+  static constexpr int kEntries = Blocks<Traits>::kEntries, kUnits = 2 * Traits::kDepth;
+  static_assert(!Traits::kPaged || (Traits::kDepth + 1) * kEntries <= 32);
+  int* words;     // [kUnits][kEntries], in shared memory
+  int first = 0;  // lane i * kEntries + j: the j-th of the i-th unit
+  int turn = 0;   // of the unit to be filled next, in `words`
+
+  __device__ explicit PageQueue(int* words_) : words(words_) {}
+  __device__ __forceinline__ void begin(const Blocks<Traits>& blocks, int unit, int end, int length) {
+    const int at = unit + blocks.lane / kEntries * blocks.stride;
+    if (blocks.lane < (Traits::kDepth + 1) * kEntries && at < end) first = *blocks.entry(at, blocks.lane % kEntries, length);
+  }
+  __device__ __forceinline__ int of_first(int unit, int lane) const { return __shfl_sync(~0u, first, unit * kEntries + min(lane, kEntries - 1)); }
+  // With the unit that is about to be filled.
+  __device__ __forceinline__ void ask(const Blocks<Traits>& blocks, int unit, int end, int length) {
+    const int later = unit + (Traits::kDepth + 1) * blocks.stride;
+    if (blocks.lane < kEntries && later < end) ptx::copy_async<4>(ptx::shared_address(words + turn * kEntries + blocks.lane), blocks.entry(later, blocks.lane, length));
+  }
+  // When the oldest unit is done with: the page of the one after the last.
+  __device__ __forceinline__ int next(int lane) {
+    if constexpr (Traits::kCopy != Copy::async) {
+      ptx::copy_wait_all();
+      __syncwarp();
+    }
+    const int page = words[(turn + Traits::kDepth) % kUnits * kEntries + min(lane, kEntries - 1)];
+    turn = (turn + 1) % kUnits;
+    return page;
   }
 };
 
@@ -62,24 +89,42 @@ template <class Traits>
 struct Cursor {
   const AttendArgs* args;
   Blocks<Traits> blocks;
+  PageQueue<Traits> pages;
   int unit, end = 0, length = 0;
 
-  __device__ Cursor(const AttendArgs& args_, const Head& head, const Place<Traits>& place, int warp, int lane)
-      : args(&args_), blocks(lane, Traits::kWarps * place.ctas), unit(warp * place.ctas + place.rank) {
+  // `words`: the warp's own, for the page table.
+  __device__ Cursor(const AttendArgs& args_, const Head& head, const Place<Traits>& place, int* words, int warp, int lane)
+      : args(&args_), blocks(lane, Traits::kWarps * place.ctas), pages(words), unit(warp * place.ctas + place.rank) {
     blocks.enter(*args, head.batch, head.head);
-    if constexpr (!Traits::kGathered) blocks.look_up(unit, args->cache.blocks * Traits::kUnitsPerBlock, 0);  // as far as the table goes
+    if constexpr (Traits::kPaged && !Traits::kGathered) pages.begin(blocks, unit, most_units(), 0);  // as far as the table goes
   }
   // The first unit, if memory goes that far: perhaps it is not the sequence's. Where no table says where it lies.
-  __device__ __forceinline__ Unit likely() { return unit < args->cache.blocks * Traits::kUnitsPerBlock ? blocks.packed(*args, unit, 0, 0) : Unit{}; }
+  __device__ __forceinline__ Unit likely() const { return unit < most_units() ? blocks.packed(*args, unit, 0, 0) : Unit{}; }
   __device__ void limit(int length_) {
     length = length_, end = Traits::packed_units(length);
-    if constexpr (Traits::kGathered) blocks.look_up(unit, end, length);
+    if constexpr (Traits::kGathered) pages.begin(blocks, unit, end, length);
   }
-  __device__ __forceinline__ Unit here() { return unit < end ? blocks.packed(*args, unit, end, length) : Unit{}; }
-  __device__ __forceinline__ Unit next() {
-    unit += blocks.stride;
-    return here();
+  // The `number`-th of the warp's first units.
+  __device__ __forceinline__ Unit early(int number) const {
+    int page = 0;
+    if constexpr (Traits::kPaged) page = pages.of_first(number, blocks.lane);
+    return at(page);
   }
+  __device__ __forceinline__ void step() { unit += blocks.stride; }
+  // After `step`, when the oldest unit is done with.
+  __device__ __forceinline__ Unit later() {
+    int page = 0;
+    if constexpr (Traits::kPaged) page = pages.next(blocks.lane);
+    return at(page);
+  }
+  // What a unit's first stage brings beside it.
+  __device__ __forceinline__ void bring() {
+    if constexpr (Traits::kPaged) pages.ask(blocks, unit, end, length);
+  }
+
+ private:
+  __device__ int most_units() const { return args->cache.blocks * Traits::kUnitsPerBlock; }
+  __device__ __forceinline__ Unit at(int page) const { return unit < end ? blocks.packed(*args, unit, page, length) : Unit{}; }
 };
 
 // What a warp works on, and what its ring fetches next: wherever its cursor comes to.
@@ -99,22 +144,27 @@ struct Walk {
   }
   // Fills the slots.
   __device__ __forceinline__ void fill_up() {
-    upcoming = cursor.here();
+    upcoming = cursor.early(0);
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
+      cursor.bring();
 #pragma unroll 1
       for (int stage = slot ? 0 : early; stage < Traits::kUnitStages; ++stage) ring.fill(slot, stage, upcoming);
-      upcoming = cursor.next();
+      cursor.step();
+      if constexpr (Traits::kPaged) cursor.pages.turn = (slot + 1) % PageQueue<Traits>::kUnits;
+      upcoming = cursor.early(slot + 1);
     }
   }
   // A stage of the oldest slot is done with and refilled.
   __device__ __forceinline__ void release(int stage) {
     ring.release(stage);
+    if (stage == 0) cursor.bring();
     ring.fill(depth, stage, upcoming);
   }
   // The oldest slot is done with.
   __device__ __forceinline__ void step() {
-    upcoming = cursor.next();
+    cursor.step();
+    upcoming = cursor.later();
     if (Traits::kDepth == 1 || ++depth == Traits::kDepth) depth = 0, ring.next_round();
   }
 };

@@ -15,16 +15,14 @@ struct Schedule {
   static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::two_level;
   static constexpr int kCluster = 1;
-  static constexpr int kHeads = 1;
-  static constexpr int kRangeHeads = 1;
   static constexpr int kGroup = 5;
   static constexpr int kQueries = 4;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
   static constexpr bool kExactQ = true;
+  static constexpr bool kOverlap = false;
 };
 
 struct Shape {
@@ -33,7 +31,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 135168, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 132096, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

@@ -15,16 +15,14 @@ struct Schedule {
   static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Split kSplit = kvgen::Split::automatic;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::last;
   static constexpr int kCluster = 1;
-  static constexpr int kHeads = 1;
-  static constexpr int kRangeHeads = 2;
   static constexpr int kGroup = 4;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr bool kExactQ = true;
+  static constexpr bool kOverlap = true;
 };
 
 struct Shape {
@@ -33,7 +31,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 188928, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 164608, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
