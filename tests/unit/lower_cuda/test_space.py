@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
-from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Target
 from kvgen.lower.cuda.machine import MACHINES
@@ -28,7 +27,7 @@ def check(words: str, schedule: str, target: Target = "sm90") -> list[str]:
     [("k8v8", "w8u1d2"), ("k8v8", "w8u1d2.bulk"), ("k4v4", "w8u4d1"), ("k4v4", "w8u4d1.cl8"), ("k2v2", "w16u4d1"), ("k2v2", "w8u4d1c2"),
      ("k4v4:h8/1", "w8u4d1.two"), ("k4v4", "n256.w8u4d1"), ("k4v4:h8/1", "w8u4d1.noexact"), ("k4v4:page64:kg64", "n64.w8u2d2.unit"),
      ("k4v4:token:page16", "w8u1d4"), ("k4v4:token:page32", "w8u4d1"), ("k4v4:token:page16", "w8u4d1.unit"),
-     ("k8v8:token:page48", "w8u1d2.bulk"), ("k4v4", "w4u4d1c2"), ("k2v2", "w6u4d1c2"), ("k4v4:d64:h32/4:q8", "w4u4d2")],
+     ("k8v8:token:page48", "w8u1d2.bulk"), ("k4v4", "w4u4d1c2"), ("k2v2", "w6u4d1c2"), ("k4v4:d64:h32/4:q8", "w4u4d2c2")],
 )  # fmt: skip
 def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
     assert check(words, schedule) == []
@@ -84,7 +83,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
     spec = spec_of("k4v4", "sm90", WORK)
     for target in backend.targets:
         space = backend.space(spec, target)
-        assert 10 <= space.size <= 2000
+        assert 8 <= space.size <= 2000
         for point in list(space.points())[::17]:
             total = shared_memory(spec, backend.layout(spec, point.layout), point.launch).total
             assert point.launch.integer("ctas") * (total + 1024) <= MACHINES[target].shared_per_sm
@@ -97,14 +96,3 @@ def test_batches_beyond_a_launch_are_excluded() -> None:
     [layout] = [p for p in space.layout_points() if p["block"] == 128]
     assert space.launch_points(layout, spec.workloads[0]) == []
     assert space.launch_points(layout, spec.workloads[1])
-
-
-@pytest.mark.parametrize("words", ["k8v8:d256:h16/4:q5", "k16v16:h32/4:q5", "k4v4:h64/4:q4", "k4v4:d64:h64/4:q8", "k2v2:d256:h64/4:q3"])
-@pytest.mark.parametrize("target", ["sm90", "sm89", "sm80"])
-def test_a_default_has_a_warp_for_every_eight_columns_or_is_refused(words: str, target: Target) -> None:
-    spec = spec_of(words, target, [workload_of("2x256")])
-    try:
-        warps = get_backend("cuda").default(spec, target).launch.integer("warps")
-    except UnsupportedError:
-        return
-    assert warps * 8 >= spec.attention.group * spec.attention.q_len
