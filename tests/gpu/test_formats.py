@@ -58,7 +58,7 @@ OLDER = tuple(
     Point(words, schedule, target)
     for target in ("sm80", "sm89")
     for words, schedule in (
-        ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d2"),
+        ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
             ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"),
         ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
     )
