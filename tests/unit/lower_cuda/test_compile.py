@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(not has_nvcc(), reason="no nv
 
 SMALL = (
     Point("k4v4"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.unit"),
-    Point("k4v4:h5/1:d96", "w8u4d1.cl8"), Point("k4v4", target="sm80"), Point("k4v4", "w8u2d2", target="sm80"),
+    Point("k4v4:h5/1:d96", "w8u4d1.cl8"), Point("k4v4", target="sm80"), Point("k4v4", "w8u2d1", target="sm80"),
     Point("k8v8:h16/2", target="sm80"),
     Point("k2v2:h8/8:q2", target="sm89"), Point("k16v4:d64", target="sm89"),
 )  # fmt: skip
