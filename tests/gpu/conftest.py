@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from tests.support.points import Compilation, Point
 
 HERE = Path(__file__).parent
 COMPILATION = pytest.StashKey[Compilation]()
+
+
+def pytest_configure() -> None:
+    """Workers side by side share the processors: torch would start as many threads in each as there are."""
+    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(workers)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
