@@ -10,6 +10,7 @@ from kvgen.spec import KernelSpec, QuantSpec
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 MAX_QUERIES = 8
+MAX_COLUMNS = 64
 WHOLE_PAGE = 32
 """Tokens that the kernel takes at once; of smaller pages, two."""
 KEY_GROUPS = (32, 64, 128, 256)
@@ -70,6 +71,11 @@ REFUSALS: tuple[Refusal, ...] = (
         f"more than {MAX_QUERIES} query tokens per call",
         lambda s: s.attention.q_len > MAX_QUERIES,
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
+    ),
+    Refusal(
+        f"more than {MAX_COLUMNS} query heads times query tokens per KV head",
+        lambda s: s.attention.group * s.attention.q_len > MAX_COLUMNS,
+        f"{{a.group}} query heads times {{a.q_len}} query tokens have more sums than registers hold ({MAX_COLUMNS} columns)",
     ),
     Refusal(
         "K per channel in groups other than 32, 64, 128 or 256 tokens",

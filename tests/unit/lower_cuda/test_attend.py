@@ -108,6 +108,18 @@ def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, case: C
             assert torch.equal(one[:, meaningful], other[:, meaningful])
 
 
+@pytest.mark.parametrize(("lengths", "several"), [((1250,) * 4, False), ((5000, 0, 0, 0), True), ((0, 0, 0, 5000), True)])
+def test_a_sequence_much_longer_than_others_is_cut_where_they_are_not(kernel: Make, lengths: tuple[int, ...], several: bool) -> None:
+    """Partial results are in the workspace, which was NaN, only if some head has several parts: of equal lengths none has."""
+    built = kernel(CASES[0])
+    held, q = reference(built, lengths)
+    step = Step(built, held, q)
+    step.run()
+    agree(step, held.attend(q))
+    counters = 4 + 33 * len(lengths) * built.spec.attention.kv_heads
+    assert bool(torch.isfinite(step.workspace[-(-counters // 64) * 64 :]).any()) == several
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[6]], ids=lambda case: case[0])
 def test_any_lengths_agree_with_the_reference(kernel: Make, case: Case) -> None:
     """Empty sequences, whole blocks and what lies between, on devices of several sizes; a batch of equal calls gives equal bits."""

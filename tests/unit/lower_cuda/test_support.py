@@ -37,6 +37,10 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "head_dim above 256": (spec(attention={"head_dim": 512}), "512"),
     "more than 16 query heads per KV head": (spec(attention={"q_heads": 32, "kv_heads": 1}), "32 query heads"),
     "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),
+    "more than 64 query heads times query tokens per KV head": (
+        spec(attention={"q_heads": 64, "kv_heads": 4, "q_len": 5}),
+        "16 query heads times 5 query tokens",
+    ),
     "K per channel in groups other than 32, 64, 128 or 256 tokens": (spec(key={"group": 96}), "96 tokens"),
     "K per token in groups that are no multiple of 32 channels": (spec(key={"axis": "token", "group": 16}), "16 channels"),
     "V per token in groups that are no multiple of 32 channels": (spec(value={"group": 16}), "16 channels"),
