@@ -25,6 +25,8 @@ from kvgen.toolchain.launch import DTYPES
 from kvgen.toolchain.module import Module, load, load_library
 
 COLD_BYTES = 192 << 20
+LEAST_CAPTURED = 20
+"""Calls in a graph: launches overlap within one, and not with the next."""
 UNIQUE = 64
 """Different random blocks; caches are made of them in random order."""
 
@@ -143,7 +145,7 @@ class Runner:
         return error if error == error else float("inf")
 
 
-def capture(calls: list[Callable[[], None]], least: int = 20) -> tuple[torch.cuda.CUDAGraph, int]:
+def capture(calls: list[Callable[[], None]], least: int = LEAST_CAPTURED) -> tuple[torch.cuda.CUDAGraph, int]:
     """A graph of the calls in turn, at least `least` of them, and their number."""
     number = len(calls) * -(-least // len(calls))
     for call in calls[:2]:
@@ -167,24 +169,27 @@ def timed(graph: torch.cuda.CUDAGraph, number: int) -> float:
 
 
 def decode_us(runner: Runner, block: int) -> float:
-    """µs per decode over a whole block of steps, its flush included."""
+    """µs per decode over a whole block of steps, its flush included; the caches' lengths are the mean of those passed."""
     caches = runner.caches
     state = [*caches.lengths, *[part for pair in caches.residual for part in pair]]
     before = [tensor.clone() for tensor in state]
     calls = [lambda i=i: runner.attend(i, decode=True) for i in range(len(caches.packed))]
-    graph, number = capture(calls, len(calls))  # type: ignore[arg-type]
+    steps = max(1, block // int(caches.q.shape[1]))
+    turns = next(n for n in range(1, steps + 1) if steps % n == 0 and (n * len(calls) >= LEAST_CAPTURED or n == steps))
+    graph, number = capture(calls, turns * len(calls))  # type: ignore[arg-type]
     samples = []
     for _ in range(2):
         for tensor, old in zip(state, before, strict=True):
             tensor.copy_(old)
-        steps = max(1, block // int(caches.q.shape[1]))
+        for lengths in caches.lengths:
+            lengths.sub_(block // 2).clamp_(min=0)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        for _ in range(steps):
+        for _ in range(steps // turns):
             graph.replay()
         end.record()
         end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / (number * steps))
+        samples.append(start.elapsed_time(end) * 1e3 / (steps * len(calls)))
     for tensor, start_state in zip(state, before, strict=True):
         tensor.copy_(start_state)
     return min(samples)

@@ -63,14 +63,19 @@ class Bench:
         return lambda: variant.attend(q, cache, out=out)
 
     def _decode(self, variant: Variant, index: int, steps: int) -> Callable[[], object]:
-        """A block's worth of steps, one flush among them, then back to where it began."""
+        """A block's worth of steps, one flush among them, over lengths of which the workload's is the mean; then back to that."""
         cache, out = self._caches[index], self._outs[index]
+        start = max(0, self.length - steps * self.workload.q_len // 2)
+
+        def begin(length: int) -> None:
+            cache.lengths.fill_(length)
+            cache.bound = length
 
         def run() -> None:
+            begin(start)
             for _ in range(steps):
                 variant.decode(self._q, self._k, self._v, cache, out=out)
-            cache.lengths.fill_(self.length)
-            cache.bound = self.length
+            begin(self.length)
 
         return run
 

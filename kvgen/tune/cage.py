@@ -27,6 +27,8 @@ CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
 ROUNDS = 15
 """Rounds of the final, where there is time."""
+CLEAR = 0.01
+"""What a finalist must be faster by: turns are paired, so as little can be told from noise."""
 TURN_S = 0.05
 """What a turn takes besides its samples: capture, copies of inputs, its share of the read."""
 TIMEOUT_S = 60.0
@@ -91,7 +93,7 @@ class Cage:
 
     def compare(self, new: Record, old: Record) -> Kind:
         """See `Bench`."""
-        return compare(new.samples, old.samples).kind
+        return compare(new.samples, old.samples, min_effect=CLEAR).kind
 
     def close(self) -> None:
         """See `Bench`."""

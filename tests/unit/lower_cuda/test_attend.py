@@ -25,7 +25,7 @@ CASES: tuple[Case, ...] = (
     ("k4v4:h8/2", 128, {"unit": 4}),
     ("k2v2:h8/2:kg64:vg64", 64, {"combine": "two_level"}),
     ("k8v8:h4/4:kg64:d64", 64, {"unit": 1, "depth": 2}),
-    ("k4v2:token:bf16:h10/2:d64", 64, {"warps": 4}),
+    ("k4v2:token:bf16:h10/2:d64", 64, {"warps": 4, "ctas": 2}),
     ("k4v4:h24/2:sym:d96", 128, {"unit": 4}),
     ("k8v4:q3:h8/2:page128:kg32", 32, {"unit": 1, "depth": 2}),
     ("k4v8:token:page16:h4/2:d64", 16, {"unit": 4}),

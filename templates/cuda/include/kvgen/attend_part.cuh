@@ -3,7 +3,6 @@
 #include "kvgen/finish.cuh"
 #include "kvgen/walk.cuh"
 
-
 namespace kvgen {
 
 // First token of a warp's `turn`-th tile of 16 tokens of the tail. Those go round the parts from the last, and there round the warps
@@ -13,16 +12,24 @@ __device__ __forceinline__ int tail_tile(const Place<Traits>& place, int turn, i
   return ((turn * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank) * TailTile<Traits>::kTokens;
 }
 
-// The warp's tiles of the tail, the first of which was asked for.
+// Whether the warp may have more than one tile. What is asked for when the ring is filled comes after that: such a warp fills its own late.
+template <class Traits>
+__device__ __forceinline__ bool several_tiles(const Tail<Traits>& tail, const Place<Traits>& place, int warp) {
+  constexpr int kMostTokens = Traits::Format::kTokens - 1 + Traits::kQueries;
+  return kMostTokens > Traits::kWarps * TailTile<Traits>::kTokens && tail_tile(place, 1, warp) < tail.count();
+}
+
+// The warp's tiles of the tail, the first of which was asked for. Fills the ring, if it is not yet, when the last tile was asked for.
 template <class Traits>
 __device__ __forceinline__ void attend_tail(const AttendArgs& args, const Shared<Traits>& shared, const Tail<Traits>& tail, TailTile<Traits>& tile, const Place<Traits>& place,
-                                            int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+                                            Walk<Traits>& walk, bool filled, int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int turn = 1; tile.valid > 0; ++turn) {
     if (tail.fresh && tail.count() < Traits::Format::kTokens) tile.append(tail, lane);
     attend_tile<Traits>(tile, tail.count(), args.q_len, shared.query(), shared.factors, lane, state);
     tile.fetch(tail, tail_tile<Traits>(place, turn, warp), lane);
+    if (!filled && tail_tile<Traits>(place, turn + 1, warp) >= tail.count()) walk.fill_up(), filled = true;
   }
 #pragma unroll
   for (int i = 0; i < Traits::kColumnTiles; ++i) mix_values<Traits>(state[i]);
@@ -82,25 +89,24 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   tile.fetch(tail, tail_tile<Traits>(place, 0, warp), lane);
   walk.cursor.limit(length);
   const int first = walk.cursor.unit;
-  walk.fill_up();
+  const bool several = several_tiles(tail, place, warp);
+  if (!several) walk.fill_up();
   loader.publish(args, shared, warp, lane);
-  int readers = 0;  // asked for here, looked at in the end: the trip to the counter costs nobody time
-  if constexpr (kAppend)
-    readers = count_reader(work);
-  else
-    __syncthreads();
+  __syncthreads();
 
   State<Traits> state[Traits::kColumnTiles];
 #pragma unroll
   for (int i = 0; i < Traits::kColumnTiles; ++i) state[i].clear();
-  attend_tail<Traits>(args, shared, tail, tile, place, warp, lane, state);
+  attend_tail<Traits>(args, shared, tail, tile, place, walk, !several, warp, lane, state);
   const Sight<Traits> sight{length + tail.fresh, args.q_len, length / kTokens * kTokens};
   attend_units<Traits>(shared, walk, first, sight, lane, state);
   if constexpr (kEarly) ptx::copy_wait_all();  // what was asked for too early
+  const int readers = kAppend ? count_reader(work) : 0;  // looked at in the end: the trip to the counter costs nobody time
   const bool completed = finish_part<Traits>(args, shared, work, head, Slots{head.head * grid.slots + part.first, part.count, part.rank}, warp, lane, state);
 
   if constexpr (kAppend) {
-    if (completed && tail.count() >= kTokens) flush<Traits>(args, shared, tail, length);
+    const int same = ptx::pinned(length);  // so that of the tail no more than this outlives the loop
+    if (const Tail<Traits> whole(args, head.batch, head.head, same); completed && whole.count() >= kTokens) flush<Traits>(args, shared, whole, same);
     advance_lengths(args, work, readers, warp, lane);
   }
 }

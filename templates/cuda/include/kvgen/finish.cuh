@@ -49,10 +49,10 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
   tail.store(Format::kTokens, tail.count(), 0);
 }
 
-// Thread 0's number of CTAs that had read the lengths before this one, all of which has.
+// Thread 0's number of CTAs that had read the lengths before this one. Called when all of its warps have, and when little else is on
+// its way: an answer comes after what was asked for earlier.
 template <class Traits>
 __device__ __forceinline__ int count_reader(const Workspace<Traits>& work) {
-  __syncthreads();
   return threadIdx.x == 0 ? atomicAdd(work.lengths_read, 1) : 0;
 }
 
@@ -69,7 +69,9 @@ __device__ __forceinline__ void advance_lengths(const AttendArgs& args, const Wo
 template <class Traits, bool kAppend>
 __device__ __forceinline__ void leave(const AttendArgs& args, const Workspace<Traits>& work, int warp, int lane) {
   ptx::copy_wait_all();
-  if constexpr (kAppend) advance_lengths(args, work, count_reader(work), warp, lane);
+  if constexpr (!kAppend) return;
+  __syncthreads();
+  advance_lengths(args, work, count_reader(work), warp, lane);
 }
 
 }  // namespace kvgen

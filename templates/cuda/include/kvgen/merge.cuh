@@ -275,13 +275,13 @@ struct Inbox {
   __device__ static void open(uint8_t* memory) {
     if (threadIdx.x == 0) {
 #pragma unroll
-      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-        const Inbox inbox(memory, tile);
-        ptx::barrier_init(inbox.barrier, 1);
-        ptx::barrier_expect(inbox.barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
-      }
+      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) ptx::barrier_init(Inbox(memory, tile).barrier, 1);
       ptx::barrier_init_fence();
     }
+    __syncwarp();
+    if (threadIdx.x == 0)
+#pragma unroll
+      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) ptx::barrier_expect(Inbox(memory, tile).barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
     __syncwarp();
     ptx::cluster_arrive_relaxed();
   }

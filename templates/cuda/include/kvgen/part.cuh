@@ -51,12 +51,12 @@ struct Part {
   // By length: parts as short as slots allow, one at least for every sequence. Called: what calls it keeps its registers to itself.
   __device__ static __noinline__ Part by_length(const int* lengths, int batch, int slots, int slot, int total) {
     const float rate = shortest(lengths, batch, slots, total);
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, rounds = ceil_div(batch, 32);
     int before = 0;
     // Sequences of several parts first: what takes longest must not begin last.
-    for (int turn = 0; turn < 2 * ceil_div(batch, 32); ++turn) {
-      const bool several = turn < ceil_div(batch, 32);
-      const int base = (several ? turn : turn - ceil_div(batch, 32)) * 32, at = base + lane, all = at < batch ? parts(lengths[at], rate) : 0, mine = (all > 1) == several ? all : 0;
+    for (int turn = 0; turn < 2 * rounds; ++turn) {
+      const int base = turn % rounds * 32, all = base + lane < batch ? parts(lengths[base + lane], rate) : 0;
+      const int mine = (all > 1) == (turn < rounds) ? all : 0;
       int upto = mine;  // of these 32
       for (int by = 1; by < 32; by *= 2) {
         const int other = __shfl_up_sync(~0u, upto, by);
@@ -94,7 +94,7 @@ struct Part {
 template <class Traits>
 struct Survey {
   static constexpr int kTurns = std::min(4, kMaxBatch / Traits::kWarps / 32);  // sequences per lane that are copied
-  static constexpr int kSlack = 1024;     // tokens that take no longer than a CTA takes to start and to finish
+  static constexpr int kSlack = 1024;  // tokens that take no longer than a CTA takes to start and to finish
   const CacheArgs& cache;
   int* copied;
   int lane;
@@ -123,9 +123,9 @@ struct Survey {
     for (int at = kTurns * 32 + lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
     total = __reduce_add_sync(~0u, total), longest = __reduce_max_sync(~0u, longest);
     const bool alike = static_cast<int64_t>(longest) * cache.batch <= total + total / 8 + static_cast<int64_t>(kSlack) * cache.batch;
-    return alike ? Part::even(grid, slot, cache.batch) : Part::by_length(cache.lengths, cache.batch, grid.slots, slot, total);
+    if (alike) return Part::even(grid, slot, cache.batch);
+    return Part::by_length(cache.batch <= kTurns * 32 ? copied : cache.lengths, cache.batch, grid.slots, slot, total);
   }
-
 };
 
 }  // namespace kvgen
