@@ -15,7 +15,7 @@ Kind = Literal["faster", "same", "slower", "unclear"]
 Compare = Callable[[Record, Record], Kind]
 """How the first compares with the second, beyond noise."""
 
-LAUNCHES = 3
+LAUNCHES = 5
 """Launches per workload that the best layout sends to the final."""
 RIVALS = 1
 """Other layouts that send their best launch."""

@@ -111,5 +111,5 @@ def _preferred_block(spec: KernelSpec) -> int:
 def _plain_launches() -> Iterator[Params]:
     """Launches that no shape is bad at, the best first."""
     for warps in (8, 4, 2):
-        for unit, depth in ((4, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 2), (2, 4)):
+        for unit, depth in ((4, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 2), (2, 4)):
             yield Params(warps=warps, unit=unit, depth=depth, ctas=1, copy="async", combine="last", exact_q=True)

@@ -94,12 +94,12 @@ def test_nothing_wins_where_a_workload_has_no_right_kernel():
 
 
 def test_finalists_hold_the_default_the_best_launches_and_the_other_back_end():
-    records = [record(64, threads, SHORT, 100.0 - threads) for threads in range(1, 7)]
+    records = [record(64, threads, SHORT, 100.0 - threads) for threads in range(1, 9)]
     records += [record(32, 1, SHORT, 200.0), record(16, 1, SHORT, 300.0), record(32, 9, SHORT, 500.0, backend="tilelang")]
     default = Point(schedule(64, 1), SHORT)
     points = finalists(records, [SHORT], [default])
     assert points[0] == default
-    assert [p.schedule.launch["threads"] for p in points if p.schedule.layout["block"] == 64] == [1, 6, 5, 4]
+    assert [p.schedule.launch["threads"] for p in points if p.schedule.layout["block"] == 64] == [1, 8, 7, 6, 5, 4]
     assert Point(schedule(32, 1), SHORT) in points
     assert Point(schedule(16, 1), SHORT) not in points
     assert Point(schedule(32, 9, "tilelang"), SHORT) in points
