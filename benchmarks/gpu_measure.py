@@ -176,7 +176,7 @@ def decode_us(runner: Runner, block: int) -> float:
     calls = [lambda i=i: runner.attend(i, decode=True) for i in range(len(caches.packed))]
     steps = max(1, block // int(caches.q.shape[1]))
     turns = next(n for n in range(1, steps + 1) if steps % n == 0 and (n * len(calls) >= LEAST_CAPTURED or n == steps))
-    graph, number = capture(calls, turns * len(calls))  # type: ignore[arg-type]
+    graph, _ = capture(calls, turns * len(calls))  # type: ignore[arg-type]
     samples = []
     for _ in range(2):
         for tensor, old in zip(state, before, strict=True):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from tests.support.points import Compilation, Point
 
@@ -18,6 +21,22 @@ def pytest_configure() -> None:
     """Workers side by side share the processors: torch would start as many threads in each as there are."""
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(workers)))
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    """Workers side by side share the device's memory: what a test has freed is given back."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def most_of_the_memory() -> Iterator[None]:
+    """For tests that take dozens of GiB: one at a time on a machine."""
+    with FileLock(Path(tempfile.gettempdir()) / f"kvgen-{os.getuid()}-most-of-the-memory.lock"):
+        yield
+        torch.cuda.empty_cache()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,8 @@ from tests.support.points import Point, variant
 
 CHUNK = 1 << 17
 
+pytestmark = pytest.mark.usefixtures("most_of_the_memory")
+
 
 def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Standard normal numbers."""

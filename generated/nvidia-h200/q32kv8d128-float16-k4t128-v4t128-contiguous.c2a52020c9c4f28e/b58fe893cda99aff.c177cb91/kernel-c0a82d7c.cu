@@ -1,0 +1,900 @@
+#line 1 "tilelang/module.cu.jinja"
+// Decode attention over a quantized KV cache: one variant, lowered by TileLang 0.1.15.
+#include "kvgen/exports.cuh"
+#include "kvgen/tilelang_host.cuh"
+#include "kvgen/tilelang_step.cuh"
+
+namespace {
+
+using Key = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128>;
+static_assert(Format::kSubtileBytes == 4352 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 17408);
+
+struct Schedule {
+  static constexpr int kThreads = 256;
+  static constexpr int kSharedBytes = std::max(69632, kvgen::pack_smem_bytes<Format>());
+  static constexpr int kCtasPerSm = 1;
+  static constexpr int kUnitTokens = 128;
+  static constexpr int kUnitBytes = 17408;
+  static constexpr int kColumns = 4;
+  static constexpr int kColumnTiles = 1;
+  static constexpr kvgen::Splits kSplits = kvgen::Splits::automatic;
+  static constexpr bool kCluster = true;
+  static constexpr int kGroup = 4;
+  static constexpr int kQueries = 1;
+  static constexpr bool kPaged = false;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 0;
+};
+
+template <class... Arguments>
+__device__ __forceinline__ void flush_block(Arguments... arguments) {
+  kvgen::flush_tail<Format, Schedule::kThreads>(arguments...);
+}
+
+}  // namespace
+
+extern "C" __global__ void attend_kernel(int* __restrict__ flushed, uint* __restrict__ k_residual, int* __restrict__ lengths, float* __restrict__ lse, uint* __restrict__ out, const uint* __restrict__ packed, const uint* __restrict__ q, int* __restrict__ readers, uint* __restrict__ v_residual, int cells, int fresh, int64_t fresh_k, int64_t fresh_k_batch, int64_t fresh_k_head, int64_t fresh_k_token, int64_t fresh_v, int64_t fresh_v_batch, int64_t fresh_v_head, int64_t fresh_v_token, int64_t out_batch, int64_t out_head, int64_t out_token, int64_t packed_head, int64_t packed_outer, int64_t q_batch, int64_t q_head, int q_len, int64_t q_token, int runs, float scale, int splits, int with_lse);
+extern "C" __global__ void __launch_bounds__(256, 1) attend_kernel(int* __restrict__ flushed, uint* __restrict__ k_residual, int* __restrict__ lengths, float* __restrict__ lse, uint* __restrict__ out, const uint* __restrict__ packed, const uint* __restrict__ q, int* __restrict__ readers, uint* __restrict__ v_residual, int cells, int fresh, int64_t fresh_k, int64_t fresh_k_batch, int64_t fresh_k_head, int64_t fresh_k_token, int64_t fresh_v, int64_t fresh_v_batch, int64_t fresh_v_head, int64_t fresh_v_token, int64_t out_batch, int64_t out_head, int64_t out_token, int64_t packed_head, int64_t packed_outer, int64_t q_batch, int64_t q_head, int q_len, int64_t q_token, int runs, float scale, int splits, int with_lse) {
+  int place[3];
+  int64_t row[2];
+  uint raw[16];
+  int work[5];
+  uint k_tail[32];
+  uint v_tail[32];
+  int64_t source[1];
+  extern __shared__ __align__(1024) uint memory[];
+  float v[2];
+  float denominator[2];
+  float reference[2];
+  float bias[2];
+  float zo[4];
+  float o[32];
+  int limit[2];
+  float top[3];
+  int flag[1];
+  float factor[2];
+  uint q_1[16];
+  float score_scale[2];
+  float row_factor[4];
+  uint ones[4];
+  float q_sum[4];
+  float c[8];
+  uint a[8];
+  float prob[8];
+  uint pb[4];
+  float x[8];
+  uint params[4];
+  uint words[4];
+  float state[16];
+  float value[16];
+  place[0] = (((int)blockIdx.x) >> 3);
+  place[1] = (((int)blockIdx.x) & 7);
+  place[2] = 0;
+  int column = (((((int)threadIdx.x) & 15) >> 2) + place[2]);
+  int head = ((place[1] * 4) + (column & 3));
+  row[0] = (((((int64_t)place[0]) * q_batch) + ((((int64_t)column) >> (int64_t)2) * q_token)) + (((int64_t)head) * q_head));
+  #pragma unroll
+  for (int x_1 = 0; x_1 < 4; ++x_1) {
+    uint broadcast_var = (uint)0;
+    uint4 condval;
+    if ((column < (q_len * 4))) {
+      condval = *(uint4*)(q + (((((int64_t)x_1) * (int64_t)16) + (row[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)));
+    } else {
+      condval = make_uint4(broadcast_var, broadcast_var, broadcast_var, broadcast_var);
+    }
+    *(uint4*)(raw + (x_1 * 4)) = condval;
+  }
+  int length = lengths[place[(int64_t)0]];
+  work[0] = (length >> 7);
+  work[1] = (length & 127);
+  work[2] = (work[1] + fresh);
+  work[4] = (((work[0] + splits) - 1) / splits);
+  work[3] = (((int)blockIdx.y) * work[4]);
+  work[4] = max(0, min(work[4], (work[0] - work[3])));
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    row[0] = (((((int64_t)place[0]) * (int64_t)16384) + (((int64_t)place[1]) * (int64_t)2048)) + (((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 16), (work[2] - 1))) * (int64_t)16));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    if (((work[1] + 16) <= (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16))) && (work[1] < work[2])) {
+      row[0] = (((fresh_k + (((int64_t)place[0]) * fresh_k_batch)) + ((((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 16), (work[2] - 1))) - ((int64_t)work[1])) * fresh_k_token)) + (((int64_t)place[1]) * fresh_k_head));
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    row[1] = (((((int64_t)place[0]) * (int64_t)16384) + (((int64_t)place[1]) * (int64_t)2048)) + (((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 8), (work[2] - 1))) * (int64_t)16));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    if (((work[1] + 8) <= (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16))) && (work[1] < work[2])) {
+      row[1] = (((fresh_k + (((int64_t)place[0]) * fresh_k_batch)) + ((((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 8), (work[2] - 1))) - ((int64_t)work[1])) * fresh_k_token)) + (((int64_t)place[1]) * fresh_k_head));
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      *(uint4*)(k_tail + (chunk * 8)) = *(uint4*)(k_residual + (((((int64_t)chunk) * (int64_t)16) + (row[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)));
+      *(uint4*)(k_tail + ((chunk * 8) + 4)) = *(uint4*)(k_residual + (((((int64_t)chunk) * (int64_t)16) + (row[1] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)));
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    row[0] = (((((int64_t)place[0]) * (int64_t)16384) + (((int64_t)place[1]) * (int64_t)2048)) + (((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 16), (work[2] - 1))) * (int64_t)16));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    if (((work[1] + 16) <= (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16))) && (work[1] < work[2])) {
+      row[0] = (((fresh_v + (((int64_t)place[0]) * fresh_v_batch)) + ((((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 16), (work[2] - 1))) - ((int64_t)work[1])) * fresh_v_token)) + (((int64_t)place[1]) * fresh_v_head));
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    row[1] = (((((int64_t)place[0]) * (int64_t)16384) + (((int64_t)place[1]) * (int64_t)2048)) + (((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 8), (work[2] - 1))) * (int64_t)16));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    if (((work[1] + 8) <= (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16))) && (work[1] < work[2])) {
+      row[1] = (((fresh_v + (((int64_t)place[0]) * fresh_v_batch)) + ((((int64_t)min(((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) - 8), (work[2] - 1))) - ((int64_t)work[1])) * fresh_v_token)) + (((int64_t)place[1]) * fresh_v_head));
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int chunk_1 = 0; chunk_1 < 4; ++chunk_1) {
+      *(uint4*)(v_tail + (chunk_1 * 8)) = *(uint4*)(v_residual + (((((int64_t)chunk_1) * (int64_t)16) + (row[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)));
+      *(uint4*)(v_tail + ((chunk_1 * 8) + 4)) = *(uint4*)(v_residual + (((((int64_t)chunk_1) * (int64_t)16) + (row[1] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)));
+    }
+  }
+  if ((((int)threadIdx.x) >> 5) < work[4]) {
+    source[0] = (((((((int64_t)((int)threadIdx.x)) >> (int64_t)5) * (int64_t)1088) + (((int64_t)work[3]) * (int64_t)1088)) + (((int64_t)place[0]) * packed_outer)) + (((int64_t)place[1]) * packed_head));
+  }
+  if ((((int)threadIdx.x) >> 5) < work[4]) {
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      tl::cp_async_gs<16>((&(memory[((((((int)threadIdx.x) >> 5) * 2176) + (i * 128)) + ((((int)threadIdx.x) & 31) * 4))])), (&(packed[(((((int64_t)i) * (int64_t)128) + (source[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4))])));
+    }
+  }
+  if ((((int)threadIdx.x) >> 5) < work[4]) {
+    kvgen::copy_async16_if<16>((&(memory[((((((int)threadIdx.x) >> 5) * 2176) + ((((int)threadIdx.x) & 31) * 4)) + 1024)])), (&(packed[(((source[0] * (int64_t)4) + ((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4)) + (int64_t)1024)])), (((int)threadIdx.x) & 31));
+  }
+  tl::cp_async_commit();
+  if ((((int)threadIdx.x) >> 5) < work[4]) {
+    #pragma unroll
+    for (int i_1 = 0; i_1 < 8; ++i_1) {
+      tl::cp_async_gs<16>((&(memory[(((((((int)threadIdx.x) >> 5) * 2176) + (i_1 * 128)) + ((((int)threadIdx.x) & 31) * 4)) + 1088)])), (&(packed[((((((int64_t)i_1) * (int64_t)128) + (source[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4)) + (int64_t)1088)])));
+    }
+  }
+  if ((((int)threadIdx.x) >> 5) < work[4]) {
+    kvgen::copy_async16_if<16>((&(memory[((((((int)threadIdx.x) >> 5) * 2176) + ((((int)threadIdx.x) & 31) * 4)) + 2112)])), (&(packed[(((source[0] * (int64_t)4) + ((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4)) + (int64_t)2112)])), (((int)threadIdx.x) & 31));
+  }
+  tl::cp_async_commit();
+  v[0] = 0x1p-10f/*9.765625e-04*/;
+  #pragma unroll
+  for (int i_2 = 0; i_2 < 2; ++i_2) {
+    denominator[i_2] = 0x0p+0f/*0.000000e+00*/;
+    reference[i_2] = -0x1p+100f/*-1.267651e+30*/;
+    bias[i_2] = 0x1p+100f/*1.267651e+30*/;
+  }
+  #pragma unroll
+  for (int i_3 = 0; i_3 < 4; ++i_3) {
+    zo[i_3] = 0x0p+0f/*0.000000e+00*/;
+  }
+  #pragma unroll
+  for (int i_4 = 0; i_4 < 32; ++i_4) {
+    o[i_4] = 0x0p+0f/*0.000000e+00*/;
+  }
+  int token = (((place[2] >> 1) + (((int)threadIdx.x) & 1)) >> 1);
+  limit[0] = (((work[0] * 128) + work[2]) - max(0, ((q_len - token) - 1)));
+  int token_1 = ((((place[2] + 1) >> 1) + (((int)threadIdx.x) & 1)) >> 1);
+  limit[1] = (((work[0] * 128) + work[2]) - max(0, ((q_len - token_1) - 1)));
+  top[0] = 0x0p+0f/*0.000000e+00*/;
+  #pragma unroll
+  for (int i_5 = 0; i_5 < 16; ++i_5) {
+    top[0] = max(top[0], fabsf(kvgen::half_low(raw[i_5])));
+    top[0] = max(top[0], fabsf(kvgen::half_high(raw[i_5])));
+  }
+  top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 1, 32));
+  top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 2, 32));
+  float v_ = top[0];
+  flag[0] = min(((int)((*(uint *)(&(v_))) >> (uint)23)), 253);
+  uint v__1 = ((uint)(254 - flag[0])) << (uint)23;
+  factor[0] = (*(float *)(&(v__1)));
+  uint v__2 = ((uint)flag[0]) << (uint)23;
+  factor[1] = (*(float *)(&(v__2)));
+  #pragma unroll
+  for (int i_6 = 0; i_6 < 16; ++i_6) {
+    q_1[i_6] = kvgen::ptx::pack_half2((kvgen::half_low(raw[i_6]) * factor[0]), (kvgen::half_high(raw[i_6]) * factor[0]));
+  }
+  float power = __shfl_sync((uint)4294967295, factor[1], ((((int)threadIdx.x) & 3) * 8));
+  score_scale[0] = (scale * power);
+  float power_1 = __shfl_sync((uint)4294967295, factor[1], (((((int)threadIdx.x) & 3) * 8) + 4));
+  score_scale[1] = (scale * power_1);
+  float condval_1;
+  if (((((int)threadIdx.x) & 3) < 2)) {
+    condval_1 = 0x1p+0f/*1.000000e+00*/;
+  } else {
+    condval_1 = 0x1p+0f/*1.000000e+00*/;
+  }
+  row_factor[0] = (condval_1 * 0x1p+24f/*1.677722e+07*/);
+  float condval_2;
+  if (((((int)threadIdx.x) & 3) < 2)) {
+    condval_2 = 0x1p+0f/*1.000000e+00*/;
+  } else {
+    condval_2 = 0x1p+0f/*1.000000e+00*/;
+  }
+  row_factor[1] = (condval_2 * 0x1p+24f/*1.677722e+07*/);
+  float condval_3;
+  if (((((int)threadIdx.x) & 3) < 2)) {
+    condval_3 = 0x1p-4f/*6.250000e-02*/;
+  } else {
+    condval_3 = 0x1p-4f/*6.250000e-02*/;
+  }
+  row_factor[2] = (condval_3 * 0x1p+24f/*1.677722e+07*/);
+  float condval_4;
+  if (((((int)threadIdx.x) & 3) < 2)) {
+    condval_4 = 0x1p-4f/*6.250000e-02*/;
+  } else {
+    condval_4 = 0x1p-4f/*6.250000e-02*/;
+  }
+  row_factor[3] = (condval_4 * 0x1p+24f/*1.677722e+07*/);
+  ones[0] = (uint)1006648320;
+  ones[1] = (uint)0;
+  ones[2] = (uint)1006648320;
+  ones[3] = (uint)0;
+  #pragma unroll
+  for (int i_7 = 0; i_7 < 4; ++i_7) {
+    q_sum[i_7] = 0x0p+0f/*0.000000e+00*/;
+  }
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 0));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 2));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 4));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 6));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 8));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 10));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 12));
+  tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(q_sum + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(q_1 + 14));
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    if (work[1] < work[2]) {
+      if ((((work[1] + 16) <= (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16))) && ((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) < (work[2] + 16))) && ((((8 - (((int)threadIdx.x) >> 5)) * splits) - ((int)blockIdx.y)) < 9)) {
+        #pragma unroll
+        for (int chunk_2 = 0; chunk_2 < 4; ++chunk_2) {
+          *(uint4*)(k_residual + ((((((((((int64_t)place[0]) * (int64_t)65536) + (((int64_t)place[1]) * (int64_t)8192)) + (((int64_t)((8 - (((int)threadIdx.x) >> 5)) * splits)) * (int64_t)1024)) + (((((int64_t)((int)threadIdx.x)) & (int64_t)31) >> (int64_t)2) * (int64_t)64)) + (((int64_t)chunk_2) * (int64_t)16)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)) - (((int64_t)((int)blockIdx.y)) * (int64_t)1024)) - (int64_t)1024)) = *(uint4*)(k_tail + (chunk_2 * 8));
+          *(uint4*)(v_residual + ((((((((((int64_t)place[0]) * (int64_t)65536) + (((int64_t)place[1]) * (int64_t)8192)) + (((int64_t)((8 - (((int)threadIdx.x) >> 5)) * splits)) * (int64_t)1024)) + (((((int64_t)((int)threadIdx.x)) & (int64_t)31) >> (int64_t)2) * (int64_t)64)) + (((int64_t)chunk_2) * (int64_t)16)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)) - (((int64_t)((int)blockIdx.y)) * (int64_t)1024)) - (int64_t)1024)) = *(uint4*)(v_tail + (chunk_2 * 8));
+        }
+      }
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    if (work[1] < work[2]) {
+      if ((((work[1] + 8) <= (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16))) && ((((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) < (work[2] + 8))) && ((((8 - (((int)threadIdx.x) >> 5)) * splits) - ((int)blockIdx.y)) < 9)) {
+        #pragma unroll
+        for (int chunk_3 = 0; chunk_3 < 4; ++chunk_3) {
+          *(uint4*)(k_residual + ((((((((((int64_t)place[0]) * (int64_t)65536) + (((int64_t)place[1]) * (int64_t)8192)) + (((int64_t)((8 - (((int)threadIdx.x) >> 5)) * splits)) * (int64_t)1024)) + (((((int64_t)((int)threadIdx.x)) & (int64_t)31) >> (int64_t)2) * (int64_t)64)) + (((int64_t)chunk_3) * (int64_t)16)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)) - (((int64_t)((int)blockIdx.y)) * (int64_t)1024)) - (int64_t)512)) = *(uint4*)(k_tail + ((chunk_3 * 8) + 4));
+          *(uint4*)(v_residual + ((((((((((int64_t)place[0]) * (int64_t)65536) + (((int64_t)place[1]) * (int64_t)8192)) + (((int64_t)((8 - (((int)threadIdx.x) >> 5)) * splits)) * (int64_t)1024)) + (((((int64_t)((int)threadIdx.x)) & (int64_t)31) >> (int64_t)2) * (int64_t)64)) + (((int64_t)chunk_3) * (int64_t)16)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)3) * (int64_t)4)) - (((int64_t)((int)blockIdx.y)) * (int64_t)1024)) - (int64_t)512)) = *(uint4*)(v_tail + ((chunk_3 * 8) + 4));
+        }
+      }
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int i_8 = 0; i_8 < 8; ++i_8) {
+      c[i_8] = 0x0p+0f/*0.000000e+00*/;
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int chunk_4 = 0; chunk_4 < 4; ++chunk_4) {
+      #pragma unroll
+      for (int y = 0; y < 2; ++y) {
+        a[0] = k_tail[((chunk_4 * 8) + (y * 2))];
+        a[1] = k_tail[(((chunk_4 * 8) + (y * 2)) + 4)];
+        a[2] = k_tail[(((chunk_4 * 8) + (y * 2)) + 1)];
+        a[3] = k_tail[(((chunk_4 * 8) + (y * 2)) + 5)];
+        tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(c + 0), reinterpret_cast<const unsigned*>(a + 0), reinterpret_cast<const unsigned*>(raw + ((chunk_4 * 4) + (y * 2))));
+      }
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    float condval_5;
+    if (((((((work[0] * 128) + (((8 - (((int)threadIdx.x) >> 5)) * splits) * 16)) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) < (limit[0] + 16)) && ((((int)threadIdx.x) & 3) < 2))) {
+      condval_5 = (c[0] * scale);
+    } else {
+      condval_5 = -0x1p+101f/*-2.535301e+30*/;
+    }
+    prob[0] = condval_5;
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    float condval_6;
+    if (((((((work[0] * 128) + (((8 - (((int)threadIdx.x) >> 5)) * splits) * 16)) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) < (limit[0] + 8)) && ((((int)threadIdx.x) & 3) < 2))) {
+      condval_6 = (c[2] * scale);
+    } else {
+      condval_6 = -0x1p+101f/*-2.535301e+30*/;
+    }
+    prob[2] = condval_6;
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    float condval_7;
+    if (((((((work[0] * 128) + (((8 - (((int)threadIdx.x) >> 5)) * splits) * 16)) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) < (limit[1] + 16)) && ((((int)threadIdx.x) & 3) < 2))) {
+      condval_7 = (c[1] * scale);
+    } else {
+      condval_7 = -0x1p+101f/*-2.535301e+30*/;
+    }
+    prob[1] = condval_7;
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    float condval_8;
+    if (((((((work[0] * 128) + (((8 - (((int)threadIdx.x) >> 5)) * splits) * 16)) + ((((int)threadIdx.x) & 31) >> 2)) - (((int)blockIdx.y) * 16)) < (limit[1] + 8)) && ((((int)threadIdx.x) & 3) < 2))) {
+      condval_8 = (c[3] * scale);
+    } else {
+      condval_8 = -0x1p+101f/*-2.535301e+30*/;
+    }
+    prob[3] = condval_8;
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = max(prob[0], prob[2]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = max(prob[1], prob[3]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 2, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 4, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 8, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 16, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = max(top[0], (reference[0] - __log2f((v[0] * 0x1p-4f/*6.250000e-02*/))));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 2, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 4, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 8, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 16, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = max(top[1], (reference[1] - __log2f((v[0] * 0x1p-4f/*6.250000e-02*/))));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[0] = 0x1p-14f/*6.103516e-05*/;
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 2, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 4, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 8, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 16, 32));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    v[0] = max(v[0], (factor[0] * 0x1p+4f/*1.600000e+01*/));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[0] = (top[0] + __log2f((v[0] * 0x1p-4f/*6.250000e-02*/)));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[0] = kvgen::ptx::exp2((reference[0] - top[0]));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    reference[0] = top[0];
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    denominator[0] = (denominator[0] * factor[0]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    top[1] = (top[1] + __log2f((v[0] * 0x1p-4f/*6.250000e-02*/)));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    factor[1] = kvgen::ptx::exp2((reference[1] - top[1]));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    reference[1] = top[1];
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    denominator[1] = (denominator[1] * factor[1]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int at = 0; at < 4; ++at) {
+      zo[at] = (zo[at] * factor[(at & 1)]);
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int i_9 = 0; i_9 < 32; ++i_9) {
+      o[i_9] = (o[i_9] * factor[(i_9 & 1)]);
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    prob[0] = kvgen::ptx::exp2((prob[0] - reference[0]));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    denominator[0] = (denominator[0] + prob[0]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    prob[2] = kvgen::ptx::exp2((prob[2] - reference[0]));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    denominator[0] = (denominator[0] + prob[2]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    prob[1] = kvgen::ptx::exp2((prob[1] - reference[1]));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    denominator[1] = (denominator[1] + prob[1]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    prob[3] = kvgen::ptx::exp2((prob[3] - reference[1]));
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    denominator[1] = (denominator[1] + prob[3]);
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    uint pair = kvgen::ptx::pack_half2(prob[0], prob[1]);
+    pb[0] = kvgen::ptx::transpose(pair);
+    uint pair_1 = kvgen::ptx::pack_half2(prob[2], prob[3]);
+    pb[1] = kvgen::ptx::transpose(pair_1);
+    #pragma unroll
+    for (int chunk_5 = 0; chunk_5 < 4; ++chunk_5) {
+      #pragma unroll
+      for (int y_1 = 0; y_1 < 2; ++y_1) {
+        a[0] = kvgen::ptx::transpose(v_tail[((chunk_5 * 8) + (y_1 * 2))]);
+        a[1] = kvgen::ptx::transpose(v_tail[(((chunk_5 * 8) + (y_1 * 2)) + 1)]);
+        a[2] = kvgen::ptx::transpose(v_tail[(((chunk_5 * 8) + (y_1 * 2)) + 4)]);
+        a[3] = kvgen::ptx::transpose(v_tail[(((chunk_5 * 8) + (y_1 * 2)) + 5)]);
+        tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(o + ((chunk_5 * 8) + (y_1 * 4))), reinterpret_cast<const unsigned*>(a + 0), reinterpret_cast<const unsigned*>(pb + 0));
+      }
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int i_10 = 0; i_10 < 8; ++i_10) {
+      o[((i_10 * 4) + 2)] = ((o[((i_10 * 4) + 2)] * 0x1p+4f/*1.600000e+01*/) + o[(i_10 * 4)]);
+      o[((i_10 * 4) + 3)] = ((o[((i_10 * 4) + 3)] * 0x1p+4f/*1.600000e+01*/) + o[((i_10 * 4) + 1)]);
+    }
+  }
+  if (((((8 - (((int)threadIdx.x) >> 5)) * splits) * 16) - (((int)blockIdx.y) * 16)) < (work[2] + 16)) {
+    #pragma unroll
+    for (int i_11 = 0; i_11 < 32; ++i_11) {
+      o[i_11] = (o[i_11] * 0x1p-24f/*5.960464e-08*/);
+    }
+  }
+  for (int turn = 0; turn < max(0, (((work[4] + 7) - (((int)threadIdx.x) >> 5)) >> 3)); ++turn) {
+    #pragma unroll
+    for (int sub = 0; sub < 4; ++sub) {
+      tl::cp_async_wait<1>();
+      __syncwarp();
+      if (sub == 0) {
+        bias[0] = (reference[0] * -0x1p+0f/*-1.000000e+00*/);
+        bias[1] = (reference[1] * -0x1p+0f/*-1.000000e+00*/);
+      }
+      #pragma unroll
+      for (int i_12 = 0; i_12 < 8; ++i_12) {
+        c[i_12] = 0x0p+0f/*0.000000e+00*/;
+      }
+      #pragma unroll
+      for (int i_13 = 0; i_13 < 8; ++i_13) {
+        x[i_13] = 0x0p+0f/*0.000000e+00*/;
+      }
+      *(uint2*)(params + 0) = *(uint2*)(memory + (((((((int)threadIdx.x) >> 5) * 2176) + ((sub & 1) * 1088)) + (((((int)threadIdx.x) & 31) >> 1) * 2)) + 512));
+      #pragma unroll
+      for (int vector = 0; vector < 4; ++vector) {
+        *(uint4*)(words + 0) = *(uint4*)(memory + (((((((int)threadIdx.x) >> 5) * 2176) + ((sub & 1) * 1088)) + (vector * 128)) + ((((int)threadIdx.x) & 31) * 4)));
+        #pragma unroll
+        for (int at_1 = 0; at_1 < 4; ++at_1) {
+          a[0] = (words[at_1] & (uint)983055);
+          a[1] = (words[at_1] & (uint)16711935);
+          a[3] = kvgen::ptx::odd_bytes(words[at_1]);
+          a[2] = (a[3] & (uint)983055);
+          tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(c + ((vector >> 1) * 4)), reinterpret_cast<const unsigned*>(a + 0), reinterpret_cast<const unsigned*>(q_1 + (((vector & 1) * 8) + (at_1 * 2))));
+          if ((((((vector & 1) * 4) + at_1) + 1) % 8) == 0) {
+            c[(((vector >> 1) * 4) + 2)] = (c[(((vector >> 1) * 4) + 2)] - c[((vector >> 1) * 4)]);
+            c[(((vector >> 1) * 4) + 3)] = (c[(((vector >> 1) * 4) + 3)] - c[(((vector >> 1) * 4) + 1)]);
+          }
+        }
+      }
+      float condval_9;
+      if (((((int)threadIdx.x) & 3) < 2)) {
+        condval_9 = c[0];
+      } else {
+        condval_9 = c[4];
+      }
+      v[1] = condval_9;
+      float q_sum_1 = q_sum[0];
+      float zero = kvgen::half_high(params[0]);
+      x[0] = ((x[0] + (kvgen::half_low(params[0]) * (v[1] * row_factor[0]))) + (zero * q_sum_1));
+      float condval_10;
+      if (((((int)threadIdx.x) & 3) < 2)) {
+        condval_10 = c[1];
+      } else {
+        condval_10 = c[5];
+      }
+      v[1] = condval_10;
+      float q_sum_2 = q_sum[1];
+      float zero_1 = kvgen::half_high(params[0]);
+      x[1] = ((x[1] + (kvgen::half_low(params[0]) * (v[1] * row_factor[1]))) + (zero_1 * q_sum_2));
+      float condval_11;
+      if (((((int)threadIdx.x) & 3) < 2)) {
+        condval_11 = c[2];
+      } else {
+        condval_11 = c[6];
+      }
+      v[1] = condval_11;
+      float q_sum_3 = q_sum[0];
+      float zero_2 = kvgen::half_high(params[1]);
+      x[2] = ((x[2] + (kvgen::half_low(params[1]) * (v[1] * row_factor[2]))) + (zero_2 * q_sum_3));
+      float condval_12;
+      if (((((int)threadIdx.x) & 3) < 2)) {
+        condval_12 = c[3];
+      } else {
+        condval_12 = c[7];
+      }
+      v[1] = condval_12;
+      float q_sum_4 = q_sum[1];
+      float zero_3 = kvgen::half_high(params[1]);
+      x[3] = ((x[3] + (kvgen::half_low(params[1]) * (v[1] * row_factor[3]))) + (zero_3 * q_sum_4));
+      *(uint2*)(params + 0) = *(uint2*)(memory + (((((((int)threadIdx.x) >> 5) * 2176) + ((sub & 1) * 1088)) + (((((int)threadIdx.x) & 31) >> 1) * 2)) + 1056));
+      top[2] = max(kvgen::half_low(params[0]), kvgen::half_low(params[1]));
+      prob[0] = fmaf(x[0], score_scale[0], bias[0]);
+      prob[2] = fmaf(x[2], score_scale[0], bias[0]);
+      prob[1] = fmaf(x[1], score_scale[1], bias[1]);
+      prob[3] = fmaf(x[3], score_scale[1], bias[1]);
+      flag[0] = __any_sync((uint)4294967295, ((int)((0x1p+3f/*8.000000e+00*/ < max(max(max(max(prob[0], prob[0]), prob[2]), prob[1]), prob[3])) || (v[0] < top[2]))));
+      if (flag[0] != 0) {
+        top[0] = -0x1p+100f/*-1.267651e+30*/;
+      }
+      if (flag[0] != 0) {
+        float value_1 = fmaf(x[0], score_scale[0], 0x0p+0f/*0.000000e+00*/);
+        top[0] = max(top[0], value_1);
+        float value_2 = fmaf(x[2], score_scale[0], 0x0p+0f/*0.000000e+00*/);
+        top[0] = max(top[0], value_2);
+        top[1] = -0x1p+100f/*-1.267651e+30*/;
+        float value_3 = fmaf(x[1], score_scale[1], 0x0p+0f/*0.000000e+00*/);
+        top[1] = max(top[1], value_3);
+        float value_4 = fmaf(x[3], score_scale[1], 0x0p+0f/*0.000000e+00*/);
+        top[1] = max(top[1], value_4);
+        float scale_1 = top[2];
+        top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 2, 32));
+        top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 4, 32));
+        top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 8, 32));
+        top[0] = max(top[0], __shfl_xor_sync((uint)4294967295, top[0], 16, 32));
+        top[0] = max(top[0], (reference[0] - __log2f((v[0] * 0x1p-4f/*6.250000e-02*/))));
+        top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 2, 32));
+        top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 4, 32));
+        top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 8, 32));
+        top[1] = max(top[1], __shfl_xor_sync((uint)4294967295, top[1], 16, 32));
+        top[1] = max(top[1], (reference[1] - __log2f((v[0] * 0x1p-4f/*6.250000e-02*/))));
+        factor[0] = max(scale_1, 0x1p-14f/*6.103516e-05*/);
+        factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 2, 32));
+        factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 4, 32));
+        factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 8, 32));
+        factor[0] = max(factor[0], __shfl_xor_sync((uint)4294967295, factor[0], 16, 32));
+        v[0] = max(v[0], (factor[0] * 0x1p+4f/*1.600000e+01*/));
+        top[0] = (top[0] + __log2f((v[0] * 0x1p-4f/*6.250000e-02*/)));
+        factor[0] = kvgen::ptx::exp2((reference[0] - top[0]));
+        reference[0] = top[0];
+        denominator[0] = (denominator[0] * factor[0]);
+        top[1] = (top[1] + __log2f((v[0] * 0x1p-4f/*6.250000e-02*/)));
+        factor[1] = kvgen::ptx::exp2((reference[1] - top[1]));
+        reference[1] = top[1];
+        denominator[1] = (denominator[1] * factor[1]);
+        #pragma unroll
+        for (int at_2 = 0; at_2 < 4; ++at_2) {
+          zo[at_2] = (zo[at_2] * factor[(at_2 & 1)]);
+        }
+        #pragma unroll
+        for (int i_14 = 0; i_14 < 32; ++i_14) {
+          o[i_14] = (o[i_14] * factor[(i_14 & 1)]);
+        }
+        bias[0] = (reference[0] * -0x1p+0f/*-1.000000e+00*/);
+        bias[1] = (reference[1] * -0x1p+0f/*-1.000000e+00*/);
+        prob[0] = fmaf(x[0], score_scale[0], bias[0]);
+        prob[2] = fmaf(x[2], score_scale[0], bias[0]);
+        prob[1] = fmaf(x[1], score_scale[1], bias[1]);
+        prob[3] = fmaf(x[3], score_scale[1], bias[1]);
+      }
+      #pragma unroll
+      for (int i_15 = 0; i_15 < 4; ++i_15) {
+        prob[i_15] = kvgen::ptx::exp2(prob[i_15]);
+      }
+      denominator[0] = (denominator[0] + prob[0]);
+      zo[2] = (zo[2] + (prob[0] * (kvgen::half_high(params[0]) + (kvgen::half_low(params[0]) * 0x1.ep+2f/*7.500000e+00*/))));
+      denominator[0] = (denominator[0] + prob[2]);
+      zo[2] = (zo[2] + (prob[2] * (kvgen::half_high(params[1]) + (kvgen::half_low(params[1]) * 0x1.ep+2f/*7.500000e+00*/))));
+      denominator[1] = (denominator[1] + prob[1]);
+      zo[3] = (zo[3] + (prob[1] * (kvgen::half_high(params[0]) + (kvgen::half_low(params[0]) * 0x1.ep+2f/*7.500000e+00*/))));
+      denominator[1] = (denominator[1] + prob[3]);
+      zo[3] = (zo[3] + (prob[3] * (kvgen::half_high(params[1]) + (kvgen::half_low(params[1]) * 0x1.ep+2f/*7.500000e+00*/))));
+      float scale_2 = kvgen::half_low(params[0]);
+      uint pair_2 = kvgen::ptx::pack_half2((prob[0] * scale_2), (prob[1] * scale_2));
+      pb[0] = kvgen::ptx::transpose(pair_2);
+      pb[2] = __shfl_xor_sync((uint)4294967295, pb[0], 16);
+      float scale_3 = kvgen::half_low(params[1]);
+      uint pair_3 = kvgen::ptx::pack_half2((prob[2] * scale_3), (prob[3] * scale_3));
+      pb[1] = kvgen::ptx::transpose(pair_3);
+      pb[3] = __shfl_xor_sync((uint)4294967295, pb[1], 16);
+      tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(zo + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(pb + 0));
+      tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(zo + 0), reinterpret_cast<const unsigned*>(ones + 0), reinterpret_cast<const unsigned*>(pb + 2));
+      #pragma unroll
+      for (int vector_1 = 0; vector_1 < 4; ++vector_1) {
+        *(uint4*)(words + 0) = *(uint4*)(memory + ((((((((int)threadIdx.x) >> 5) * 2176) + ((sub & 1) * 1088)) + (vector_1 * 128)) + ((((int)threadIdx.x) & 31) * 4)) + 544));
+        #pragma unroll
+        for (int at_3 = 0; at_3 < 4; ++at_3) {
+          a[0] = (words[at_3] & (uint)983055);
+          a[1] = (words[at_3] & (uint)16711935);
+          a[3] = kvgen::ptx::odd_bytes(words[at_3]);
+          a[2] = (a[3] & (uint)983055);
+          tl::mma_sync<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 16, 8, 16, false, true>(reinterpret_cast<float*>(o + (((vector_1 & 1) * 16) + (at_3 * 4))), reinterpret_cast<const unsigned*>(a + 0), reinterpret_cast<const unsigned*>(pb + ((vector_1 >> 1) * 2)));
+        }
+      }
+      __syncwarp();
+      if ((((((sub + 2) >> 2) * 8) + (turn * 8)) + (((int)threadIdx.x) >> 5)) < work[4]) {
+        if (((sub + 2) % 4) == 0) {
+          source[0] = ((((((((((int64_t)sub) + (int64_t)2) >> (int64_t)2) * (int64_t)8704) + (((int64_t)turn) * (int64_t)8704)) + ((((int64_t)((int)threadIdx.x)) >> (int64_t)5) * (int64_t)1088)) + (((int64_t)work[3]) * (int64_t)1088)) + (((int64_t)place[0]) * packed_outer)) + (((int64_t)place[1]) * packed_head));
+        }
+      }
+      if ((((((sub + 2) >> 2) * 8) + (turn * 8)) + (((int)threadIdx.x) >> 5)) < work[4]) {
+        #pragma unroll
+        for (int i_16 = 0; i_16 < 8; ++i_16) {
+          tl::cp_async_gs<16>((&(memory[(((((((int)threadIdx.x) >> 5) * 2176) + ((sub & 1) * 1088)) + (i_16 * 128)) + ((((int)threadIdx.x) & 31) * 4))])), (&(packed[((((((((int64_t)sub) + (int64_t)2) & (int64_t)3) * (int64_t)1088) + (((int64_t)i_16) * (int64_t)128)) + (source[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4))])));
+        }
+      }
+      if ((((((sub + 2) >> 2) * 8) + (turn * 8)) + (((int)threadIdx.x) >> 5)) < work[4]) {
+        kvgen::copy_async16_if<16>((&(memory[(((((((int)threadIdx.x) >> 5) * 2176) + ((sub & 1) * 1088)) + ((((int)threadIdx.x) & 31) * 4)) + 1024)])), (&(packed[((((((((int64_t)sub) + (int64_t)2) & (int64_t)3) * (int64_t)1088) + (source[0] * (int64_t)4)) + ((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4)) + (int64_t)1024)])), (((int)threadIdx.x) & 31));
+      }
+      tl::cp_async_commit();
+    }
+  }
+  denominator[0] = (denominator[0] + __shfl_xor_sync((uint)4294967295, denominator[0], 2, 32));
+  denominator[0] = (denominator[0] + __shfl_xor_sync((uint)4294967295, denominator[0], 4, 32));
+  denominator[0] = (denominator[0] + __shfl_xor_sync((uint)4294967295, denominator[0], 8, 32));
+  denominator[0] = (denominator[0] + __shfl_xor_sync((uint)4294967295, denominator[0], 16, 32));
+  zo[2] = (zo[2] + __shfl_xor_sync((uint)4294967295, zo[2], 2, 32));
+  zo[2] = (zo[2] + __shfl_xor_sync((uint)4294967295, zo[2], 4, 32));
+  zo[2] = (zo[2] + __shfl_xor_sync((uint)4294967295, zo[2], 8, 32));
+  zo[2] = (zo[2] + __shfl_xor_sync((uint)4294967295, zo[2], 16, 32));
+  denominator[1] = (denominator[1] + __shfl_xor_sync((uint)4294967295, denominator[1], 2, 32));
+  denominator[1] = (denominator[1] + __shfl_xor_sync((uint)4294967295, denominator[1], 4, 32));
+  denominator[1] = (denominator[1] + __shfl_xor_sync((uint)4294967295, denominator[1], 8, 32));
+  denominator[1] = (denominator[1] + __shfl_xor_sync((uint)4294967295, denominator[1], 16, 32));
+  zo[3] = (zo[3] + __shfl_xor_sync((uint)4294967295, zo[3], 2, 32));
+  zo[3] = (zo[3] + __shfl_xor_sync((uint)4294967295, zo[3], 4, 32));
+  zo[3] = (zo[3] + __shfl_xor_sync((uint)4294967295, zo[3], 8, 32));
+  zo[3] = (zo[3] + __shfl_xor_sync((uint)4294967295, zo[3], 16, 32));
+  #pragma unroll
+  for (int i_17 = 0; i_17 < 8; ++i_17) {
+    o[((i_17 * 4) + 2)] = (o[((i_17 * 4) + 2)] - o[(i_17 * 4)]);
+    o[((i_17 * 4) + 3)] = (o[((i_17 * 4) + 3)] - o[((i_17 * 4) + 1)]);
+  }
+  tl::cp_async_wait<0>();
+  __syncthreads();
+  if ((0 < fresh) && (((int)threadIdx.x) == 0)) {
+    flag[0] = atomicAdd((&(readers[place[(int64_t)0]])), 1);
+  }
+  if ((((int)threadIdx.x) & 3) < 2) {
+    #pragma unroll
+    for (int i_18 = 0; i_18 < 4; ++i_18) {
+      float v__3 = (o[(i_18 * 8)] * 0x1p+24f/*1.677722e+07*/) + (zo[2] - (zo[0] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_18 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2))] = (*(uint *)(&(v__3)));
+      float v__4 = (o[((i_18 * 8) + 2)] * 0x1p+20f/*1.048576e+06*/) + (zo[2] - (zo[0] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_18 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 2)] = (*(uint *)(&(v__4)));
+      float v__5 = (o[((i_18 * 8) + 4)] * 0x1p+24f/*1.677722e+07*/) + (zo[2] - (zo[0] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_18 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 4)] = (*(uint *)(&(v__5)));
+      float v__6 = (o[((i_18 * 8) + 6)] * 0x1p+20f/*1.048576e+06*/) + (zo[2] - (zo[0] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_18 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 6)] = (*(uint *)(&(v__6)));
+    }
+    if (((((int)threadIdx.x) & 31) >> 2) == 0) {
+      float v__7 = reference[0];
+      memory[((((((int)threadIdx.x) >> 5) * 8) + ((((int)threadIdx.x) & 3) * 4)) + 4128)] = (*(uint *)(&(v__7)));
+      float v__8 = denominator[0];
+      memory[((((((int)threadIdx.x) >> 5) * 8) + ((((int)threadIdx.x) & 3) * 4)) + 4129)] = (*(uint *)(&(v__8)));
+    }
+    #pragma unroll
+    for (int i_19 = 0; i_19 < 4; ++i_19) {
+      float v__9 = (o[((i_19 * 8) + 1)] * 0x1p+24f/*1.677722e+07*/) + (zo[3] - (zo[1] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_19 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 129)] = (*(uint *)(&(v__9)));
+      float v__10 = (o[((i_19 * 8) + 3)] * 0x1p+20f/*1.048576e+06*/) + (zo[3] - (zo[1] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_19 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 131)] = (*(uint *)(&(v__10)));
+      float v__11 = (o[((i_19 * 8) + 5)] * 0x1p+24f/*1.677722e+07*/) + (zo[3] - (zo[1] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_19 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 133)] = (*(uint *)(&(v__11)));
+      float v__12 = (o[((i_19 * 8) + 7)] * 0x1p+20f/*1.048576e+06*/) + (zo[3] - (zo[1] * 0x1.ep+2f/*7.500000e+00*/));
+      memory[(((((((((int)threadIdx.x) >> 5) * 516) + ((((int)threadIdx.x) & 3) * 258)) + (i_19 * 32)) + (((((int)threadIdx.x) & 31) >> 3) * 8)) + ((((int)threadIdx.x) & 7) >> 2)) + 135)] = (*(uint *)(&(v__12)));
+    }
+    if (((((int)threadIdx.x) & 31) >> 2) == 0) {
+      float v__13 = reference[1];
+      memory[((((((int)threadIdx.x) >> 5) * 8) + ((((int)threadIdx.x) & 3) * 4)) + 4130)] = (*(uint *)(&(v__13)));
+      float v__14 = denominator[1];
+      memory[((((((int)threadIdx.x) >> 5) * 8) + ((((int)threadIdx.x) & 3) * 4)) + 4131)] = (*(uint *)(&(v__14)));
+    }
+  }
+  __syncthreads();
+  top[0] = -0x1p+100f/*-1.267651e+30*/;
+  #pragma unroll
+  for (int warp = 0; warp < 8; ++warp) {
+    uint v__15 = memory[(((warp * 8) + ((((int)threadIdx.x) >> 6) * 2)) + 4128)];
+    top[0] = max(top[0], (*(float *)(&(v__15))));
+  }
+  top[1] = 0x0p+0f/*0.000000e+00*/;
+  factor[0] = 0x0p+0f/*0.000000e+00*/;
+  factor[1] = 0x0p+0f/*0.000000e+00*/;
+  #pragma unroll
+  for (int warp_1 = 0; warp_1 < 8; ++warp_1) {
+    uint v__16 = memory[(((warp_1 * 8) + ((((int)threadIdx.x) >> 6) * 2)) + 4128)];
+    v[0] = kvgen::ptx::exp2(((*(float *)(&(v__16))) - top[0]));
+    uint v__17 = memory[(((warp_1 * 8) + ((((int)threadIdx.x) >> 6) * 2)) + 4129)];
+    top[1] = (top[1] + (v[0] * (*(float *)(&(v__17)))));
+    uint output = memory[(((warp_1 * 516) + ((((int)threadIdx.x) >> 6) * 129)) + ((((int)threadIdx.x) & 63) * 2))];
+    uint _reinterpret_tmp = output;
+    factor[0] = (factor[0] + (v[0] * (*(float *)(&(_reinterpret_tmp)))));
+    uint output_1 = memory[((((warp_1 * 516) + ((((int)threadIdx.x) >> 6) * 129)) + ((((int)threadIdx.x) & 63) * 2)) + 1)];
+    uint _reinterpret_tmp_1 = output_1;
+    factor[1] = (factor[1] + (v[0] * (*(float *)(&(_reinterpret_tmp_1)))));
+  }
+  if (splits == 1) {
+    int token_2 = (((((int)threadIdx.x) >> 6) + place[2]) >> 2);
+    int head_1 = ((place[1] * 4) + (((((int)threadIdx.x) >> 6) + place[2]) & 3));
+    if (token_2 < q_len) {
+      float condval_13;
+      if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
+        condval_13 = (0x1p+0f/*1.000000e+00*/ / top[1]);
+      } else {
+        condval_13 = 0x0p+0f/*0.000000e+00*/;
+      }
+      float condval_14;
+      if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
+        condval_14 = (0x1p+0f/*1.000000e+00*/ / top[1]);
+      } else {
+        condval_14 = 0x0p+0f/*0.000000e+00*/;
+      }
+      out[(((((((int64_t)place[0]) * out_batch) * (int64_t)4) + ((((int64_t)token_2) * out_token) * (int64_t)4)) + ((((int64_t)head_1) * out_head) * (int64_t)4)) + (((int64_t)((int)threadIdx.x)) & (int64_t)63))] = kvgen::ptx::pack_half2((factor[0] * condval_13), (factor[1] * condval_14));
+      if ((with_lse != 0) && ((((int)threadIdx.x) % 64) == 0)) {
+        float condval_15;
+        if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
+          condval_15 = ((top[0] + log2f(top[1])) * 0x1.62e43p-1f/*6.931472e-01*/);
+        } else {
+          condval_15 = -CUDART_INF_F;
+        }
+        lse[((((((int64_t)place[(int64_t)0]) * (int64_t)32) + ((int64_t)head_1)) * ((int64_t)q_len)) + ((int64_t)token_2))] = condval_15;
+      }
+    }
+  } else {
+    float v__18 = factor[0];
+    memory[((((int)threadIdx.x) * 2) + 4192)] = (*(uint *)(&(v__18)));
+    if ((((int)threadIdx.x) % 64) == 0) {
+      float v__19 = top[0];
+      memory[(((((int)threadIdx.x) >> 6) * 2) + 4704)] = (*(uint *)(&(v__19)));
+    }
+    float v__20 = factor[1];
+    memory[((((int)threadIdx.x) * 2) + 4193)] = (*(uint *)(&(v__20)));
+    if ((((int)threadIdx.x) % 64) == 0) {
+      float v__21 = top[1];
+      memory[(((((int)threadIdx.x) >> 6) * 2) + 4705)] = (*(uint *)(&(v__21)));
+    }
+  }
+  if (1 < splits) {
+    kvgen::cluster_sync();
+    if (((((int)threadIdx.x) * splits) + ((int)blockIdx.y)) < 256) {
+      top[0] = -0x1p+100f/*-1.267651e+30*/;
+      top[1] = 0x0p+0f/*0.000000e+00*/;
+      factor[0] = 0x0p+0f/*0.000000e+00*/;
+      factor[1] = 0x0p+0f/*0.000000e+00*/;
+      #pragma unroll
+      for (int s = 0; s < 8; ++s) {
+        state[(s * 2)] = -0x1p+100f/*-1.267651e+30*/;
+        state[((s * 2) + 1)] = 0x0p+0f/*0.000000e+00*/;
+        value[(s * 2)] = 0x0p+0f/*0.000000e+00*/;
+        value[((s * 2) + 1)] = 0x0p+0f/*0.000000e+00*/;
+        if (s < splits) {
+          state[(s * 2)] = kvgen::load_cluster((&(memory[(((((((int)threadIdx.x) * splits) + ((int)blockIdx.y)) >> 6) * 2) + 4704)])), s);
+          value[(s * 2)] = kvgen::load_cluster((&(memory[((((((int64_t)((int)threadIdx.x)) * ((int64_t)splits)) * (int64_t)2) + (((int64_t)((int)blockIdx.y)) * (int64_t)2)) + (int64_t)4192)])), s);
+          state[((s * 2) + 1)] = kvgen::load_cluster((&(memory[(((((((int)threadIdx.x) * splits) + ((int)blockIdx.y)) >> 6) * 2) + 4705)])), s);
+          value[((s * 2) + 1)] = kvgen::load_cluster((&(memory[((((((int64_t)((int)threadIdx.x)) * ((int64_t)splits)) * (int64_t)2) + (((int64_t)((int)blockIdx.y)) * (int64_t)2)) + (int64_t)4193)])), s);
+        }
+      }
+      v[0] = top[0];
+      #pragma unroll
+      for (int s_1 = 0; s_1 < 8; ++s_1) {
+        top[0] = max(top[0], state[(s_1 * 2)]);
+      }
+      v[0] = kvgen::ptx::exp2((v[0] - top[0]));
+      top[1] = (top[1] * v[0]);
+      factor[0] = (factor[0] * v[0]);
+      factor[1] = (factor[1] * v[0]);
+      #pragma unroll
+      for (int s_2 = 0; s_2 < 8; ++s_2) {
+        v[0] = kvgen::ptx::exp2((state[(s_2 * 2)] - top[0]));
+        top[1] = (top[1] + (v[0] * state[((s_2 * 2) + 1)]));
+        factor[0] = (factor[0] + (v[0] * value[(s_2 * 2)]));
+        factor[1] = (factor[1] + (v[0] * value[((s_2 * 2) + 1)]));
+      }
+      if ((((((((int)threadIdx.x) * splits) + ((int)blockIdx.y)) >> 6) + place[2]) >> 2) < q_len) {
+        float condval_16;
+        if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
+          condval_16 = (0x1p+0f/*1.000000e+00*/ / top[1]);
+        } else {
+          condval_16 = 0x0p+0f/*0.000000e+00*/;
+        }
+        float condval_17;
+        if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
+          condval_17 = (0x1p+0f/*1.000000e+00*/ / top[1]);
+        } else {
+          condval_17 = 0x0p+0f/*0.000000e+00*/;
+        }
+        out[(((((((int64_t)place[0]) * out_batch) * (int64_t)4) + ((((((((int64_t)(((int)threadIdx.x) * splits)) + ((int64_t)((int)blockIdx.y))) >> (int64_t)6) + ((int64_t)place[2])) >> (int64_t)2) * out_token) * (int64_t)4)) + ((((((int64_t)place[1]) * (int64_t)4) + ((((((int64_t)(((int)threadIdx.x) * splits)) + ((int64_t)((int)blockIdx.y))) >> (int64_t)6) + ((int64_t)place[2])) & (int64_t)3)) * out_head) * (int64_t)4)) + ((((int64_t)(((int)threadIdx.x) * splits)) + ((int64_t)((int)blockIdx.y))) & (int64_t)63))] = kvgen::ptx::pack_half2((factor[0] * condval_16), (factor[1] * condval_17));
+      }
+      if ((((((((int)threadIdx.x) * splits) + ((int)blockIdx.y)) >> 6) + place[2]) >> 2) < q_len) {
+        if ((with_lse != 0) && ((((((int)threadIdx.x) * splits) + ((int)blockIdx.y)) % 64) == 0)) {
+          float condval_18;
+          if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
+            condval_18 = ((top[0] + log2f(top[1])) * 0x1.62e43p-1f/*6.931472e-01*/);
+          } else {
+            condval_18 = -CUDART_INF_F;
+          }
+          lse[((((((((int64_t)((int)threadIdx.x)) * ((int64_t)splits)) + ((int64_t)((int)blockIdx.y))) >> (int64_t)6) + ((int64_t)place[(int64_t)2])) >> (int64_t)2) + ((((((int64_t)place[(int64_t)0]) * (int64_t)32) + (((int64_t)place[(int64_t)1]) * (int64_t)4)) + (((((((int64_t)((int)threadIdx.x)) * ((int64_t)splits)) + ((int64_t)((int)blockIdx.y))) >> (int64_t)6) + ((int64_t)place[(int64_t)2])) & (int64_t)3)) * ((int64_t)q_len)))] = condval_18;
+        }
+      }
+    }
+    kvgen::cluster_sync();
+  }
+  if ((0 < fresh) && (((int)threadIdx.x) == 0)) {
+    if (flag[0] == (((runs * splits) * 8) - 1)) {
+      readers[place[(int64_t)0]] = 0;
+    }
+    if (flag[0] == (((runs * splits) * 8) - 1)) {
+      lengths[place[(int64_t)0]] = (lengths[place[(int64_t)0]] + fresh);
+    }
+  }
+  if ((0 < fresh) && (128 <= work[2])) {
+    __syncthreads();
+  }
+  if ((0 < fresh) && (128 <= work[2])) {
+    if (((int)threadIdx.x) == 0) {
+      memory[0] = kvgen::ptx::arrive((&(flushed[((((int64_t)place[0]) * (int64_t)8) + ((int64_t)place[1]))])));
+    }
+  }
+  if ((0 < fresh) && (128 <= work[2])) {
+    __syncthreads();
+  }
+  if ((0 < fresh) && (128 <= work[2])) {
+    bool if_condition = (((int)memory[0]) == ((runs * splits) - 1));
+    if (if_condition) {
+      __syncthreads();
+      if (((int)threadIdx.x) == 0) {
+        flushed[((((int64_t)place[(int64_t)0]) * (int64_t)8) + ((int64_t)place[(int64_t)1]))] = 0;
+      }
+      source[0] = (((((int64_t)work[0]) * (int64_t)1088) + (((int64_t)place[0]) * packed_outer)) + (((int64_t)place[1]) * packed_head));
+      flush_block((&(k_residual[((((int64_t)place[0]) * (int64_t)65536) + (((int64_t)place[1]) * (int64_t)8192))])), (&(v_residual[((((int64_t)place[0]) * (int64_t)65536) + (((int64_t)place[1]) * (int64_t)8192))])), (&(packed[(source[0] * (int64_t)4)])), ((((fresh_k + (((int64_t)place[0]) * fresh_k_batch)) + (((int64_t)place[1]) * fresh_k_head)) - (((int64_t)place[1]) * (int64_t)2048)) - (((int64_t)place[0]) * (int64_t)16384)), fresh_k_token, ((((fresh_v + (((int64_t)place[0]) * fresh_v_batch)) + (((int64_t)place[1]) * fresh_v_head)) - (((int64_t)place[1]) * (int64_t)2048)) - (((int64_t)place[0]) * (int64_t)16384)), fresh_v_token, work[1], work[2], (&(memory[0])));
+    }
+  }
+}
+
+namespace {
+
+struct Attend : kvgen::TileHost<Format, Schedule> {
+  static cudaError_t launch(const kvgen::AttendArgs& args, bool append, cudaStream_t stream) {
+    const kvgen::TileArgs t = arguments(args, append);
+    return start(attend_kernel, t, stream,
+                 t.flushed, t.k_residual, t.lengths, t.lse, t.out, t.packed, t.q, t.readers, t.v_residual, t.cells, t.fresh, t.fresh_k,
+                 t.fresh_k_batch, t.fresh_k_head, t.fresh_k_token, t.fresh_v, t.fresh_v_batch, t.fresh_v_head, t.fresh_v_token,
+                 t.out_batch, t.out_head, t.out_token, t.packed_head, t.packed_outer, t.q_batch, t.q_head, t.q_len, t.q_token, t.runs,
+                 t.scale, t.splits, t.with_lse);
+  }
+};
+
+using Module = kvgen::Exports<Format, Schedule, Shape, Attend>;
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)
