@@ -1,29 +1,16 @@
-"""The application: commands, options they share, and what an error becomes."""
+"""The application: its commands, and what an error becomes."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import NoReturn
 
 import typer
 
 from kvgen import errors
-
-
-class Exit(IntEnum):
-    """Exit codes of every command."""
-
-    GOOD = 0
-    REGRESSION = 1
-    USAGE = 2
-    """Bad spec or arguments."""
-    NO_KERNEL = 3
-    """No kernel answers, or what is needed to make one is missing."""
-    INTERRUPTED = 130
-
+from kvgen.cli.exit import Exit, exit_code
 
 app = typer.Typer(
     name="kvgen",
@@ -56,17 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _report(error, as_json="--json" in given)
         sys.exit(exit_code(error))
     sys.exit(Exit.GOOD)
-
-
-def exit_code(error: BaseException) -> Exit:
-    """The code that tells a caller what kind of failure this is."""
-    if isinstance(error, KeyboardInterrupt):
-        return Exit.INTERRUPTED
-    if isinstance(error, errors.SpecError):
-        return Exit.USAGE
-    if isinstance(error, errors.CheckError):
-        return Exit.REGRESSION
-    return Exit.NO_KERNEL
 
 
 def _report(error: BaseException, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.cli.exit import Exit
 from kvgen.cli.launches import print_launches
 from kvgen.cli.output import (
     Arch,
@@ -50,7 +51,6 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C keeps the best so far; a later run goes on from there."""
-    from kvgen.cli.app import Exit
 
     chosen = [resolve_spec(name, arch, workload) for name in specs]
     if compile_only:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.cli.exit import Exit
 from kvgen.cli.output import Json, print_json, print_table
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def check(
 
     Exit code 1 where one is damaged or regressed and was not accepted.
     """
-    from kvgen.cli.app import Exit
 
     results: list[dict[str, Any]] = []
     bad = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from kvgen.cli.exit import Exit
 from kvgen.cli.output import Json, print_json, print_table
 
 
@@ -17,7 +18,6 @@ def register(app: typer.Typer) -> None:
 
 def doctor(as_json: Json = False) -> None:
     """Compilers, GPU, back ends, caches and registries of this machine. Exit code 3 where not even a CPU kernel can be built."""
-    from kvgen.cli.app import Exit
 
     facts = examine()
     if as_json:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.cli.exit import Exit
 from kvgen.cli.launches import print_launches
 from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
 
@@ -114,7 +115,6 @@ def _print_entry(entry: Entry, one: Found) -> None:
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
     """Which entry answers a spec (or one workload of it), and why. Exit code 3 where none does."""
-    from kvgen.cli.app import Exit
     from kvgen.registry.select import select
     from kvgen.spec.target import resolve
 
