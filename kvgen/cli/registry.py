@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.cli.describe import describe
 from kvgen.cli.exit import Exit
 from kvgen.cli.launches import print_launches
 from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
@@ -88,8 +89,6 @@ def show(
 
 
 def _print_entry(entry: Entry, one: Found) -> None:
-    from kvgen.cli.specs import describe
-
     typer.echo(f"{entry.spec.name}  {entry.key}  ({one.store} registry)\n{describe(entry.spec)}")
     typer.echo(f"{entry.backend} for {entry.arch}, tuned on {entry.device.get('name')}; layout {entry.layout} ({entry.layout_id})\n")
     print_launches("", entry)

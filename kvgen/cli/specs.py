@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvgen.cli.describe import describe
 from kvgen.cli.output import Json, print_json, print_table
 
 
@@ -32,23 +33,6 @@ def presets(
         typer.echo(dump_spec(known[name]), nl=False)
     else:
         print_table("", ["preset", "format"], [(key, describe(spec)) for key, spec in shown.items()])
-
-
-def describe(spec: object) -> str:
-    """A format in a few words."""
-    from kvgen.spec import KernelSpec, QuantSpec
-
-    assert isinstance(spec, KernelSpec)
-
-    def operand(letter: str, quant: QuantSpec) -> str:
-        if not quant.quantized:
-            return f"{letter} {spec.attention.dtype}"
-        return f"{letter} int{quant.bits} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
-
-    a = spec.attention
-    boost = f" +{spec.key.boost.fraction:.1%} in 4 bits" if spec.key.boost.fraction else ""
-    place = f", pages of {spec.cache.page}" if spec.cache.page else ""
-    return f"{operand('K', spec.key)}{boost}, {operand('V', spec.value)}, {a.q_heads}/{a.kv_heads} heads of {a.head_dim}, {a.dtype}{place}"
 
 
 def schema() -> None:

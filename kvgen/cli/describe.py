@@ -1,0 +1,22 @@
+"""Formats in a few words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvgen.spec import KernelSpec, QuantSpec
+
+
+def describe(spec: KernelSpec) -> str:
+    """A format in a few words."""
+
+    def operand(letter: str, quant: QuantSpec) -> str:
+        if not quant.quantized:
+            return f"{letter} {spec.attention.dtype}"
+        return f"{letter} int{quant.bits} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
+
+    a = spec.attention
+    boost = f" +{spec.key.boost.fraction:.1%} in 4 bits" if spec.key.boost.fraction else ""
+    place = f", pages of {spec.cache.page}" if spec.cache.page else ""
+    return f"{operand('K', spec.key)}{boost}, {operand('V', spec.value)}, {a.q_heads}/{a.kv_heads} heads of {a.head_dim}, {a.dtype}{place}"
