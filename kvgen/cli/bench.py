@@ -103,7 +103,7 @@ def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list
     from kvgen.bench.flashinfer import FlashInfer
     from kvgen.bench.torch_sdpa import cpu_providers, cuda_providers
 
-    every = cpu_providers() if target == "cpu" else [*cuda_providers(spec.attention.dtype), FlashInfer()]
+    every = cpu_providers() if target == "cpu" else [*cuda_providers(spec.attention.dtype), FlashInfer(), FlashInfer(fp8=True)]
     if not names:
         return every
     chosen = [provider for provider in every if any(name in f"{provider.name} {provider.backend}" for name in names)]
