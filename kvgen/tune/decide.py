@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvgen.lower.schedule import Params, Schedule
@@ -19,6 +19,9 @@ LAUNCHES = 5
 """Launches per workload that the best layout sends to the final."""
 RIVALS = 1
 """Other layouts that send their best launch."""
+RIGID = 1.05
+"""What the times of a rigid back end are multiplied by at workloads of several sequences. It is timed over equal lengths, and over lengths
+that differ it takes several times as long as one that shares work by them: it must be worth that."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,42 @@ def _fastest(records: Iterable[Record], workload: Workload) -> float:
 
 
 def decide(
-    records: Sequence[Record], workloads: Sequence[Workload], default: Schedule, present: Mapping[str, Schedule], compare: Compare
+    records: Sequence[Record],
+    workloads: Sequence[Workload],
+    default: Schedule,
+    present: Mapping[str, Schedule],
+    compare: Compare,
+    rigid: Collection[str] = (),
 ) -> Decision | None:
-    """The winner among the finalists' records; None where no layout is right at every workload.
+    """The winner among the finalists' records; None where no layout is right at every workload. `rigid`: back ends that do not share
+    work by length.
 
     Within a layout each workload takes its fastest launch, of any back end. `present` is the registered winner's launch per
     workload key, or empty. It, or else the default, stays unless another is clearly faster; what is clearly slower than the
     default anywhere never wins.
     """
+    measured = {record.point.key: record for record in records}
+    weighed = [_weighed(record) if record.point.backend in rigid else record for record in records]
+    decision = _decide(weighed, workloads, default, present, compare)
+    if decision is None:
+        return None
+
+    def as_measured(found: Mapping[str, Record]) -> dict[str, Record]:
+        return {key: measured[record.point.key] for key, record in found.items()}
+
+    runners_up = tuple((layout, as_measured(found)) for layout, found in decision.runners_up)
+    return replace(decision, launches=as_measured(decision.launches), rivals=as_measured(decision.rivals), runners_up=runners_up)
+
+
+def _weighed(record: Record) -> Record:
+    """What a rigid back end's record counts."""
+    factor = RIGID if record.point.workload.batch > 1 else 1.0
+    return replace(record, us=record.cost * factor, samples=tuple(sample * factor for sample in record.samples)) if record.ok else record
+
+
+def _decide(
+    records: Sequence[Record], workloads: Sequence[Workload], default: Schedule, present: Mapping[str, Schedule], compare: Compare
+) -> Decision | None:
     incumbents = {workload.key: present.get(workload.key, default).id for workload in workloads}
     picks: dict[Params, dict[str, Record]] = {}
     for layout in dict.fromkeys(record.point.layout for record in records):

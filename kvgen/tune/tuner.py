@@ -118,6 +118,7 @@ class _Run:
         self.spec, self.target, self.found, self.clock, self.cache, self.watch, self.store = spec, target, found, clock, cache, watch, store
         self.refusals = refusals
         self.default = found[0].default
+        self.rigid = [c.backend.name for c in found if not c.backend.shares_by_length]
         self.memories: Mapping[tuple[str, str], Memory] = {}
         self.shared = False
         """Other hosts work on the same studies."""
@@ -159,7 +160,7 @@ class _Run:
                     last = self._final(bench, ahead, keep)
                 except KeyboardInterrupt:
                     interrupted = True
-            decision = decide(last, self.spec.workloads, self.default, present, bench.compare)
+            decision = decide(last, self.spec.workloads, self.default, present, bench.compare, self.rigid)
             judged = last if decision is not None else self.records()
             decision = decision or self._decide(judged, present, bench)
             return self._register(decision, ahead, judged, last, bench, seed, interrupted=interrupted)
@@ -304,7 +305,7 @@ class _Run:
         return [replace(record, accuracy=known[record.point.key].accuracy) for record in bench.final(entrants, self.clock.left)]
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:
-        decision = decide(records, self.spec.workloads, self.default, present, bench.compare)
+        decision = decide(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)
         if decision is not None:
             return decision
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))

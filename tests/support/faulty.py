@@ -15,6 +15,7 @@ class FaultyBackend:
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
+    shares_by_length = True
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         return None

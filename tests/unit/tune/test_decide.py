@@ -88,6 +88,25 @@ def test_ties_go_to_fewer_registers_then_to_the_present_winner():
     assert decision.launches[SHORT.key].point.schedule == schedule(64, 2)
 
 
+def test_a_rigid_back_end_must_be_worth_it_where_a_batch_has_several_sequences():
+    several = Workload(batch=8, kv_len=4096)
+
+    def winners(ratio: float) -> list[str]:
+        records = [
+            record(64, threads, workload, us, backend=backend)
+            for workload in (SHORT, several)
+            for backend, threads, us in (("cuda", 1, 100.0), ("tilelang", 9, 100.0 * ratio))
+        ]
+        decision = decide(records, [SHORT, several], schedule(64, 1, "cuda"), {}, compare, ["tilelang"])
+        assert decision is not None
+        assert {r.us for r in decision.launches.values()} <= {100.0, 100.0 * ratio}, "times stay as they were measured"
+        assert {r.us for r in decision.rivals.values()} <= {100.0, 100.0 * ratio}
+        return [decision.launches[workload.key].point.backend for workload in (SHORT, several)]
+
+    assert winners(0.92) == ["tilelang", "cuda"]
+    assert winners(0.85) == ["tilelang", "tilelang"]
+
+
 def test_nothing_wins_where_a_workload_has_no_right_kernel():
     records = [record(64, 1, SHORT, 50.0), record(64, 1, LONG, 0.0, kind="wrong")]
     assert decide(records, [SHORT, LONG], schedule(64, 1), {}, compare) is None
