@@ -45,6 +45,7 @@ def build(
     workload: Workloads = None,
     devices: Annotated[str | None, typer.Option("--devices", metavar="all|0,1", help="GPUs to measure on.")] = None,
     storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of studies, for several hosts.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin with the defaults alone, whatever is registered.")] = False,
     compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering points.")] = None,
@@ -59,7 +60,7 @@ def build(
     allowance = _budget(budget, trials)
     results, interrupted = [], False
     for spec in chosen:
-        result = _tune(spec, allowance, backend, seed, storage, devices, quiet=as_json)
+        result = _tune(spec, allowance, backend, seed, storage, devices, fresh=fresh, quiet=as_json)
         results.append(result)
         if not as_json:
             show(result)
@@ -83,7 +84,15 @@ def _budget(text: str | None, trials: int | None) -> Budget:
 
 
 def _tune(
-    spec: KernelSpec, budget: Budget, backend: list[str] | None, seed: int, storage: str | None, devices: str | None, *, quiet: bool
+    spec: KernelSpec,
+    budget: Budget,
+    backend: list[str] | None,
+    seed: int,
+    storage: str | None,
+    devices: str | None,
+    *,
+    fresh: bool,
+    quiet: bool,
 ) -> TuningResult:
     from kvgen.cli.live import ProgressView
     from kvgen.tune.tuner import tune
@@ -97,6 +106,7 @@ def _tune(
             storage=storage,
             progress=view,
             devices=_devices(devices),
+            fresh=fresh,
         )
 
 

@@ -50,12 +50,13 @@ def tune(
     cache: ArtifactCache | None = None,
     devices: Sequence[int] | None = None,
     bench: Bench | None = None,
+    fresh: bool = False,
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
-    without it studies are journals in the cache. `devices` are GPU indices, one worker each.
+    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: as if nothing were registered.
 
     Raises UnsupportedError, ToolchainMissing, or MeasureError where no schedule is right at every workload.
     """
@@ -64,7 +65,7 @@ def tune(
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
     require(spec, target, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals])
+    run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh)
     with _alone(cache, run.key, run) as waited:
         if waited:
             for one in store.find(spec):
@@ -114,9 +115,11 @@ class _Run:
         watch: Watch,
         store: Store,
         refusals: list[str],
+        *,
+        fresh: bool,
     ) -> None:
         self.spec, self.target, self.found, self.clock, self.cache, self.watch, self.store = spec, target, found, clock, cache, watch, store
-        self.refusals = refusals
+        self.refusals, self.fresh = refusals, fresh
         self.default = found[0].default
         self.rigid = [c.backend.name for c in found if not c.backend.shares_by_length]
         self.memories: Mapping[tuple[str, str], Memory] = {}
@@ -135,7 +138,7 @@ class _Run:
         backing = url_storage(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
         self.memories = open_memories(backing, self.spec, self.target, self.found, bench.policy, seed, exclusive=not self.shared)
         self.known = len(self.records())
-        present = self._present()
+        present = {} if self.fresh else self._present()
         keep = self._keep(present)
         self.clock.final_seconds = bench.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
         search = open_search(

@@ -203,6 +203,9 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
     first = place.tune(FakeBench())
     kept = place.tune(FakeBench(cost=lambda point: 100.0 if point.schedule.layout["block"] == 32 else 99.0, policy={"bench": "other"}))
     assert kept.entry.layout == first.entry.layout
+    anew = place.tune(FakeBench(cost=lambda point: 99.5, policy={"bench": "fresh"}), fresh=True)
+    assert anew.entry.layout["block"] == FakeBackend().default(tiny_spec(), "cpu").layout["block"]
+    place.store.put(kept.entry)
     beaten = place.tune(
         FakeBench(cost=lambda point: {32: 100.0, 64: 50.0, 128: 70.0}[point.schedule.layout.integer("block")], policy={"bench": "third"})
     )
