@@ -1,0 +1,162 @@
+"""All that this project shows for a GPU, on every GPU of a host: builds and benches of the specs that ship, shapes, tests and more.
+
+    python benchmarks/gpu_evidence.py --out DIR                     # everything; about 12 minutes on four GPUs with 16 processors each
+    python benchmarks/gpu_evidence.py --out DIR --only build,tests  # tasks whose name holds one of these
+    python benchmarks/gpu_evidence.py --list
+
+A GPU takes the next task when it is free, the longest first, with its share of the processors. A task is ended when its time is
+over; the others go on. DIR has a log per task, the registry of the builds, and the files that belong into benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDE = {"serving_kv4": 285, "serving_kv2": 300, "serving_kv8": 230}
+"""Specs of six workloads that ship, and the seconds of their builds."""
+NARROW = {
+    "serving_kv4_token": 85, "serving_kv4_paged": 85, "llama31_70b_tp8_kv4": 150, "llama31_8b_k8v4": 70, "llama2_7b_mha_kv4": 110,
+    "qwen3_8b_bf16_kv4": 90,
+}  # fmt: skip
+LATE_S = 40
+"""What a build takes beside its budget: processes that start, the entry."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Commands that run one after the other on one GPU, for so many seconds in all, at most. OUT stands for the output folder."""
+
+    name: str
+    seconds: int
+    commands: tuple[str, ...]
+
+
+def tasks() -> list[Task]:
+    """The longest first."""
+    sanitizer, live = "compute-sanitizer --error-exitcode 1 --tool", "python benchmarks/gpu_sanitize.py"
+    found = [
+        Task(
+            f"build-{name}",
+            seconds + LATE_S + (120 if name in WIDE else 40),
+            (
+                f"python -m kvgen build examples/{name}.yaml --arch sm90 --fresh --budget {seconds}s",
+                f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv",
+            ),
+        )
+        for name, seconds in {**WIDE, **NARROW}.items()
+    ]
+    found += [
+        Task("tests", 560, ("python -m pytest tests/gpu -n 16 --tb=short",)),
+        Task("shapes", 260, ("python benchmarks/gpu_shapes.py",)),
+        Task("backends", 150, ("python benchmarks/gpu_backends.py",)),
+        Task("prompts", 120, ("python benchmarks/gpu_prompt.py",)),
+        Task("packing", 60, ("python benchmarks/gpu_pack.py k4v4,k8v8,k2v2 8x32768",)),
+        Task("sanitizers", 240, (f"{live} --compile", f"{sanitizer} memcheck {live}", f"{sanitizer} racecheck {live}")),
+    ]
+    return sorted(found, key=lambda task: -task.seconds)
+
+
+def main() -> int:
+    """Run what was chosen; 1 if a task failed or ran out of time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("evidence"))
+    parser.add_argument("--only", help="parts of names, separated by commas")
+    parser.add_argument("--list", action="store_true", help="show the tasks and run nothing")
+    options = parser.parse_args()
+    chosen = [task for task in tasks() if not options.only or any(part in task.name for part in options.only.split(","))]
+    if options.list:
+        for task in chosen:
+            print(f"{task.name}, at most {task.seconds} s", *task.commands, sep="\n    ")
+        return 0
+    out: Path = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    good = run(chosen, gpus(), out)
+    collect(out)
+    return 0 if good else 1
+
+
+def gpus() -> list[str]:
+    """Names of the visible GPUs."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    listed = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
+
+
+def run(chosen: Sequence[Task], devices: Sequence[str], out: Path) -> bool:
+    """Every task once, on whichever device is free. Whether all went well."""
+    waiting, taking = deque(chosen), Lock()
+    processors, began, results = sorted(os.sched_getaffinity(0)), time.monotonic(), []
+    share = max(1, len(processors) // len(devices))
+
+    def next_task() -> Task | None:
+        with taking:
+            return waiting.popleft() if waiting else None
+
+    def serve(place: int) -> None:
+        mine = processors[place * share : (place + 1) * share] or processors
+        while (task := next_task()) is not None:
+            results.append(outcome := perform(task, devices[place], mine, out))
+            print(f"[{time.monotonic() - began:.0f} s] {task.name}: {outcome}", flush=True)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        list(pool.map(serve, range(len(devices))))
+    return all(result == "good" for result in results)
+
+
+def perform(task: Task, device: str, processors: Sequence[int], out: Path) -> str:
+    """Run a task's commands; what became of it."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": device, "OUT": str(out), "OMP_NUM_THREADS": "1"}
+    if task.name.startswith("build"):
+        environment["KVGEN_REGISTRY_DIR"] = str(out / "registry")
+    end = time.monotonic() + task.seconds
+    with (out / f"{task.name}.txt").open("w") as log:
+        for command in task.commands:
+            words = [sys.executable if word == "python" else word.replace("OUT", str(out)) for word in shlex.split(command)]
+            pinned = ["taskset", "-c", ",".join(map(str, processors)), *words]
+            started = subprocess.Popen(pinned, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                status = started.wait(max(1.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(started.pid, signal.SIGKILL)
+                started.wait()
+                return f"out of time: {command}"
+            if status:
+                return f"exit status {status}: {command}"
+    return "good"
+
+
+def collect(out: Path) -> None:
+    """The benches' rows as one table, and what the builds said as one text."""
+    rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
+    if rows:
+        with (out / "h200_attend.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    told = []
+    for file in sorted(out.glob("build-*.txt")):
+        lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]
+        start = next((i for i, line in enumerate(lines) if ", layout " in line), None)
+        if start is not None:
+            told += [*lines[start : next((i for i, line in enumerate(lines) if line.startswith("registered")), start)], ""]
+    if told:
+        (out / "h200_tune.txt").write_text("\n".join(told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
