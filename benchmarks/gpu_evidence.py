@@ -1,11 +1,12 @@
 """All that this project shows for a GPU, on every GPU of a host: builds and benches of the specs that ship, shapes, tests and more.
 
-    python benchmarks/gpu_evidence.py --out DIR                     # everything; about 12 minutes on four GPUs with 16 processors each
+    python benchmarks/gpu_evidence.py --out DIR                     # everything
     python benchmarks/gpu_evidence.py --out DIR --only build,tests  # tasks whose name holds one of these
     python benchmarks/gpu_evidence.py --list
 
 A GPU takes the next task when it is free, the longest first, with its share of the processors. A task is ended when its time is
-over; the others go on. DIR has a log per task, the registry of the builds, and the files that belong into benchmarks/results.
+over, the others go on; the limits are guesses from hosts with 16 processors per GPU. DIR has a log per task, the registry of the
+builds, and the files that belong into benchmarks/results.
 """
 
 from __future__ import annotations

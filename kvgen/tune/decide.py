@@ -20,8 +20,10 @@ LAUNCHES = 5
 RIVALS = 1
 """Other layouts that send their best launch."""
 RIGID = 1.05
-"""What the times of a rigid back end are multiplied by at workloads of several sequences. It is timed over equal lengths, and over lengths
-that differ it takes several times as long as one that shares work by them: it must be worth that."""
+"""What the times of a rigid back end are multiplied by at workloads of several sequences. All are timed over equal lengths; over
+lengths that differ it took 1.2 to 5 times as long as one that shares work by them (benchmarks/results/h200_shapes.csv). How much that
+is worth is a choice.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class Decision:
     why: str
 
 
-def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Point]) -> list[Point]:
+def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Point], rigid: Collection[str] = ()) -> list[Point]:
     """Points to measure again side by side: `keep`, and per workload the best launches of the best layout, the best of its
-    rivals, and of each of these layouts the best of every back end.
+    rivals, and of each of these layouts the best of every back end; best by what `decide` counts.
     """
-    good = sorted((record for record in records if record.ok), key=lambda record: record.cost)
+    good = sorted((_weighed(record, rigid) for record in records if record.ok), key=lambda record: record.cost)
     ranked = sorted(dict.fromkeys(record.point.layout for record in good), key=lambda layout: _score(layout, good, workloads))
     points = dict.fromkeys(keep)
     for place, layout in enumerate(ranked[: 1 + RIVALS]):
@@ -82,8 +84,7 @@ def decide(
     default anywhere never wins.
     """
     measured = {record.point.key: record for record in records}
-    weighed = [_weighed(record) if record.point.backend in rigid else record for record in records]
-    decision = _decide(weighed, workloads, default, present, compare)
+    decision = _decide([_weighed(record, rigid) for record in records], workloads, default, present, compare)
     if decision is None:
         return None
 
@@ -94,10 +95,11 @@ def decide(
     return replace(decision, launches=as_measured(decision.launches), rivals=as_measured(decision.rivals), runners_up=runners_up)
 
 
-def _weighed(record: Record) -> Record:
-    """What a rigid back end's record counts."""
-    factor = RIGID if record.point.workload.batch > 1 else 1.0
-    return replace(record, us=record.cost * factor, samples=tuple(sample * factor for sample in record.samples)) if record.ok else record
+def _weighed(record: Record, rigid: Collection[str]) -> Record:
+    """The record as it counts."""
+    if not record.ok or record.point.backend not in rigid or record.point.workload.batch == 1:
+        return record
+    return replace(record, us=record.cost * RIGID, samples=tuple(sample * RIGID for sample in record.samples))
 
 
 def _decide(

@@ -297,7 +297,7 @@ class _Run:
 
     def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point]) -> list[Record]:
         right = {record.point.key for record in self.records() if record.ok}
-        points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right])
+        points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right], self.rigid)
         for point in points:
             ahead.start(point.schedule)
         if bench.exclusive:

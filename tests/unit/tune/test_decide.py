@@ -107,6 +107,18 @@ def test_a_rigid_back_end_must_be_worth_it_where_a_batch_has_several_sequences()
     assert winners(0.85) == ["tilelang", "tilelang"]
 
 
+def test_a_rigid_back_end_does_not_crowd_the_others_out_of_the_final():
+    several = Workload(batch=8, kv_len=4096)
+    records = [record(64, threads, several, 100.0 + threads, backend="cuda") for threads in range(1, 6)]
+    records += [record(64, threads, several, 99.0 + threads / 10, backend="tilelang") for threads in range(11, 16)]
+
+    def backends(rigid: list[str]) -> list[str]:
+        return sorted(point.backend for point in finalists(records, [several], [], rigid))
+
+    assert backends([]) == ["cuda", *["tilelang"] * 5]
+    assert backends(["tilelang"]) == [*["cuda"] * 5, "tilelang"], "101 to 105 beside 105.1 and more"
+
+
 def test_nothing_wins_where_a_workload_has_no_right_kernel():
     records = [record(64, 1, SHORT, 50.0), record(64, 1, LONG, 0.0, kind="wrong")]
     assert decide(records, [SHORT, LONG], schedule(64, 1), {}, compare) is None
