@@ -23,17 +23,18 @@ POINTS = (
     Point("k2v2", "w8u4d1"), Point("k4v4:token:kg32:vg32:page64"), Point("k4v4:bf16:q4:page128"), Point("k4v4:d64:h5/1"),
     Point("k8v8:d256"), Point("k16v4:h16/1"), Point("k4v4", "w4u4d1c2"), Point("k8v8:page128", "w8u2d1.cl2"),
 )  # fmt: skip
-LENGTHS = (0, 1, 127, 128, 300)
+ALIKE, UNLIKE = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
+"""Lengths that are cut alike, and such that are not (part.cuh)."""
 
 
-def live(point: Point) -> None:
+def live(point: Point, lengths: tuple[int, ...]) -> None:
     """Prefill, attend, decode over a flush, unpack."""
     v = variant(point)
     a = v.spec.attention
-    cache = v.new_cache(len(LENGTHS), 320, "cuda")
-    k, x = (torch.ones(len(LENGTHS), max(LENGTHS), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
-    v.prefill(cache, k, x, LENGTHS)
-    q = torch.ones(len(LENGTHS), a.q_len, a.q_heads, a.head_dim, dtype=v.dtype, device="cuda")
+    cache = v.new_cache(len(lengths), max(lengths) + 20, "cuda")
+    k, x = (torch.ones(len(lengths), max(lengths), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
+    v.prefill(cache, k, x, lengths)
+    q = torch.ones(len(lengths), a.q_len, a.q_heads, a.head_dim, dtype=v.dtype, device="cuda")
     v.attend(q, cache, lse=True)
     for _ in range(3):
         v.decode(q, k[:, : a.q_len], x[:, : a.q_len], cache)
@@ -48,4 +49,5 @@ if __name__ == "__main__":
     compilation.close()
     if "--compile" not in sys.argv:
         for point in POINTS:
-            live(point)
+            for lengths in (ALIKE, UNLIKE):
+                live(point, lengths)

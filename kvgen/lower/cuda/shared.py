@@ -11,6 +11,8 @@ from kvgen.spec import KernelSpec
 SUBTILE = 32
 MAX_BATCH = 1024
 """Sequences per call: a CTA keeps their lengths in shared memory."""
+ASIDE = 256
+"""What a CTA sets aside of its progress through the pieces of its share."""
 
 
 def _align(size: int, to: int) -> int:
@@ -43,7 +45,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
     combine = launch.text("combine")
-    inbox = _align(ring + barriers + query + merge + small + MAX_BATCH * 4 + 16, 16)
+    inbox = _align(ring + barriers + query + merge + MAX_BATCH * 4 + ASIDE + small + 16, 16)
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     inbox_bytes = tiles * (min(columns, 8) * dim * 4 + cluster * 64 + 16) if cluster else 0
     attend = _align(inbox + inbox_bytes, 128)

@@ -17,9 +17,9 @@ from kvgen.spec import KernelSpec
 from tests.unit.lower_cuda.emulate import library
 
 HEADERS = (
-    "args", "assemble", "attend", "attend_part", "channel_scalers", "extremes", "finish", "format", "fragments", "merge", "pack",
-    "part", "places", "quantize", "query", "ring", "scaler", "softmax", "span", "splits", "subtile", "tail", "thresholds", "traits",
-    "unpack", "walk",
+    "args", "assemble", "attend", "attend_part", "attend_shares", "channel_scalers", "extremes", "finish", "format", "fragments",
+    "merge", "pack", "part", "places", "quantize", "query", "ring", "scaler", "share", "softmax", "span", "splits", "subtile", "tail",
+    "tail_tiles", "thresholds", "traits", "unpack", "walk",
 )  # fmt: skip
 
 CALLS = """

@@ -30,12 +30,14 @@ struct Attend {
     const int parts = Schedule::kCombine == Combine::cluster ? std::clamp(std::min(at_once / heads, units / Schedule::kCluster), 1, kMostParts)
                                                              : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
     const bool guess = batch == 1 || static_cast<int64_t>(heads) * units * Variant::kUnitBytes < kGuessBytes;
-    return {slots(batch, kv_heads, parts, at_once), Divisor(parts), guess};
+    const int slots_ = slots(batch, kv_heads, parts, at_once);
+    return {slots_, Divisor(parts), guess, std::min(slots_ * kv_heads, at_once) * Variant::kTogether, places(slots_, at_once, heads, kv_heads)};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
     const int heads = batch * kv_heads, at_once = resident();
-    return Workspace<Variant>::bytes(heads, kv_heads * slots(batch, kv_heads, most_parts(heads, at_once), at_once));
+    const int most = slots(batch, kv_heads, most_parts(heads, at_once), at_once);
+    return Workspace<Variant>::bytes(heads, places(most, at_once, heads, kv_heads));
   }
 
   template <bool kAppend>
@@ -74,15 +76,21 @@ struct Attend {
     Launch(const Launch&) = delete;  // the configuration points into it
   };
 
+  // For partial results.
+  static int places(int slots, int at_once, int heads, int kv_heads) {
+    return std::max(slots * kv_heads, Variant::kShares ? Share<typename Variant::Alone>::places(at_once * Variant::kTogether, heads) : 0);
+  }
+
   static SplitModel model(int heads, int at_once) { return {heads, at_once, Variant::kUnitBytes}; }
   static int most_parts(int heads, int at_once) { return model(heads, at_once).most(kMostParts); }
 
-  // For each KV head: the parts of every sequence, and more where a batch has fewer than two to a sequence, so that one that is long can
-  // have them. A slot that nobody needs costs a look at the lengths, on a multiprocessor that is free.
+  // For each KV head: the parts of every sequence, and as many as run at once; and, unless there are shares, more where a batch has fewer
+  // than two to a sequence, so that one that is long can have them. A slot that nobody needs costs a look at the lengths, on a
+  // multiprocessor that is free.
   static int slots(int batch, int kv_heads, int parts, int at_once) {
     if (batch == 1) return parts;
     const int fitting = std::max(batch * parts, at_once / kv_heads);
-    return fitting >= 2 * batch ? fitting : std::max(fitting, batch + at_once / kv_heads / 2);
+    return Variant::kShares || fitting >= 2 * batch ? fitting : std::max(fitting, batch + at_once / kv_heads / 2);
   }
 
   // Clusters that run at once on the current device; it is asked once.

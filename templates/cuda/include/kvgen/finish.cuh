@@ -3,7 +3,7 @@
 #include "kvgen/merge.cuh"
 #include "kvgen/quantize.cuh"
 #include "kvgen/span.cuh"
-#include "kvgen/tail.cuh"
+#include "kvgen/tail_tiles.cuh"
 
 namespace kvgen {
 
@@ -29,6 +29,22 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
   }
 #endif
   Merged<Traits>::each([&](int i, int column, int channel) { write(column, channel, merged.value[i], merged.total[i]); });
+}
+
+// The states of all warps become the part's result, or the head's. Whether this CTA completed the head.
+template <class Traits>
+__device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int warp,
+                                            int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+    unmix_values<Traits>(state[tile]);
+    publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
+    __syncthreads();
+    hand_on<Traits>(args, shared, work, head, slots, tile);
+    if (tile + 1 < Traits::kColumnTiles) __syncthreads();
+  }
+  if (slots.count == 1) return blockIdx.x % Traits::kTogether == 0;
+  return Combination<Traits>{args, work, shared.flags}.run(head, slots);
 }
 
 // Where a block is packed: in the rings' and the merge's place, or, where that is too small, behind all else.

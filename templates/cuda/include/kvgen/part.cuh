@@ -1,5 +1,6 @@
 // Who does what: every head of a sequence is cut into parts, each one CTA's (or one cluster's). A launch has so many slots for parts, for
-// every KV head the same; where lengths are alike the sequences share them evenly, else by length.
+// every KV head the same; where lengths are alike the sequences share them evenly, else by length. CTAs that have a multiprocessor to
+// themselves are too few for that: share.cuh.
 #pragma once
 #include <algorithm>
 
@@ -26,6 +27,8 @@ struct Grid {
   int slots = 1;
   Divisor splits{1};   // parts of each head where lengths are alike
   bool guess = false;  // that they are, before it is known
+  int shares = 1;      // CTAs that share the work where they are not
+  int places = 1;      // for partial results
   __host__ __device__ int parts() const { return splits.number; }
 };
 
@@ -113,17 +116,20 @@ struct Survey {
   }
   __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : cache.lengths[batch]; }
 
-  // The slot's part. All lanes ask.
-  __device__ __forceinline__ Part part(const Grid& grid, int slot) const {
-    if (cache.batch == 1) return Part::even(grid, slot, 1);
-    int total = 0, longest = 0;
+  // Whether sequences can be cut alike; their tokens. All lanes ask.
+  __device__ __forceinline__ bool alike(int& total) const {
+    total = 0;
+    if (cache.batch == 1) return true;
+    int longest = 0;
 #pragma unroll 1
     for (int at = lane; at < min(cache.batch, kTurns * 32); at += 32) total += copied[at], longest = max(longest, copied[at]);
 #pragma unroll 8
     for (int at = kTurns * 32 + lane; at < cache.batch; at += 32) total += cache.lengths[at], longest = max(longest, cache.lengths[at]);
     total = __reduce_add_sync(~0u, total), longest = __reduce_max_sync(~0u, longest);
-    const bool alike = static_cast<int64_t>(longest) * cache.batch <= total + total / 8 + static_cast<int64_t>(kSlack) * cache.batch;
-    if (alike) return Part::even(grid, slot, cache.batch);
+    return static_cast<int64_t>(longest) * cache.batch <= total + total / 8 + static_cast<int64_t>(kSlack) * cache.batch;
+  }
+  // The slot's part of `total` tokens where they are not.
+  __device__ __forceinline__ Part part(const Grid& grid, int slot, int total) const {
     return Part::by_length(cache.batch <= kTurns * 32 ? copied : cache.lengths, cache.batch, grid.slots, slot, total);
   }
 };

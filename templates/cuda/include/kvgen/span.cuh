@@ -181,11 +181,10 @@ __device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& wal
   return unit;
 }
 
-// This warp's packed units. Those that some query may not see whole have a loop of their own: they are few, and a branch in the loop
+// This warp's packed units: every `stride`-th from `unit` to `stop`. Those that some query may not see whole have a loop of their own: they are few, and a branch in the loop
 // would part its instructions. The state's sums are mixed, as codes are.
 template <class Traits, class Walk>
-__device__ __forceinline__ void attend_units(const Shared<Traits>& shared, Walk& walk, int unit, const Sight<Traits>& sight, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
-  const int stop = walk.cursor.end, stride = walk.cursor.blocks.stride;
+__device__ __forceinline__ void attend_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride, const Sight<Traits>& sight, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
   HeadQuery<Traits> query;
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, query.factors[tile]);

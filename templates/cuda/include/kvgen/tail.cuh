@@ -52,6 +52,14 @@ struct TailTile {
   int valid = 0;
   uint4 keys[kVectors][2], values[kVectors][2];
 
+  // In a loop, so that nothing of the last round is kept for this one.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) keys[x][half] = values[x][half] = make_uint4(0, 0, 0, 0);
+  }
+
   // Asks for the tokens from `first` on, if there are any.
   __device__ __forceinline__ void fetch(const Tail<Traits>& tail, int first_, int lane) {
     first = first_, valid = min(tail.count() - first, kTokens);

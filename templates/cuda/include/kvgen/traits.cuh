@@ -12,13 +12,27 @@ enum class Combine { last, two_level, cluster };
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
 
+// The same warps and rings where every CTA works by itself and copies by cp.async: for lengths that are not alike.
+template <class Schedule_>
+struct Solo : Schedule_ {
+  static constexpr Copy kCopy = Copy::async;
+  static constexpr Combine kCombine = Schedule_::kCombine == Combine::cluster ? Combine::last : Schedule_::kCombine;
+};
+
+template <class Schedule_>
+constexpr bool kBarriersIn = Schedule_::kCopy != Copy::async;
+template <class Schedule_>
+constexpr bool kBarriersIn<Solo<Schedule_>> = kBarriersIn<Schedule_>;
+
 template <class Format_, class Schedule>
 struct Traits : Schedule {
+  using Alone = Traits<Format_, Solo<Schedule>>;
   using Format = Format_;
   using Key = typename Format::Key;
   using Value = typename Format::Value;
   static constexpr int kHeadDim = Format::kHeadDim;
   static constexpr int kThreads = Schedule::kWarps * 32;
+  static constexpr int kMostRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
 
   // Columns: (query, head of the group) pairs, eight to a tile of the matrix instruction.
   static constexpr int kColumns = Schedule::kGroup * Schedule::kQueries;
@@ -41,6 +55,8 @@ struct Traits : Schedule {
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
   static constexpr int kTogether = Schedule::kCombine == Combine::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
+  // Lengths that are not alike: equal shares, where CTAs are too few for parts by length, and registers suffice.
+  static constexpr bool kShares = Schedule::kCtasPerSm == 1 && kMostRegisters > 200 && kColumnTiles == 1;
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
@@ -73,17 +89,19 @@ struct Traits : Schedule {
     return kGathered ? ceil_div(tokens / Format::kTokens, kUnitBlocks) : tokens / Format::kTokens * kUnitsPerBlock;
   }
 
-  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | small | inbox.
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | aside | small | inbox.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
-  static constexpr int kQuery = kBarriers + align_up(Schedule::kCopy == Copy::async ? 0 : Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8, 16);
+  static constexpr int kQuery = kBarriers + align_up(kBarriersIn<Schedule> ? Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8 : 0, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that a warp's columns and rows hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
   static constexpr int kLengths = kMerge + kMergeBytes;
-  static constexpr int kSmall = kLengths + kMaxBatch * 4;
+  static constexpr int kAside = kLengths + kMaxBatch * 4;
+  static constexpr int kAsideBytes = 256;
+  static constexpr int kSmall = kAside + kAsideBytes;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
   static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
   static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;

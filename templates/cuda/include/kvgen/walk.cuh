@@ -94,14 +94,17 @@ struct Cursor {
 
   // `words`: the warp's own, for the page table.
   __device__ Cursor(const AttendArgs& args_, const Head& head, const Place<Traits>& place, int* words, int warp, int lane)
-      : args(&args_), blocks(lane, Traits::kWarps * place.ctas), pages(words), unit(warp * place.ctas + place.rank) {
+      : Cursor(args_, head, warp * place.ctas + place.rank, Traits::kWarps * place.ctas, words, lane) {}
+  __device__ Cursor(const AttendArgs& args_, const Head& head, int first, int stride, int* words, int lane)
+      : args(&args_), blocks(lane, stride), pages(words), unit(first) {
     blocks.enter(*args, head.batch, head.head);
     if constexpr (Traits::kPaged && !Traits::kGathered) pages.begin(blocks, unit, most_units(), 0);  // as far as the table goes
   }
   // The first unit, if memory goes that far: perhaps it is not the sequence's. Where no table says where it lies.
   __device__ __forceinline__ Unit likely() const { return unit < most_units() ? blocks.packed(*args, unit, 0, 0) : Unit{}; }
-  __device__ void limit(int length_) {
-    length = length_, end = Traits::packed_units(length);
+  __device__ void limit(int length_) { limit(length_, Traits::packed_units(length_)); }
+  __device__ void limit(int length_, int end_) {
+    length = length_, end = end_;
     if constexpr (Traits::kGathered) pages.begin(blocks, unit, end, length);
   }
   // The `number`-th of the warp's first units.

@@ -31,7 +31,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 131584, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 131840, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
