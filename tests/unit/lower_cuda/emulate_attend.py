@@ -57,7 +57,7 @@ class Emulated:
 
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout = spec, packed_layout(spec, block, "mma")
-        self.library = ctypes.CDLL(str(_compile(spec, self.layout, chosen, folder)))
+        self.library = compile_variant(spec, self.layout, chosen, folder)
         self.library.workspace_bytes.restype = ctypes.c_int64
 
 
@@ -122,7 +122,8 @@ def packed_cache(kernel: Emulated, held: ReferenceCache, longest: int) -> tuple[
     return packed, None
 
 
-def _compile(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path) -> Path:
+def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path, calls: str = CALLS) -> ctypes.CDLL:
+    """The headers of a variant, with `Format` and `Schedule` as it has them, and functions that call them."""
     rendered = source(spec, layout, chosen, shared_memory(spec, layout, chosen), "sm90").text
     variant = rendered[rendered.index("using Key") : rendered.index("struct Shape")]
-    return library(f'#include "kvgen/attend.cuh"\n{variant}\n{CALLS}', HEADERS, folder)
+    return ctypes.CDLL(str(library(f'#include "kvgen/attend.cuh"\n{variant}\n{calls}', HEADERS, folder)))
