@@ -26,6 +26,7 @@ from kvgen.tune.ahead import Ahead
 from kvgen.tune.bench import Bench
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.decide import Decision, decide, finalists, most_finalists
+from kvgen.tune.elsewhere import won_elsewhere
 from kvgen.tune.plan import Contender, contenders, open_memories, open_search, require
 from kvgen.tune.point import Key, Point, Record
 from kvgen.tune.progress import Best, Phase, Progress, Watch
@@ -142,7 +143,13 @@ class _Run:
         keep = self._keep(present)
         self.clock.final_seconds = bench.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
         search = open_search(
-            self.spec, self.found, self.memories, keep, self.clock.trials_left, seed, timed=self.clock.budget.seconds is not None
+            self.spec,
+            self.found,
+            self.memories,
+            self._seeds(keep),
+            self.clock.trials_left,
+            seed,
+            timed=self.clock.budget.seconds is not None,
         )
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)
@@ -294,6 +301,11 @@ class _Run:
         points = [Point(c.default, work) for c in self.found for work in self.spec.workloads]
         points += [Point(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(points))
+
+    def _seeds(self, keep: Sequence[Point]) -> list[Point]:
+        """What is measured first."""
+        more = [] if self.fresh else won_elsewhere(self.spec, self.target, self.found, (self.store, *stores()))
+        return list(dict.fromkeys([*keep, *more]))
 
     def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point]) -> list[Record]:
         right = {record.point.key for record in self.records() if record.ok}
