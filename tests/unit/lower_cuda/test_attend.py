@@ -108,6 +108,15 @@ def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, case: C
             assert torch.equal(one[:, meaningful], other[:, meaningful])
 
 
+def test_more_sequences_than_warps_keep_lengths_of(kernel: Make) -> None:
+    """A warp copies 128 lengths; those that follow, here the longest of all, it reads where they lie."""
+    built = kernel(CASES[0])
+    held, q = reference(built, (*(i % 5 for i in range(127)), 0, 3000, 129, 1))
+    step = Step(built, held, q)
+    step.run()
+    agree(step, held.attend(q))
+
+
 @pytest.mark.parametrize(("lengths", "several"), [((1250,) * 4, False), ((5000, 0, 0, 0), True), ((0, 0, 0, 5000), True)])
 def test_a_sequence_much_longer_than_others_is_cut_where_they_are_not(kernel: Make, lengths: tuple[int, ...], several: bool) -> None:
     """Partial results are in the workspace, which was NaN, only if some head has several parts: of equal lengths none has."""
