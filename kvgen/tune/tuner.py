@@ -278,10 +278,14 @@ class _Run:
 
     # --- final -------------------------------------------------------------------------------------------------------
 
+    def _stores(self) -> list[Store]:
+        """Where winners are looked for: the run's own store first, each once."""
+        return list({store.root: store for store in (self.store, *stores())}.values())
+
     def _present(self) -> dict[str, Schedule]:
         """The launches of the registered winner for this key, where its schedules are still in the space."""
         spaces = {c.backend.name: c.space for c in self.found}
-        for store in (self.store, *stores()):
+        for store in self._stores():
             for one in store.find(self.spec):
                 launches = self._launches(one)
                 checks = [spaces[s.backend].check(s, work) if s.backend in spaces else ["gone"] for work, s in launches]
@@ -304,7 +308,7 @@ class _Run:
 
     def _seeds(self, keep: Sequence[Point]) -> list[Point]:
         """What is measured first."""
-        more = [] if self.fresh else won_elsewhere(self.spec, self.target, self.found, (self.store, *stores()))
+        more = [] if self.fresh else won_elsewhere(self.spec, self.target, self.found, self._stores())
         return list(dict.fromkeys([*keep, *more]))
 
     def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point]) -> list[Record]:
