@@ -16,11 +16,12 @@ from kvgen.spec import KernelSpec, Workload
 
 _WORDS: dict[str, tuple[str, Value]] = {
     **{name: ("copy", name) for name in ("async", "bulk", "bulk_unit")},
-    **{name: ("combine", name) for name in ("last", "two_level")},
+    **{name: ("combine", name) for name in ("last", "two_level", "shares")},
     **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
     "cl": ("combine", "cluster"),
     "unit": ("copy", "bulk_unit"),
     "two": ("combine", "two_level"),
+    "sh": ("combine", "shares"),
     "noexact": ("exact_q", False),
     "wave": ("splits", "wave"),
     "gemm": ("form", "gemm"),

@@ -11,7 +11,7 @@ from kvgen.spec import KernelSpec
 SUBTILE = 32
 MAX_BATCH = 1024
 """Sequences per call: a CTA keeps their lengths in shared memory."""
-ASIDE = 256
+ASIDE = 320
 """What a CTA sets aside of its progress through the pieces of its share."""
 
 

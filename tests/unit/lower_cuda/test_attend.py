@@ -33,6 +33,8 @@ CASES: tuple[Case, ...] = (
     ("k16v16:h4/2:d64", 32, {"unit": 1, "depth": 2}),
     ("k4v4:h8/2:kg64:vg64", 64, {"combine": "cluster2"}),
     ("k2v4:q5:h8/2:page128:d64:kg64", 64, {"combine": "cluster4"}),
+    ("k4v4:h16/2:kg64", 64, {"unit": 1, "depth": 2, "combine": "shares"}),
+    ("k4v2:token:bf16:page16:h4/2:d64", 16, {"warps": 4, "ctas": 2, "combine": "shares"}),
 )
 DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:])
 ALIKE, UNLIKE = (300, 290, 310), (2100, 0, 1, 128, 700)

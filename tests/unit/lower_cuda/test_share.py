@@ -15,7 +15,9 @@ from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.reference.layout import packed_layout
 from tests.unit.lower_cuda.emulate_attend import compile_variant, launch
 
-WARPS, UNIT, BLOCK, START = 2, 64, 128, 1024
+WARPS, UNIT, BLOCK = 2, 64, 128
+START = -(-160 * 1024 // 8448)
+"""Units that beginning with a head counts as."""
 MOST = 4096
 CALLS = """
 using Traits_ = kvgen::Traits<Format, kvgen::Solo<Schedule>>;
@@ -29,7 +31,7 @@ extern "C" int pieces(int slot, int slots, int batch, int kv_heads, int* lengths
   cache.lengths = lengths, cache.batch = batch, cache.kv_heads = kv_heads;
   int count = 0;
   emulator::launch(dim3(1), 32, [&] {
-    kvgen::Share<Traits_> share(Lengths{cache, threadIdx.x}, slots, slot);
+    kvgen::Share<Traits_> share(Lengths{cache, threadIdx.x}, kvgen::Divisor(slots), slot);
     for (int i = 0; i < most; ++i) {
       const kvgen::Piece p = share.next(cache);
       if (p.count == 0) break;
@@ -87,7 +89,7 @@ def test_shares_are_equal_and_hold_every_unit_once(ask: Ask) -> None:
     )
     def check(lengths: list[int], heads: int, slots: int) -> None:
         shares = [ask(slot, slots, heads, lengths) for slot in range(slots + 2)]
-        row = heads * sum(START // UNIT + max(units(length), 1) for length in lengths)
+        row = heads * sum(START + max(units(length), 1) for length in lengths)
         found = defaultdict(list)
         for slot, share in enumerate(shares):
             assert sum(piece.end - piece.begin for piece in share) <= max(-(-row // slots), WARPS)
@@ -111,13 +113,10 @@ def test_shares_are_equal_and_hold_every_unit_once(ask: Ask) -> None:
 
 
 def test_launches_of_many_more_ctas_than_run_at_once(ask: Ask) -> None:
-    """A thousand sequences of 128K to 32 heads: what all CTAs of the launch would have, if each had a share, does not fit an int."""
+    """A thousand sequences of 128K to 32 heads: what all CTAs of a launch would have, if each had a share, does not fit an int."""
     lengths, slots, heads = [131072 + 128 * (i % 7) for i in range(1024)], 132, 32
-    row = heads * sum(START // UNIT + units(length) for length in lengths)
-    each = -(-row // slots)
-    wrapped = next(slot for slot in range(slots, heads * len(lengths)) if slot * each % 2**32 < row)
     for slot in (0, 77, slots - 1):
         share = ask(slot, slots, heads, lengths)
         assert share
         assert all(0 <= p.begin < p.end <= units(lengths[p.batch]) and 0 <= p.rank < p.count for p in share)
-    assert [ask(slot, slots, heads, lengths) for slot in (slots, wrapped, heads * len(lengths) - 1)] == [[], [], []]
+    assert [ask(slot, slots, heads, lengths) for slot in (slots, 8 * slots, 2**20)] == [[], [], []]

@@ -31,7 +31,8 @@ struct Attend {
                                                              : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
     const bool guess = batch == 1 || static_cast<int64_t>(heads) * units * Variant::kUnitBytes < kGuessBytes;
     const int slots_ = slots(batch, kv_heads, parts, at_once);
-    return {slots_, Divisor(parts), guess, std::min(slots_ * kv_heads, at_once) * Variant::kTogether, places(slots_, at_once, heads, kv_heads)};
+    const int sharing = Variant::kAlwaysShares ? at_once : std::min(slots_ * kv_heads, at_once) * Variant::kTogether;
+    return {slots_, Divisor(parts), guess, Divisor(sharing), places(slots_, at_once, heads, kv_heads)};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
@@ -42,11 +43,11 @@ struct Attend {
 
   template <bool kAppend>
   static cudaError_t launch_kernel(const AttendArgs& args, cudaStream_t stream) {
-    const auto kernel = attend_part<Variant, kAppend>;
+    const auto kernel = kernel_of<kAppend>();
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
     const Grid grid_ = grid(args.cache.batch, args.cache.kv_heads, args.max_len);
-    Launch launch(dim3(args.cache.kv_heads * Variant::kTogether, grid_.slots), stream);
+    Launch launch(Variant::kAlwaysShares ? dim3(grid_.shares.number) : dim3(args.cache.kv_heads * Variant::kTogether, grid_.slots), stream);
     return cudaLaunchKernelEx(&launch.config, kernel, args, grid_);
   }
 
@@ -76,6 +77,14 @@ struct Attend {
     Launch(const Launch&) = delete;  // the configuration points into it
   };
 
+  template <bool kAppend>
+  static auto kernel_of() {
+    if constexpr (Variant::kAlwaysShares)
+      return attend_all<Variant, kAppend>;
+    else
+      return attend_part<Variant, kAppend>;
+  }
+
   // For partial results.
   static int places(int slots, int at_once, int heads, int kv_heads) {
     return std::max(slots * kv_heads, Variant::kShares ? Share<typename Variant::Alone>::places(at_once * Variant::kTogether, heads) : 0);
@@ -101,7 +110,7 @@ struct Attend {
     if (device < kMostDevices && (clusters = known[device]) > 0) return clusters;
     Launch launch(dim3(Schedule::kCluster), nullptr);
     launch.config.numAttrs = 1;  // the cluster
-    const auto kernel = attend_part<Variant, false>;
+    const auto kernel = kernel_of<false>();
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes) != cudaSuccess) return 1;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) return 1;
     if (device < kMostDevices) known[device] = clusters;

@@ -45,6 +45,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   walk.fill_up();
   loader.publish(args, shared, warp, lane);
   __syncthreads();
+#if KVGEN_SM90
+  if constexpr (Traits::kCombine == Combine::cluster) Inbox<Traits>::expect(memory);
+#endif
 
   State<Traits> state[Traits::kColumnTiles];
 #pragma unroll

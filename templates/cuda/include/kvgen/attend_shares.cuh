@@ -6,13 +6,13 @@
 
 namespace kvgen {
 
-// How far a CTA has come, in shared memory: units take all registers. Thread 0 sees to it that the next piece is known in time.
+// How far a CTA has come, in shared memory: units take all registers. One thread sees to it that the next piece is known in time.
 template <class Traits>
 struct Progress {
   static constexpr int kPieces = 3;  // while one is gone through, the last is handed on and the next is known
   Share<Traits> share, all;
   Piece first, pieces[kPieces];
-  bool flushes;  // heads that are all this CTA's become blocks
+  bool flushes;  // a residual becomes a block
 
   __device__ void begin(const Share<Traits>& all_, const Share<Traits>& share_, const Piece& piece) {
     all = all_, share = share_, first = pieces[0] = piece, flushes = false;
@@ -21,67 +21,50 @@ struct Progress {
   __device__ const Piece& piece(int number) const { return pieces[number % kPieces]; }
 };
 
-// What is asked for of a piece ahead: what comes first of it, then the ring is filled.
+// Where a warp begins with a piece.
 template <class Traits>
-struct Beginning {
-  QueryLoader<Traits> loader;
-  TailTile<Traits> tile;
-
-  __device__ Beginning() { tile.clear(); }
-  __device__ __forceinline__ void ask(const AttendArgs& args, const Piece& piece, Walk<Traits>& walk, int warp, int lane) {
-    loader.fetch(args, piece.head, warp, lane);
-    tile.fetch(Tail<Traits>(args, piece.head.batch, piece.head.head, piece.length), tail_tile<Traits>(Place<Traits>(piece.part()), 0, warp), lane);
-    walk.cursor = Cursor<Traits>(args, piece.head, piece.first_unit<Traits>(warp), Traits::kWarps, walk.cursor.pages.words, lane);
-    walk.cursor.limit(piece.length, piece.end);
-    walk.depth = 0;
-    walk.fill_up();
-  }
-};
-
-// The warps' states of a piece, published, and but for the last column tile handed on.
-template <class Traits>
-__device__ __forceinline__ void publish_states(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Piece& piece, int warp, int lane,
-                                               State<Traits> (&state)[Traits::kColumnTiles]) {
-#pragma unroll
-  for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-    unmix_values<Traits>(state[tile]);
-    publish_state<Traits>(state[tile], shared.merge, shared.warp_totals, warp, lane);
-    if (tile + 1 == Traits::kColumnTiles) return;
-    __syncthreads();
-    hand_on<Traits>(args, shared, work, piece.head, piece.slots(), tile);
-    __syncthreads();
-  }
+__device__ __forceinline__ Cursor<Traits> beginning(const AttendArgs& args, const Piece& piece, int* words, int warp, int lane) {
+  Cursor<Traits> cursor(args, piece.head, piece.first_unit<Traits>(warp), Traits::kWarps, words, lane);
+  cursor.limit(piece.length, piece.end);
+  return cursor;
 }
 
-// A piece's last column tile. Called, as what follows is: their registers are their own.
+// A piece's result. Called, as what follows is: their registers are their own.
 template <class Traits>
-__device__ __noinline__ void hand_on_last(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Piece& piece) {
+__device__ __noinline__ void hand_on_piece(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Piece& piece) {
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places);
-  hand_on<Traits>(args, Shared<Traits>(memory), work, piece.head, piece.slots(), Traits::kColumnTiles - 1);
+  hand_on<Traits>(args, Shared<Traits>(memory), work, piece.head, piece.slots(), 0);
 }
 
-// The head of a piece that was handed on, if this CTA completes it.
+// The end of a share of `count` pieces: the last one's result; then, side by side, the heads of which other CTAs have pieces, too: the first and the last
+// at most.
 template <class Traits, bool kAppend>
-__device__ __noinline__ void complete_head(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Piece& piece) {
+__device__ __noinline__ void finish_share(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Progress<Traits>& progress, int count) {
   const Shared<Traits> shared(memory);
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places);
-  const bool completed = piece.count == 1 || Combination<Traits>{args, work, shared.flags}.run(piece.head, piece.slots());
-  if constexpr (kAppend)
-    if (const Tail<Traits> whole(args, piece.head.batch, piece.head.head, piece.length); completed && whole.count() >= Traits::Format::kTokens)
-      flush<Traits>(args, shared, whole, piece.length);
-}
-
-// Of `count` pieces most often the first and the last have other parts; all are looked at if others become blocks.
-template <class Traits, bool kAppend>
-__device__ __forceinline__ void complete_heads(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Progress<Traits>& progress, int count) {
-  const bool every = kAppend && progress.flushes;
-  Share<Traits> all = progress.all;
-#pragma unroll 1
-  for (int i = count > 1 ? 0 : 1;; ++i) {
-    const Piece piece = every ? all.next(args.cache) : i == 0 ? progress.first : progress.piece(count - 1);
-    if (every && piece.count == 0) return;
-    complete_head<Traits, kAppend>(args, grid, memory, piece);
-    if (!every && i > 0) return;
+  const Combination<Traits> combination{args, work, shared.flags};
+  const auto end = [&](int i) -> const Piece& { return i ? progress.piece(count - 1) : progress.first; };
+  __syncthreads();
+  hand_on<Traits>(args, shared, work, end(1).head, end(1).slots(), 0);
+  __syncthreads();  // also: nobody reads lengths any more, unless blocks are packed
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (threadIdx.x == 32 * i) shared.flags[i] = i < count && end(i).count > 1 && combination.last(end(i).head, end(i).slots());
+  int readers = kAppend && !progress.flushes ? count_reader(work) : 0;
+  __syncthreads();
+  if (const int i = threadIdx.x / Traits::kAdders; shared.flags[i]) combination.add_up(end(i).head, end(i).slots());
+  if constexpr (kAppend) {
+    if (progress.flushes) {
+      Share<Traits> all = progress.all;
+      for (int i = 0; i < count; ++i) {
+        const Piece piece = all.next(args.cache);
+        const Tail<Traits> whole(args, piece.head.batch, piece.head.head, piece.length);
+        if (whole.count() >= Traits::Format::kTokens && (piece.count == 1 || shared.flags[i > 0])) flush<Traits>(args, shared, whole, piece.length);
+      }
+      __syncthreads();
+      readers = count_reader(work);
+    }
+    advance_lengths(args, work, readers, threadIdx.x / 32, threadIdx.x % 32);
   }
 }
 
@@ -89,55 +72,63 @@ template <class Traits, bool kAppend, class Survey>
 __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Survey& survey, int warp, int lane) {
   constexpr int kTokens = Traits::Format::kTokens;
   const Shared<Traits> shared(memory);
-  const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places);
   Progress<Traits>& progress = *reinterpret_cast<Progress<Traits>*>(memory + Traits::kAside);
   static_assert(sizeof(progress) <= Traits::kAsideBytes);
   const Share<Traits> all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x);
   Share<Traits> share = all;
   Piece piece = share.next(args.cache);
-  if (piece.count == 0) return leave<Traits, kAppend>(args, work, warp, lane);
-  if (threadIdx.x == 0) progress.begin(all, share, piece);
+  if (piece.count == 0) return leave<Traits, kAppend>(args, Workspace<Traits>(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places), warp, lane);
   __syncwarp();  // then the place of the lengths is the page queue's
-
-  Walk<Traits> walk(shared.ring(), Cursor<Traits>(args, Head{}, 0, Traits::kWarps, survey.copied, lane), warp, lane);
-  int number = 0;
-  while (true) {
+  QueryLoader<Traits> loader;
+  loader.fetch(args, piece.head, warp, lane);
+  Walk<Traits> walk(shared.ring(), beginning<Traits>(args, piece, survey.copied, warp, lane), warp, lane);
+  walk.begin(walk.cursor);
+  const bool keeper = threadIdx.x == 32;  // of the progress; warp 0 has q to prepare
+  if (keeper) progress.begin(all, share, piece);
+  for (int number = 0;; ++number) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // what is made of them does not outlive a piece
-    Beginning<Traits> beginning;
-    if (piece.count) beginning.ask(args, piece, walk, warp, lane);
+    const Place<Traits> place(piece.part());
+    const Tail<Traits> tail(args, piece.head.batch, piece.head.head, piece.length);
+    TailTile<Traits> tile;
+    tile.clear();
+    tile.fetch(tail, tail_tile<Traits>(place, 0, warp), lane);
+    walk.fill_up();
     if (number > 0) {
       __syncthreads();
-      hand_on_last<Traits>(args, grid, memory, progress.piece(number - 1));
+      hand_on_piece<Traits>(args, grid, memory, progress.piece(number - 1));
     }
-    if (piece.count == 0) break;
-    beginning.loader.publish(args, shared, warp, lane);
-    const Tail<Traits> tail(args, piece.head.batch, piece.head.head, piece.length);
-    if (threadIdx.x == 0) {
+    loader.publish(args, shared, warp, lane);
+    if (keeper) {
       progress.step(args.cache, number + 1);
-      if (kAppend && piece.count == 1 && tail.count() >= kTokens) progress.flushes = true;
+      if (kAppend && tail.count() >= kTokens) progress.flushes = true;
     }
     __syncthreads();
 
-    State<Traits> state[Traits::kColumnTiles];
-#pragma unroll
-    for (int i = 0; i < Traits::kColumnTiles; ++i) state[i].clear();
-    attend_tail<Traits>(args, shared, tail, beginning.tile, Place<Traits>(piece.part()), warp, lane, state);
+    State<Traits> state[1];
+    state[0].clear();
+    attend_tail<Traits>(args, shared, tail, tile, place, warp, lane, state);
     attend_units<Traits>(shared, walk, piece.first_unit<Traits>(warp), piece.end, Traits::kWarps, Sight<Traits>{piece.length + tail.fresh, args.q_len, piece.length / kTokens * kTokens}, lane,
                          state);
     ptx::copy_wait_all();
-    publish_states<Traits>(args, shared, work, progress.piece(number), warp, lane, state);
-    piece = progress.piece(++number);
+    unmix_values<Traits>(state[0]);
+    publish_state<Traits>(state[0], shared.merge, shared.warp_totals, warp, lane);
+    piece = progress.piece(number + 1);
+    if (piece.count == 0) return finish_share<Traits, kAppend>(args, grid, memory, progress, number + 1);
+    loader.fetch(args, piece.head, warp, lane);
+    walk.begin(beginning<Traits>(args, piece, walk.cursor.pages.words, warp, lane));
   }
-  __syncthreads();  // also: nobody reads lengths any more, unless blocks are packed
-  int readers = kAppend && !progress.flushes ? count_reader(work) : 0;
-  complete_heads<Traits, kAppend>(args, grid, memory, progress, number);
-  if constexpr (kAppend) {
-    if (progress.flushes) {
-      __syncthreads();
-      readers = count_reader(work);
-    }
-    advance_lengths(args, work, readers, warp, lane);
-  }
+}
+
+// The kernel of launches that have shares whatever lengths are.
+template <class Traits, bool kAppend>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_all(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  ptx::take_turn();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Survey<Traits> survey(args.cache, Shared<Traits>(memory).lengths, warp, lane);
+  ptx::pinned(grid.shares.number);  // from constant memory, while lengths come
+  survey.template wait<0>();
+  attend_shares<typename Traits::Alone, kAppend>(args, grid, memory, survey, warp, lane);
 }
 
 }  // namespace kvgen

@@ -189,7 +189,7 @@ __device__ __forceinline__ bool arrive_last(int* counter, int expected) {
 template <class Traits>
 struct Combination {
   static constexpr int kElements = Traits::kColumns * Traits::kHeadDim;
-  static constexpr int kWide = kElements >= 4 * Traits::kThreads ? 4 : kElements >= 2 * Traits::kThreads ? 2 : 1;
+  static constexpr int kWide = kElements >= 4 * Traits::kAdders ? 4 : kElements >= 2 * Traits::kAdders ? 2 : 1;
   const AttendArgs& args;
   const Workspace<Traits>& work;
   int* flags;
@@ -198,11 +198,21 @@ struct Combination {
   __device__ bool run(const Head& head, const Slots& slots) const {
     if (Traits::kCombine == Combine::two_level && !first_level(head, slots)) return false;
     __syncthreads();
-    if (threadIdx.x == 0) flags[0] = arrive_last(counter(head), levels(slots).groups * Traits::kTogether);
+    if (threadIdx.x == 0) flags[0] = last(head, slots);
     __syncthreads();
     if (!flags[0]) return false;
     add_up(head, slots);
     return true;
+  }
+  // Its two steps, for a CTA that has several heads. Whether it is the last: one thread asks, after all have stored.
+  __device__ bool last(const Head& head, const Slots& slots) const { return arrive_last(counter(head), levels(slots).groups * Traits::kTogether); }
+  __device__ __forceinline__ void add_up(const Head& head, const Slots& slots) const {
+    const auto [groups, width] = levels(slots);
+    const auto slot = [&, width = width](int i) { return slots.at(i * width); };
+    each_sum(width > 1 ? 1 : 0, groups, slot, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
+    });
   }
 
  private:
@@ -220,21 +230,13 @@ struct Combination {
 
   template <class Slot, class Use>
   __device__ __forceinline__ void each_sum(int level, int count, Slot&& slot, Use&& use) const {
-    for (int at = threadIdx.x * kWide; at < kElements; at += Traits::kThreads * kWide) {
+    for (int at = static_cast<int>(threadIdx.x) % Traits::kAdders * kWide; at < kElements; at += Traits::kAdders * kWide) {
       const int column = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
       Total total;
       float value[kWide];
       gather<Traits, kWide>(work, level, count, column, channel, slot, value, total);
       use(column, channel, value, total);
     }
-  }
-  __device__ __forceinline__ void add_up(const Head& head, const Slots& slots) const {
-    const auto [groups, width] = levels(slots);
-    const auto slot = [&, width = width](int i) { return slots.at(i * width); };
-    each_sum(width > 1 ? 1 : 0, groups, slot, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
-#pragma unroll
-      for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
-    });
   }
   // The first of two: the last of a few parts adds these up, the others are done.
   __device__ bool first_level(const Head& head, const Slots& slots) const {
@@ -279,11 +281,13 @@ struct Inbox {
       ptx::barrier_init_fence();
     }
     __syncwarp();
-    if (threadIdx.x == 0)
-#pragma unroll
-      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) ptx::barrier_expect(Inbox(memory, tile).barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
-    __syncwarp();
     ptx::cluster_arrive_relaxed();
+  }
+  // How much will come. Some of it may be there: a barrier that was not told does not complete.
+  __device__ static void expect(uint8_t* memory) {
+    if (threadIdx.x > 0) return;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) ptx::barrier_expect(Inbox(memory, tile).barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
   }
   // Gives the share's sums to `use(column, channel, value, total)`.
   template <class Use>

@@ -27,7 +27,7 @@ struct Grid {
   int slots = 1;
   Divisor splits{1};   // parts of each head where lengths are alike
   bool guess = false;  // that they are, before it is known
-  int shares = 1;      // CTAs that share the work where they are not
+  Divisor shares{1};   // CTAs that share the work where they are not
   int places = 1;      // for partial results
   __host__ __device__ int parts() const { return splits.number; }
 };
@@ -36,6 +36,15 @@ struct Head {
   int batch = 0;
   int head = 0;
 };
+
+// Of what the lanes of a warp have, the sum up to each, its own included.
+__device__ __forceinline__ int sum_upto(int mine, int lane) {
+  for (int by = 1; by < 32; by *= 2) {
+    const int other = __shfl_up_sync(~0u, mine, by);
+    if (lane >= by) mine += other;
+  }
+  return mine;
+}
 
 // A slot's part: the `rank`-th of `count` of a sequence, whose first lies in slot `first`.
 struct Part {
@@ -59,12 +68,7 @@ struct Part {
     // Sequences of several parts first: what takes longest must not begin last.
     for (int turn = 0; turn < 2 * rounds; ++turn) {
       const int base = turn % rounds * 32, all = base + lane < batch ? parts(lengths[base + lane], rate) : 0;
-      const int mine = (all > 1) == (turn < rounds) ? all : 0;
-      int upto = mine;  // of these 32
-      for (int by = 1; by < 32; by *= 2) {
-        const int other = __shfl_up_sync(~0u, upto, by);
-        if (lane >= by) upto += other;
-      }
+      const int mine = (all > 1) == (turn < rounds) ? all : 0, upto = sum_upto(mine, lane);
       const unsigned after = __ballot_sync(~0u, before + upto > slot);
       if (after) {
         const int found = __ffs(after) - 1, count = __shfl_sync(~0u, mine, found), first = before + __shfl_sync(~0u, upto, found) - count;

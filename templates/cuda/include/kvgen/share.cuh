@@ -26,21 +26,24 @@ struct Piece {
 template <class Traits>
 class Share {
  public:
-  // Units that take as long as it takes to begin with a head.
-  static constexpr int kStart = ceil_div(1024, Traits::kUnitTokens);
+  // Units that a multiprocessor could read while a CTA goes from one head to the next.
+  static constexpr int kStart = ceil_div(160 * 1024, Traits::kUnitBytes);
 
   // Places for partial results: a slot's next piece is the next head's, a head's next piece the next slot's.
   __host__ __device__ static int places(int slots, int heads) { return slots + heads; }
 
   template <class Survey>
-  __device__ Share(const Survey& survey, int slots, int slot_) : slot(slot_) {
-    const CacheArgs& cache = survey.cache;
-    int mine = 0;
-#pragma unroll 1
-    for (int at = survey.lane; at < cache.batch; at += 32) mine += cost(survey.length(at));
-    each = max(ceil_div(__reduce_add_sync(~0u, mine) * cache.kv_heads, slots), Traits::kWarps);
-    reciprocal = __frcp_rn(static_cast<float>(each));
-    begin(survey);
+  __device__ Share(const Survey& survey, const Divisor& slots, int slot_) : slot(slot_) {
+    const int batch = survey.cache.batch, kv_heads = survey.cache.kv_heads, most = static_cast<int>(slots.number);
+    const int one = cost_of(survey, survey.lane), upto = sum_upto(one, survey.lane);
+    int all = __shfl_sync(~0u, upto, 31);
+    if (batch > 32) all += cost_of_others(survey);
+    each = max(slots.quotient(all * kv_heads + most - 1), Traits::kWarps);
+    reciprocal = __fdividef(1.f, static_cast<float>(each));
+    if (slot < most)
+      begin(survey, one, upto);
+    else
+      slot = 0, each = 0, head.batch = batch;  // none
   }
   // The slot's next piece, if there is another.
   __device__ Piece next(const CacheArgs& cache) {
@@ -73,28 +76,35 @@ class Share {
     const int about = static_cast<int>(static_cast<float>(place) * reciprocal), rest = place - about * each;  // off by one at most
     return about + (rest >= each) - (rest < 0);
   }
-  __device__ static int cost(int length) { return kStart + max(Traits::packed_units(length), 1); }
-  // The first head of which something lies in the slot's run.
+  // What a head of a sequence takes.
   template <class Survey>
-  __device__ void begin(const Survey& survey) {
-    const CacheArgs& cache = survey.cache;
-    for (int before = 0; head.batch < cache.batch; head.batch += 32) {
-      const int sequence = head.batch + survey.lane, one = sequence < cache.batch ? cost(survey.length(sequence)) : 0, mine = one * cache.kv_heads;
-      int upto = mine;
-      for (int by = 1; by < 32; by *= 2) {
-        const int other = __shfl_up_sync(~0u, upto, by);
-        if (survey.lane >= by) upto += other;
-      }
-      if (const unsigned after = __ballot_sync(~0u, before + upto > from())) {
-        const int found = __ffs(after) - 1;
-        at = before + __shfl_sync(~0u, upto - mine, found), head.batch += found, length = survey.length(head.batch);
-        const int each_head = __shfl_sync(~0u, one, found);
-        head.head = (from() - at) / each_head, at += head.head * each_head;
+  __device__ static int cost_of(const Survey& survey, int sequence) {
+    return sequence < survey.cache.batch ? kStart + max(Traits::packed_units(survey.length(sequence)), 1) : 0;
+  }
+  // All but the first 32 sequences, a head of each.
+  template <class Survey>
+  __device__ static int cost_of_others(const Survey& survey) {
+    int mine = 0;
+#pragma unroll 1
+    for (int b = 32 + survey.lane; b < survey.cache.batch; b += 32) mine += cost_of(survey, b);
+    return __reduce_add_sync(~0u, mine);
+  }
+  // The first head of which something lies in the slot's run. `one`, `upto`: what a head of a lane's sequence takes, of the first 32, and the sum up to it.
+  template <class Survey>
+  __device__ void begin(const Survey& survey, int one, int upto) {
+    const int batch = survey.cache.batch, kv_heads = survey.cache.kv_heads;
+    for (int before = 0;;) {
+      if (const unsigned after = __ballot_sync(~0u, before + upto * kv_heads > from())) {
+        const int found = __ffs(after) - 1, a_head = __shfl_sync(~0u, one, found);
+        at = before + (__shfl_sync(~0u, upto, found) - a_head) * kv_heads, head.batch += found, length = survey.length(head.batch);
+        for (int heads = 32; heads == 32; head.head += heads) heads = __popc(__ballot_sync(~0u, at + (head.head + survey.lane + 1) * a_head <= from()));
+        at += head.head * a_head;
         return;
       }
-      before += __shfl_sync(~0u, upto, 31);
+      if ((head.batch += 32) >= batch) break;
+      before += __shfl_sync(~0u, upto, 31) * kv_heads, one = cost_of(survey, head.batch + survey.lane), upto = sum_upto(one, survey.lane);
     }
-    head.batch = cache.batch;
+    head.batch = batch;
   }
 };
 

@@ -8,7 +8,7 @@
 namespace kvgen {
 
 enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
-enum class Combine { last, two_level, cluster };
+enum class Combine { last, two_level, cluster, shares };  // shares: no parts, whatever lengths are (share.cuh)
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
 
@@ -16,13 +16,19 @@ constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
 template <class Schedule_>
 struct Solo : Schedule_ {
   static constexpr Copy kCopy = Copy::async;
-  static constexpr Combine kCombine = Schedule_::kCombine == Combine::cluster ? Combine::last : Schedule_::kCombine;
+  static constexpr Combine kCombine = Combine::last;
 };
 
 template <class Schedule_>
 constexpr bool kBarriersIn = Schedule_::kCopy != Copy::async;
 template <class Schedule_>
 constexpr bool kBarriersIn<Solo<Schedule_>> = kBarriersIn<Schedule_>;
+
+// Heads that a CTA may have to add up, in the end, side by side.
+template <class Schedule_>
+constexpr int kLastHeads = 1;
+template <class Schedule_>
+constexpr int kLastHeads<Solo<Schedule_>> = 2;
 
 template <class Format_, class Schedule>
 struct Traits : Schedule {
@@ -32,6 +38,7 @@ struct Traits : Schedule {
   using Value = typename Format::Value;
   static constexpr int kHeadDim = Format::kHeadDim;
   static constexpr int kThreads = Schedule::kWarps * 32;
+  static constexpr int kAdders = kThreads / kLastHeads<Schedule>;  // threads that add up the parts of a head
   static constexpr int kMostRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
 
   // Columns: (query, head of the group) pairs, eight to a tile of the matrix instruction.
@@ -55,8 +62,10 @@ struct Traits : Schedule {
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
   static constexpr int kTogether = Schedule::kCombine == Combine::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
-  // Lengths that are not alike: equal shares, where CTAs are too few for parts by length, and registers suffice.
-  static constexpr bool kShares = Schedule::kCtasPerSm == 1 && kMostRegisters > 200 && kColumnTiles == 1;
+  // Equal shares: where they are asked for; and for lengths that are not alike, where CTAs are too few for parts by length, and registers suffice.
+  static constexpr bool kAlwaysShares = Schedule::kCombine == Combine::shares;
+  static constexpr bool kShares = kAlwaysShares || (Schedule::kCtasPerSm == 1 && kMostRegisters > 200 && kColumnTiles == 1);
+  static_assert(!kAlwaysShares || kColumnTiles == 1, "pieces of a share have one column tile");
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
@@ -100,7 +109,7 @@ struct Traits : Schedule {
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileColumns * kMergeStride * 4, 16);
   static constexpr int kLengths = kMerge + kMergeBytes;
   static constexpr int kAside = kLengths + kMaxBatch * 4;
-  static constexpr int kAsideBytes = 256;
+  static constexpr int kAsideBytes = 320;
   static constexpr int kSmall = kAside + kAsideBytes;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
   static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);

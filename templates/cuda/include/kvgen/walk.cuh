@@ -145,12 +145,18 @@ struct Walk {
     ring.fill(0, 0, guess ? cursor.likely() : Unit{});
     early = guess;
   }
+  // Begins with what a cursor has, by its first stage, ahead of all else.
+  __device__ __forceinline__ void begin(const Cursor<Traits>& cursor_) {
+    cursor = cursor_, depth = 0, early = 1;
+    cursor.bring();
+    ring.fill(0, 0, cursor.early(0));
+  }
   // Fills the slots.
   __device__ __forceinline__ void fill_up() {
     upcoming = cursor.early(0);
 #pragma unroll 1
     for (int slot = 0; slot < Traits::kDepth; ++slot) {  // rolled: code that runs once costs more to fetch than to run
-      cursor.bring();
+      if (slot || !early) cursor.bring();
 #pragma unroll 1
       for (int stage = slot ? 0 : early; stage < Traits::kUnitStages; ++stage) ring.fill(slot, stage, upcoming);
       cursor.step();

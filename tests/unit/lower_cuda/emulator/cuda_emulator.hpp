@@ -264,6 +264,7 @@ inline int __reduce_add_sync(unsigned, int x) { return reduce_lanes(x, [](int a,
 inline int __reduce_min_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::min(a, b); }); }
 inline int __reduce_max_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::max(a, b); }); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
 template <class T>
 T __ldcg(const T* from) { return *from; }
@@ -281,6 +282,7 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.f / a; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
