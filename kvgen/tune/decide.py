@@ -54,6 +54,27 @@ def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: It
     return list(points)
 
 
+def unclear(
+    records: Iterable[Record],
+    workloads: Sequence[Workload],
+    default: Schedule,
+    present: Mapping[str, Schedule],
+    compare: Compare,
+    rigid: Collection[str] = (),
+) -> list[Point]:
+    """Of each workload the incumbent and the fastest launch of its layout, where it is unclear which of the two is faster."""
+    good = [_weighed(record, rigid) for record in records if record.ok]
+    points: list[Point] = []
+    for workload in workloads:
+        incumbent = present.get(workload.key, default)
+        here = [r for r in good if r.point.workload.key == workload.key and r.point.layout == incumbent.layout]
+        old = next((r for r in here if r.point.schedule.id == incumbent.id), None)
+        best = min(here, key=lambda r: r.cost, default=None)
+        if old is not None and best is not None and best is not old and compare(best, old) == "unclear":
+            points += [old.point, best.point]
+    return points
+
+
 def most_finalists(workloads: int, backends: int) -> int:
     """Most points that `finalists` gives: defaults and a present winner, the best layout's, its rivals'."""
     return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from kvgen.lower.schedule import Params, Schedule
@@ -62,6 +63,13 @@ class Record:
     def cost(self) -> float:
         """µs, infinite for a failure."""
         return self.us if self.ok and self.us is not None else math.inf
+
+    def joined(self, more: Record) -> Record:
+        """With the samples of another measurement of the same point, if both are good."""
+        if not self.ok or not more.ok or not self.samples or not more.samples:
+            return self
+        samples = (*self.samples, *more.samples)
+        return replace(self, us=median(samples), samples=samples)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` reads it back."""

@@ -24,8 +24,8 @@ from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.ahead import Ahead
 from kvgen.tune.bench import Bench
-from kvgen.tune.budget import Budget, Clock
-from kvgen.tune.decide import Decision, decide, finalists, most_finalists
+from kvgen.tune.budget import AGAIN, Budget, Clock
+from kvgen.tune.decide import Decision, decide, finalists, most_finalists, unclear
 from kvgen.tune.elsewhere import won_elsewhere
 from kvgen.tune.plan import Contender, contenders, open_memories, open_search, require
 from kvgen.tune.point import Key, Point, Record
@@ -167,7 +167,7 @@ class _Run:
             last: list[Record] = []
             if not interrupted:
                 try:
-                    last = self._final(bench, ahead, keep)
+                    last = self._final(bench, ahead, keep, present)
                 except KeyboardInterrupt:
                     interrupted = True
             decision = decide(last, self.spec.workloads, self.default, present, bench.compare, self.rigid)
@@ -311,7 +311,7 @@ class _Run:
         more = [] if self.fresh else won_elsewhere(self.spec, self.target, self.found, self._stores())
         return list(dict.fromkeys([*keep, *more]))
 
-    def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point]) -> list[Record]:
+    def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point], present: Mapping[str, Schedule]) -> list[Record]:
         right = {record.point.key for record in self.records() if record.ok}
         points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right], self.rigid)
         for point in points:
@@ -320,8 +320,22 @@ class _Run:
             ahead.settle()
         self.tell("finalists", f"{len(points)} finalists take turns")
         entrants = [(point, ahead.artifact(point.schedule)) for point in points]
+        left = self.clock.left
+        records = self._again(bench.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants), bench, present)
         known = {record.point.key: record for record in self.records()}
-        return [replace(record, accuracy=known[record.point.key].accuracy) for record in bench.final(entrants, self.clock.left)]
+        return [replace(record, accuracy=known[record.point.key].accuracy) for record in records]
+
+    def _again(
+        self, records: Sequence[Record], artifacts: Mapping[Point, Artifact], bench: Bench, present: Mapping[str, Schedule]
+    ) -> list[Record]:
+        """The final's records; with more samples of incumbents and those that may be faster, where that is unclear and time is left."""
+        points = unclear(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)
+        left = self.clock.left
+        if not points or (left is not None and left < bench.shortest_final(len(points))):
+            return list(records)
+        self.tell("finalists", f"{len(points)} take more turns")
+        more = {record.point: record for record in bench.final([(point, artifacts[point]) for point in points], left)}
+        return [record.joined(more[record.point]) if record.point in more else record for record in records]
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:
         decision = decide(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)

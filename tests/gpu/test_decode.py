@@ -94,7 +94,9 @@ def test_a_thousand_equal_calls_give_equal_bits(point: Point, lengths: tuple[int
 
 
 @pytest.mark.usefixtures("most_of_the_memory")
-@pytest.mark.parametrize("point", [Point("k4v4"), Point("k4v4:h8/1", "w8u4d1.two"), Point("k4v4", "w4u4d1c2"), Point("k4v4", "w8u4d1.sh")], ids=str)
+@pytest.mark.parametrize(
+    "point", [Point("k4v4"), Point("k4v4:h8/1", "w8u4d1.two"), Point("k4v4", "w4u4d1c2"), Point("k4v4", "w8u4d1.sh")], ids=str
+)
 def test_long_and_unequal_sequences(point: Point) -> None:
     v = variant(point)
     lengths = [131072, *[1024 + 13 * i for i in range(63)]]

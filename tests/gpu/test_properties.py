@@ -15,7 +15,7 @@ from tests.gpu.oracle import attend, contents
 from tests.support.points import Point, variant
 
 CASES = int(os.environ.get("KVGEN_GPU_CASES", "40"))
-"""Per variant; the committed report was made with 100 and more."""
+"""Per variant; the committed report says with how many."""
 
 VARIANTS = (
     Point("k4v4"), Point("k4v4", "w4u4d1c2"), Point("k2v2:page64:kg64:q3", "w8u2d2.cl2"),

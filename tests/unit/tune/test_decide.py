@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload
-from kvgen.tune.decide import Kind, decide, finalists, most_finalists
+from kvgen.tune.decide import Kind, decide, finalists, most_finalists, unclear
 from kvgen.tune.point import Point, Record
 
 SHORT, LONG = Workload(batch=1, kv_len=128), Workload(batch=1, kv_len=4096, weight=3.0)
@@ -76,6 +76,18 @@ def test_a_back_end_within_noise_of_the_present_winner_does_not_take_its_workloa
     decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {SHORT.key: schedule(64, 9, "tilelang")}, compare)
     assert decision is not None
     assert decision.launches[SHORT.key].point.backend == "tilelang"
+
+
+def test_it_is_asked_again_whether_the_best_launch_beats_the_incumbent_where_that_is_unclear():
+    records = [
+        record(64, 1, SHORT, 100.0), record(64, 2, SHORT, 80.0), record(64, 4, SHORT, 90.0), record(32, 2, SHORT, 70.0),
+        record(64, 1, LONG, 500.0), record(64, 2, LONG, 510.0),
+    ]  # fmt: skip
+    default = schedule(64, 1)
+    always = unclear(records, [SHORT, LONG], default, {}, lambda *_: "unclear")
+    assert always == [Point(default, SHORT), Point(schedule(64, 2), SHORT)]
+    assert unclear(records, [SHORT, LONG], default, {SHORT.key: schedule(64, 2)}, lambda *_: "unclear") == []
+    assert unclear(records, [SHORT, LONG], default, {}, compare) == []
 
 
 def test_ties_go_to_fewer_registers_then_to_the_present_winner():

@@ -14,6 +14,7 @@ from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import Budget
+from kvgen.tune.decide import Kind
 from kvgen.tune.point import Point, Record
 from kvgen.tune.progress import Progress
 from kvgen.tune.result import TuningResult
@@ -258,6 +259,27 @@ def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
     result = place.tune(Failing())
     assert result.entry.layout["block"] == 32
     assert {record.kind for record in result.failures} == {"timeout"}
+
+
+@pytest.mark.parametrize("noisy", [2, 99], ids=["told apart by more", "never told apart"])
+def test_whom_the_final_leaves_unclear_takes_more_turns(place: Place, noisy: int):
+    """With so few samples as `noisy` the default, which is slower, cannot be told from the best."""
+
+    class Bench(FakeBench):
+        def compare(self, new: Record, old: Record) -> Kind:
+            return "unclear" if min(len(new.samples), len(old.samples)) <= noisy else super().compare(new, old)
+
+    bench = Bench(cost=lambda point: 100.0 - 5 * point.schedule.launch.integer("threads") * (point.workload.batch == 2))
+    result = place.tune(bench)
+    first, again = bench.finals
+    default = FakeBackend().default(result.spec, "cpu")
+    assert default in {point.schedule for point in again}
+    assert len(again) == 2
+    assert {point.workload.key for point in again} == {"2x512"}
+    assert set(again) < set(first)
+    (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
+    assert (launch.params == default.launch) == (noisy == 99)
+    assert len(next(r.samples for r in result.finalists if r.point in again)) == 4
 
 
 def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place: Place):
