@@ -12,7 +12,7 @@ RESERVE = 0.2
 MOST_RESERVE = 0.5
 """And at most, however long they take."""
 AGAIN = 0.25
-"""Share of their time that is kept for those between whom it is unclear then who is faster."""
+"""Share of their time that is kept for workloads at which it is unclear then who is faster."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)")

@@ -61,18 +61,18 @@ def unclear(
     present: Mapping[str, Schedule],
     compare: Compare,
     rigid: Collection[str] = (),
-) -> list[Point]:
-    """Of each workload the incumbent and the fastest launch of its layout, where it is unclear which of the two is faster."""
+) -> list[Workload]:
+    """Those at which it is unclear whether the fastest launch of the incumbent's layout is faster than the incumbent."""
     good = [_weighed(record, rigid) for record in records if record.ok]
-    points: list[Point] = []
+    found: list[Workload] = []
     for workload in workloads:
         incumbent = present.get(workload.key, default)
         here = [r for r in good if r.point.workload.key == workload.key and r.point.layout == incumbent.layout]
         old = next((r for r in here if r.point.schedule.id == incumbent.id), None)
         best = min(here, key=lambda r: r.cost, default=None)
         if old is not None and best is not None and best is not old and compare(best, old) == "unclear":
-            points += [old.point, best.point]
-    return points
+            found.append(workload)
+    return found
 
 
 def most_finalists(workloads: int, backends: int) -> int:

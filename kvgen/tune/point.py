@@ -65,11 +65,13 @@ class Record:
         return self.us if self.ok and self.us is not None else math.inf
 
     def joined(self, more: Record) -> Record:
-        """With the samples of another measurement of the same point, if both are good."""
-        if not self.ok or not more.ok or not self.samples or not more.samples:
-            return self
+        """With the samples of another measurement of the same point; whoever fails in either is out."""
+        if not self.ok or not more.ok:
+            return more if self.ok else self
         samples = (*self.samples, *more.samples)
-        return replace(self, us=median(samples), samples=samples)
+        reads = [(record.read_us, len(record.samples)) for record in (self, more) if record.read_us is not None]
+        read = sum(us * count for us, count in reads) / sum(count for _, count in reads) if reads else None
+        return replace(self, us=median(samples), read_us=read, samples=samples)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` reads it back."""

@@ -328,13 +328,16 @@ class _Run:
     def _again(
         self, records: Sequence[Record], artifacts: Mapping[Point, Artifact], bench: Bench, present: Mapping[str, Schedule]
     ) -> list[Record]:
-        """The final's records; with more samples of incumbents and those that may be faster, where that is unclear and time is left."""
-        points = unclear(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)
+        """The final's records; with more turns of all finalists of a workload where it is unclear who beats the incumbent, and time is left."""
+        works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)}
+        points = [record.point for record in records if record.ok and record.point.workload.key in works]
         left = self.clock.left
         if not points or (left is not None and left < bench.shortest_final(len(points))):
             return list(records)
         self.tell("finalists", f"{len(points)} take more turns")
-        more = {record.point: record for record in bench.final([(point, artifacts[point]) for point in points], left)}
+        more: dict[Point, Record] = {}
+        with suppress(KeyboardInterrupt):  # the final was a whole one
+            more = {record.point: record for record in bench.final([(point, artifacts[point]) for point in points], left)}
         return [record.joined(more[record.point]) if record.point in more else record for record in records]
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:

@@ -273,13 +273,32 @@ def test_whom_the_final_leaves_unclear_takes_more_turns(place: Place, noisy: int
     result = place.tune(bench)
     first, again = bench.finals
     default = FakeBackend().default(result.spec, "cpu")
-    assert default in {point.schedule for point in again}
-    assert len(again) == 2
-    assert {point.workload.key for point in again} == {"2x512"}
-    assert set(again) < set(first)
+    assert set(again) == {point for point in first if point.workload.key == "2x512"}
     (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
     assert (launch.params == default.launch) == (noisy == 99)
-    assert len(next(r.samples for r in result.finalists if r.point in again)) == 4
+    assert {len(record.samples) for record in result.finalists if record.point in again} == {4}
+
+
+@pytest.mark.parametrize("cut", ["timeout", "interrupt"])
+def test_more_turns_that_fail_or_are_cut_short(place: Place, cut: str):
+    """Who fails in them is out; an interrupt leaves what the whole final found."""
+
+    class Bench(FakeBench):
+        def compare(self, new: Record, old: Record) -> Kind:
+            return "unclear" if len(self.finals) == 1 else super().compare(new, old)
+
+        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+            records = super().final(entrants, seconds)
+            if len(self.finals) == 1:
+                return records
+            if cut == "interrupt":
+                raise KeyboardInterrupt
+            return [Record(r.point, "timeout") if r.point.schedule.launch["threads"] == 4 else r for r in records]
+
+    result = place.tune(Bench())
+    assert not result.interrupted
+    (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
+    assert (launch.params["threads"] == 4) == (cut == "interrupt")
 
 
 def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place: Place):

@@ -31,7 +31,7 @@ struct Attend {
                                                              : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
     const bool guess = batch == 1 || static_cast<int64_t>(heads) * units * Variant::kUnitBytes < kGuessBytes;
     const int slots_ = slots(batch, kv_heads, parts, at_once);
-    const int sharing = Variant::kAlwaysShares ? at_once : std::min(slots_ * kv_heads, at_once) * Variant::kTogether;
+    const int sharing = std::max(1, Variant::kAlwaysShares ? at_once : std::min(slots_ * kv_heads, at_once) * Variant::kTogether);
     return {slots_, Divisor(parts), guess, Divisor(sharing), places(slots_, at_once, heads, kv_heads)};
   }
 

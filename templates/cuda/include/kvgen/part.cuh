@@ -22,12 +22,12 @@ struct Divisor {
   __device__ __forceinline__ int rest(int n) const { return n - quotient(n) * static_cast<int>(number); }
 };
 
-// A launch has kv_heads x kCluster by slots CTAs.
+// A launch has kv_heads x kCluster by slots CTAs, or, where it has shares whatever lengths are, as many as these.
 struct Grid {
   int slots = 1;
   Divisor splits{1};   // parts of each head where lengths are alike
   bool guess = false;  // that they are, before it is known
-  Divisor shares{1};   // CTAs that share the work where they are not
+  Divisor shares{1};   // CTAs that share the work, where they are not or always
   int places = 1;      // for partial results
   __host__ __device__ int parts() const { return splits.number; }
 };
