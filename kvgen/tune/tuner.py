@@ -328,7 +328,7 @@ class _Run:
     def _again(
         self, records: Sequence[Record], artifacts: Mapping[Point, Artifact], bench: Bench, present: Mapping[str, Schedule]
     ) -> list[Record]:
-        """The final's records; with more turns of all finalists of a workload where it is unclear who beats the incumbent, and time is left."""
+        """The final's records; with more turns of all finalists of a workload where it is unclear who wins, and time is left."""
         works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)}
         points = [record.point for record in records if record.ok and record.point.workload.key in works]
         left = self.clock.left
