@@ -28,6 +28,8 @@ from kvgen.toolchain.module import load_library
 PIECE = 4096
 SINK_BYTES = 4096
 READS = ("read", "read_bulk", "read_bulk_fine")
+OVERLAPPING = tuple(f"{name}_overlap" for name in READS)
+"""The same reads, each launch of which begins while the last one ends: what launches in a row could come to. Not the yardstick."""
 
 
 def source(target: Target) -> Source:
@@ -48,10 +50,10 @@ def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:
 class Yardstick:
     """A loaded read kernel with a buffer that grows to what is asked for."""
 
-    def __init__(self, path: Path, device: torch.device | str) -> None:
+    def __init__(self, path: Path, device: torch.device | str, reads: tuple[str, ...] = READS) -> None:
         self.device = torch.device(device)
         library = load_library(path)
-        self._reads = [library.get_function(name) for name in READS if library.implements_function(name)]
+        self._reads = [library.get_function(name) for name in reads if library.implements_function(name)]
         self._fastest: dict[int, Callable[..., object]] = {}
         self._set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
         self._sink = torch.zeros(SINK_BYTES, dtype=torch.uint8, device=self.device)

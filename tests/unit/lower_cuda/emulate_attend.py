@@ -17,7 +17,7 @@ from kvgen.spec import KernelSpec
 from tests.unit.lower_cuda.emulate import library
 
 HEADERS = (
-    "args", "assemble", "attend", "attend_part", "attend_shares", "channel_scalers", "extremes", "finish", "format", "fragments",
+    "ahead", "args", "assemble", "attend", "attend_part", "attend_shares", "channel_scalers", "extremes", "finish", "format", "fragments",
     "merge", "pack", "part", "places", "quantize", "query", "ring", "scaler", "share", "softmax", "span", "splits", "subtile", "tail",
     "tail_tiles", "thresholds", "traits", "unpack", "walk",
 )  # fmt: skip
@@ -34,7 +34,8 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.cache.packed = static_cast<uint8_t*>(tensors[0]), a.cache.k_residual = tensors[1], a.cache.v_residual = tensors[2];
   a.cache.lengths = static_cast<int*>(tensors[3]), a.cache.block_table = static_cast<const int*>(tensors[4]);
   a.cache.outer_stride_bytes = n[0], a.cache.head_stride_bytes = n[1], a.cache.table_stride = n[2], a.cache.page_blocks = n[3];
-  a.cache.blocks = n[14];
+  a.cache.blocks = n[14], a.cache.pages = n[15];
+  for (int i = 0; i < 3; ++i) emulator::readable[i] = {static_cast<const unsigned char*>(tensors[i]), n[16 + (i > 0)]};
   a.cache.batch = n[4], a.cache.kv_heads = n[5], a.q_len = n[6], a.max_len = n[7];
   a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[8], n[9], n[10]}, a.lse = static_cast<float*>(tensors[7]);
   a.workspace = tensors[8], a.scale = scale;
@@ -98,6 +99,7 @@ class Step:
             *self.packed.stride()[:2], 0 if self.table is None else self.table.stride(0), 0 if self.table is None else self.packed.shape[2],
             batch, heads, q_len, longest, *self.q.stride()[:3], *((self.new or (self.q,))[0].stride()[:3]),
             self.packed.shape[2] if self.table is None else self.table.shape[1] * self.packed.shape[2],
+            self.packed.shape[0], self.packed.nbytes, k.nbytes,
         ]  # fmt: skip
         tensors = [self.packed, k, v, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, *(self.new or ())]
         pointers = [None if t is None else t.data_ptr() for t in tensors]

@@ -31,6 +31,7 @@ extern "C" int pieces(int slot, int slots, int batch, int kv_heads, int* lengths
   cache.lengths = lengths, cache.batch = batch, cache.kv_heads = kv_heads;
   int count = 0;
   emulator::launch(dim3(1), 32, [&] {
+    kvgen::ptx::take_turn();
     kvgen::Share<Traits_> share(Lengths{cache, threadIdx.x}, kvgen::Divisor(slots), slot);
     for (int i = 0; i < most; ++i) {
       const kvgen::Piece p = share.next(cache);

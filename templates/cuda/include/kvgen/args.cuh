@@ -28,6 +28,7 @@ struct CacheArgs {
   const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
   int table_stride = 0;
   int page_blocks = 0;  // blocks of a page
+  int pages = 0;        // that there are
   int blocks = 0;       // that a sequence can have
   int batch = 0;
   int kv_heads = 0;

@@ -1,5 +1,6 @@
 // The kernel: a CTA has one part of one head. Where its units begin it knows, most often, before it knows how many there are.
 #pragma once
+#include "kvgen/ahead.cuh"
 #include "kvgen/attend_shares.cuh"
 
 namespace kvgen {
@@ -9,12 +10,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
   constexpr bool kEarly = Traits::kCopy == Copy::async && !Traits::kPaged && !Traits::kGathered;  // K and V before lengths are known
-  ptx::take_turn();
+  ptx::let_next_begin();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = blockIdx.y;
-  const Shared<Traits> shared(memory);
-  const Survey<Traits> survey(args.cache, shared.lengths, warp, lane);
   Part part = Part::even(grid, slot, args.cache.batch);
   Head head{part.batch, static_cast<int>(blockIdx.x) / Traits::kTogether};
+  if (part.count > 0) {
+    const int rank = Place<Traits>(part).rank;
+    Ahead<Traits>::prefetch_packed(args, head, 0, rank * Ahead<Traits>::kBytes, warp, lane);
+    if (rank == 0 && warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
+  }
+  ptx::take_turn();
+  const Shared<Traits> shared(memory);
+  const Survey<Traits> survey(args.cache, shared.lengths, warp, lane);
+  survey.ask();
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
   Walk<Traits> walk(shared.ring(), Cursor<Traits>(args, head, Place<Traits>(part), survey.copied, warp, lane), warp, lane);
@@ -23,7 +31,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places);
   if (int total; !survey.alike(total)) {
     if constexpr (kEarly) ptx::copy_wait_all();
-    if constexpr (Traits::kShares) return attend_shares<typename Traits::Alone, kAppend>(args, grid, memory, survey, warp, lane);
+    if constexpr (Traits::kShares) {
+      Opening<typename Traits::Alone> opening(survey, grid, args.cache);
+      QueryLoader<typename Traits::Alone> own;
+      own.fetch(args, opening.piece.head, warp, lane);
+      return attend_shares<typename Traits::Alone, kAppend>(args, grid, memory, opening, own, survey.copied, warp, lane);
+    }
     part = survey.part(grid, slot, total), head.batch = part.batch;
     __syncwarp();
     loader.fetch(args, head, warp, lane);

@@ -1,6 +1,7 @@
 // What a CTA does where lengths are not alike: it goes through the pieces of its share. What it reads first of the next one is under way
 // while the last one's result is handed on.
 #pragma once
+#include "kvgen/ahead.cuh"
 #include "kvgen/finish.cuh"
 #include "kvgen/share.cuh"
 
@@ -68,23 +69,32 @@ __device__ __noinline__ void finish_share(const AttendArgs& args, const Grid& gr
   }
 }
 
-template <class Traits, bool kAppend, class Survey>
-__device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Survey& survey, int warp, int lane) {
+// Where a CTA begins: all of its share, what comes after the first piece, and that piece.
+template <class Traits>
+struct Opening {
+  Share<Traits> all, share;
+  Piece piece;
+
+  template <class Survey>
+  __device__ __forceinline__ Opening(const Survey& survey, const Grid& grid, const CacheArgs& cache)
+      : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache)) {}
+};
+
+// `loader`: of the first piece's q, asked for. `words`: the warp's place for lengths, and then for page tables.
+template <class Traits, bool kAppend>
+__device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Opening<Traits>& opening, QueryLoader<Traits>& loader, int* words,
+                                              int warp, int lane) {
   constexpr int kTokens = Traits::Format::kTokens;
   const Shared<Traits> shared(memory);
   Progress<Traits>& progress = *reinterpret_cast<Progress<Traits>*>(memory + Traits::kAside);
   static_assert(sizeof(progress) <= Traits::kAsideBytes);
-  const Share<Traits> all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x);
-  Share<Traits> share = all;
-  Piece piece = share.next(args.cache);
+  Piece piece = opening.piece;
   if (piece.count == 0) return leave<Traits, kAppend>(args, Workspace<Traits>(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places), warp, lane);
-  __syncwarp();  // then the place of the lengths is the page queue's
-  QueryLoader<Traits> loader;
-  loader.fetch(args, piece.head, warp, lane);
-  Walk<Traits> walk(shared.ring(), beginning<Traits>(args, piece, survey.copied, warp, lane), warp, lane);
+  __syncwarp();
+  Walk<Traits> walk(shared.ring(), beginning<Traits>(args, piece, words, warp, lane), warp, lane);
   walk.begin(walk.cursor);
   const bool keeper = threadIdx.x == 32;  // of the progress; warp 0 has q to prepare
-  if (keeper) progress.begin(all, share, piece);
+  if (keeper) progress.begin(opening.all, opening.share, piece);
   for (int number = 0;; ++number) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // what is made of them does not outlive a piece
     const Place<Traits> place(piece.part());
@@ -119,16 +129,35 @@ __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid
   }
 }
 
-// The kernel of launches that have shares whatever lengths are.
+// The kernel of launches that have shares whatever lengths are. What to begin with is worked out twice: before its turn, so that bytes are on their way to
+// L2 and instructions known, and after, since lengths may have changed. Which q it asks for between is a guess.
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_all(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
+  using Alone = typename Traits::Alone;
   extern __shared__ __align__(128) uint8_t memory[];
-  ptx::take_turn();
+  ptx::let_next_begin();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Survey<Traits> survey(args.cache, Shared<Traits>(memory).lengths, warp, lane);
-  ptx::pinned(grid.shares.number);  // from constant memory, while lengths come
-  survey.template wait<0>();
-  attend_shares<typename Traits::Alone, kAppend>(args, grid, memory, survey, warp, lane);
+  QueryLoader<Alone> loader;
+  Head head{-1, 0};
+#pragma unroll 1
+  for (int turn = ptx::pinned(0);; ++turn) {
+    survey.look(turn > 0 ? INT32_MAX : args.max_len);
+    const Opening<Alone> opening(survey, grid, args.cache);
+    const Piece& piece = opening.piece;
+    if (piece.head.batch != head.batch || piece.head.head != head.head) {
+      head = piece.head;
+      if (turn > 0) loader.fetch(args, head, warp, lane);
+    }
+    if (turn > 0) return attend_shares<Alone, kAppend>(args, grid, memory, opening, loader, survey.copied, warp, lane);
+    if (piece.count > 0) {
+      Ahead<Traits>::prefetch_packed(args, head, piece.begin / Traits::kUnitsPerBlock * (Traits::kGathered ? Traits::kUnitBlocks : 1), 0, warp, lane);
+      if (warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
+    }
+    ptx::take_turn();
+    loader.fetch(args, head, warp, lane);
+    __syncwarp();
+  }
 }
 
 }  // namespace kvgen

@@ -148,6 +148,7 @@ struct Exports {
     a.block_table = cache.block_table.as<int>();
     a.table_stride = static_cast<int>(cache.block_table.stride[0]);
     a.page_blocks = Shape::kPage / Format::kTokens;
+    a.pages = detail::to_int("cache", "the number of pages", cache.packed.size[0]);
     a.blocks = static_cast<int>(cache.blocks);
     a.batch = static_cast<int>(cache.batch);
     a.kv_heads = Shape::kKvHeads;

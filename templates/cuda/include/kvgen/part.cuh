@@ -97,7 +97,7 @@ struct Part {
   }
 };
 
-// The lengths that a warp has to know, copied to a place of its own ahead of K and V: the compiler would put loads behind them.
+// The lengths that a warp has to know, copied to a place of its own.
 template <class Traits>
 struct Survey {
   static constexpr int kTurns = std::min(4, kMaxBatch / Traits::kWarps / 32);  // sequences per lane that are copied
@@ -106,7 +106,9 @@ struct Survey {
   int* copied;
   int lane;
 
-  __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_) : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {
+  __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_) : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {}
+  // Asks for them ahead of K and V: the compiler would put loads behind these.
+  __device__ __forceinline__ void ask() const {
 #pragma unroll
     for (int at = lane; at < kTurns * 32; at += 32)
       if (at < cache.batch) ptx::copy_async<4>(ptx::shared_address(copied + at), cache.lengths + at);
@@ -118,7 +120,14 @@ struct Survey {
     ptx::copy_wait<kLater>();
     __syncwarp();
   }
-  __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : cache.lengths[batch]; }
+  // As they are now, `most` at most: before its turn, a launch may see anything.
+  __device__ __forceinline__ void look(int most) const {
+#pragma unroll
+    for (int at = lane; at < kTurns * 32; at += 32)
+      if (at < cache.batch) copied[at] = min(max(ptx::load_now(cache.lengths + at), 0), most);
+    __syncwarp();
+  }
+  __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : ptx::load_now(cache.lengths + batch); }
 
   // Whether sequences can be cut alike; their tokens. All lanes ask.
   __device__ __forceinline__ bool alike(int& total) const {

@@ -131,6 +131,10 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, i
                "r"(bytes), "r"(barrier)
                : "memory");
 }
+// Brings bytes to L2; addresses and sizes are multiples of 16.
+__device__ __forceinline__ void prefetch_bulk(const void* global, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 
 // --- clusters --------------------------------------------------------------------------------------------------------
 
@@ -155,11 +159,24 @@ __device__ __forceinline__ void send_cluster(uint32_t address, float2 v, uint32_
 
 // --- order between CTAs, and between launches ------------------------------------------------------------------------
 
-// The next launch of the stream may take places as they come free; waits until all that the launches before wrote is there.
+// The next launch of the stream may take places as they come free.
+__device__ __forceinline__ void let_next_begin() {
+#if KVGEN_SM90
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits until all that the launches before wrote is there.
 __device__ __forceinline__ void take_turn() {
 #if KVGEN_SM90
-  asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// What is there now, whoever writes there; no cache of a multiprocessor keeps it.
+__device__ __forceinline__ int load_now(const int* from) {
+  int v;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
 }
 
 // Adds one; what this thread saw before is visible to whoever reads the result.

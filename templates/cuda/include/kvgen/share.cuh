@@ -26,8 +26,8 @@ struct Piece {
 template <class Traits>
 class Share {
  public:
-  // Units that a multiprocessor could read while a CTA goes from one head to the next.
-  static constexpr int kStart = ceil_div(160 * 1024, Traits::kUnitBytes);
+  // What a multiprocessor could read while a CTA goes from one head to the next, in bytes and units.
+  static constexpr int kBetweenBytes = 160 * 1024, kStart = ceil_div(kBetweenBytes, Traits::kUnitBytes);
 
   // Places for partial results: a slot's next piece is the next head's, a head's next piece the next slot's.
   __host__ __device__ static int places(int slots, int heads) { return slots + heads; }
@@ -54,7 +54,7 @@ class Share {
       at = last + 1;
       if (++head.head == cache.kv_heads) {
         head.head = 0, ++head.batch;
-        if (head.batch < cache.batch && at < to()) length = cache.lengths[head.batch];
+        if (head.batch < cache.batch && at < to()) length = ptx::load_now(cache.lengths + head.batch);
       }
       if (slot < first_slot || slot > last_slot) continue;
       turn += piece.end - piece.begin;

@@ -48,6 +48,13 @@ namespace emulator {
 
 constexpr int kStack = 1 << 17;
 
+// What may be asked for ahead.
+struct Range {
+  const unsigned char* begin;
+  long size;
+};
+inline Range readable[3];
+
 struct Copy {
   void* to;
   int bytes;
@@ -57,6 +64,7 @@ struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
   bool done = false;
+  bool turn = false;              // the launches before have ended
   std::function<bool()> waiting;  // whether a wait for other CTAs goes on, if there is one
   int arrivals = 0;               // at the cluster's barrier
   std::vector<Copy> open;  // asynchronous copies, and groups of them: they land when they are waited for

@@ -95,6 +95,13 @@ inline void copy_wait_all() {
   copy_wait<0>();
 }
 inline void prefetch_l2(const void*) {}
+// Nothing comes, but what is asked for must be there.
+inline void prefetch_bulk(const void* global, int bytes) {
+  const auto* from = static_cast<const unsigned char*>(global);
+  const bool there = std::any_of(std::begin(emulator::readable), std::end(emulator::readable),
+                                 [&](const emulator::Range& r) { return from >= r.begin && from + bytes <= r.begin + r.size && (from - r.begin) % 16 == 0; });
+  if (!there || bytes <= 0 || bytes % 16) std::abort();
+}
 
 // --- clusters -----------------------------------------------------------------------------------------------------------
 
@@ -132,7 +139,13 @@ void send_cluster(uint32_t address, Value value, uint32_t barrier) {
 inline void copy_bulk_fence() {}
 inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
 
-inline void take_turn() {}
+inline void let_next_begin() {}
+inline void take_turn() { emulator::fibres[emulator::current]->turn = true; }
+// Before a launch's turn, anything may be there.
+inline int load_now(const int* from) {
+  const int other[] = {*from, INT32_MAX, -5};
+  return other[emulator::fibres[emulator::current]->turn ? 0 : reinterpret_cast<uintptr_t>(from) / 4 % 3];
+}
 inline int arrive(int* counter) { return (*counter)++; }
 
 }  // namespace kvgen::ptx

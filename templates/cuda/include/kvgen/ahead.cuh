@@ -1,0 +1,48 @@
+// What a launch asks L2 for before its turn: the first packed bytes of every head and its residual, which somebody will read. Nothing of it is looked at,
+// and L2 keeps up with whoever writes there, so that the launches before need not have ended. What is read to find it is a guess.
+#pragma once
+#include "kvgen/part.cuh"
+
+namespace kvgen {
+
+template <class Traits>
+struct Ahead {
+  using Format = typename Traits::Format;
+  // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the launch before.
+  static constexpr int kProcessorBytes = 32 * 1024;
+  static constexpr int kWarpBytes = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128, kBytes = kWarpBytes * Traits::kWarps;  // of a warp, a CTA
+  static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
+
+  // The kBytes of a head that come `skipped` bytes after block `block` begins, or what there is of them.
+  __device__ __forceinline__ static void prefetch_packed(const AttendArgs& args, const Head& head, int block, int skipped, int warp, int lane) {
+#if KVGEN_SM90
+    const CacheArgs& cache = args.cache;
+    const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped + warp * kWarpBytes;
+    const int64_t end = min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
+    const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
+    if constexpr (Traits::kPaged) {
+      const int at = static_cast<int>(begin / kPageBytes) + lane;  // a page to a lane
+      const int64_t start = static_cast<int64_t>(at) * kPageBytes, first = max(begin, start), last = min(end, start + kPageBytes);
+      if (first >= last || at >= cache.table_stride) return;
+      const int page = ptx::load_now(cache.block_table + static_cast<int64_t>(head.batch) * cache.table_stride + at);
+      if (static_cast<unsigned>(page) < static_cast<unsigned>(cache.pages))
+        ptx::prefetch_bulk(from + page * cache.outer_stride_bytes + (first - start), static_cast<int>(last - first));
+    } else if (lane == 0 && begin < end) {
+      ptx::prefetch_bulk(from + head.batch * cache.outer_stride_bytes + begin, static_cast<int>(end - begin));
+    }
+#endif
+  }
+
+  // A head's residual, as long as it seems to be.
+  __device__ __forceinline__ static void prefetch_tail(const AttendArgs& args, const Head& head, int lane) {
+#if KVGEN_SM90
+    if (lane > 1) return;
+    const unsigned tokens = static_cast<unsigned>(ptx::load_now(args.cache.lengths + head.batch)) % Format::kTokens;
+    const int64_t at = (static_cast<int64_t>(head.batch) * args.cache.kv_heads + head.head) * Format::kTokens * Format::kHeadDim;
+    const auto* from = static_cast<const typename Format::Element*>(lane ? args.cache.v_residual : args.cache.k_residual) + at;
+    if (tokens > 0) ptx::prefetch_bulk(from, static_cast<int>(tokens * Format::kHeadDim * sizeof *from));
+#endif
+  }
+};
+
+}  // namespace kvgen
