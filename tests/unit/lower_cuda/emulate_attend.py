@@ -28,8 +28,9 @@ extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max
   emulator::processors = processors;
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
 }
+extern "C" int64_t asked_ahead() { return emulator::asked; }
 extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
-  emulator::backwards = backwards;
+  emulator::backwards = backwards, emulator::asked = 0;
   kvgen::AttendArgs a;
   a.cache.packed = static_cast<uint8_t*>(tensors[0]), a.cache.k_residual = tensors[1], a.cache.v_residual = tensors[2];
   a.cache.lengths = static_cast<int*>(tensors[3]), a.cache.block_table = static_cast<const int*>(tensors[4]);
@@ -59,7 +60,7 @@ class Emulated:
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout = spec, packed_layout(spec, block, "mma")
         self.library = compile_variant(spec, self.layout, chosen, folder)
-        self.library.workspace_bytes.restype = ctypes.c_int64
+        self.library.workspace_bytes.restype = self.library.asked_ahead.restype = ctypes.c_int64
 
 
 @dataclass

@@ -110,13 +110,26 @@ def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, case: C
             assert torch.equal(one[:, meaningful], other[:, meaningful])
 
 
-def test_more_sequences_than_warps_keep_lengths_of(kernel: Make) -> None:
+@pytest.mark.parametrize("case", [CASES[0], CASES[11]], ids=lambda case: case[0])
+def test_more_sequences_than_warps_keep_lengths_of(kernel: Make, case: Case) -> None:
     """A warp copies 128 lengths; those that follow, here the longest of all, it reads where they lie."""
-    built = kernel(CASES[0])
+    built = kernel(case)
     held, q = reference(built, (*(i % 5 for i in range(127)), 0, 3000, 129, 1))
     step = Step(built, held, q)
     step.run()
     agree(step, held.attend(q))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[11], CASES[12]], ids=lambda case: case[0])
+def test_a_launch_asks_ahead_for_what_it_will_read(kernel: Make, case: Case) -> None:
+    """Not for more than there is. The emulator refuses what lies elsewhere; before the turn it shows lengths and pages that are not so."""
+    built = kernel(case)
+    held, q = reference(built, (1300, 1290, 1310))
+    step = Step(built, held, q)
+    step.run()
+    agree(step, held.attend(q))
+    there = sum(x.nbytes for x in (step.packed, *step.residual))
+    assert 0 < built.library.asked_ahead() <= there
 
 
 @pytest.mark.parametrize(("lengths", "several"), [((1250,) * 4, False), ((5000, 0, 0, 0), True), ((0, 0, 0, 5000), True)])

@@ -54,7 +54,7 @@ def test_gpu_read_kernels_compile_without_spills(tmp_path: Path) -> None:
         pytest.skip(str(error))
     for target, reads in (("sm80", {"read"}), ("sm90", {*READS, *OVERLAPPING})):
         artifact = build(source(target), ArtifactCache(tmp_path))
-        assert len(artifact.resources.kernels) == len(reads) + 1
+        assert len(artifact.resources.kernels) == len(reads & set(READS)) + 1  # those that overlap are the same kernels
         assert artifact.resources.spill_bytes == 0
         library = load_library(artifact.path)
         assert {name for name in READS + OVERLAPPING if library.implements_function(name)} == reads

@@ -1,5 +1,5 @@
-// What a launch asks L2 for before its turn: the first packed bytes of every head and its residual, which somebody will read. Nothing of it is looked at,
-// and L2 keeps up with whoever writes there, so that the launches before need not have ended. What is read to find it is a guess.
+// What a launch asks L2 for before its turn: packed bytes where CTAs begin, and residuals, which somebody will read if lengths are what they seem to be (of
+// parts: alike). Nothing of it is looked at, and L2 keeps up with whoever writes there, so that the launches before need not have ended.
 #pragma once
 #include "kvgen/part.cuh"
 
@@ -13,7 +13,12 @@ struct Ahead {
   static constexpr int kWarpBytes = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128, kBytes = kWarpBytes * Traits::kWarps;  // of a warp, a CTA
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
 
-  // The kBytes of a head that come `skipped` bytes after block `block` begins, or what there is of them.
+  // The kBytes of a head from unit `unit` on; from its block on, if it is the block's first.
+  __device__ __forceinline__ static void prefetch_units(const AttendArgs& args, const Head& head, int unit, int warp, int lane) {
+    const int within = unit % Traits::kUnitsPerBlock, block = unit / Traits::kUnitsPerBlock * (Traits::kGathered ? Traits::kUnitBlocks : 1);
+    prefetch_packed(args, head, block, within ? Format::kHeaderBytes + within * Traits::kUnitBytes : 0, warp, lane);
+  }
+  // Those that come `skipped` bytes after block `block` begins, or what there is of them.
   __device__ __forceinline__ static void prefetch_packed(const AttendArgs& args, const Head& head, int block, int skipped, int warp, int lane) {
 #if KVGEN_SM90
     const CacheArgs& cache = args.cache;
@@ -23,7 +28,7 @@ struct Ahead {
     if constexpr (Traits::kPaged) {
       const int at = static_cast<int>(begin / kPageBytes) + lane;  // a page to a lane
       const int64_t start = static_cast<int64_t>(at) * kPageBytes, first = max(begin, start), last = min(end, start + kPageBytes);
-      if (first >= last || at >= cache.table_stride) return;
+      if (first >= last) return;
       const int page = ptx::load_now(cache.block_table + static_cast<int64_t>(head.batch) * cache.table_stride + at);
       if (static_cast<unsigned>(page) < static_cast<unsigned>(cache.pages))
         ptx::prefetch_bulk(from + page * cache.outer_stride_bytes + (first - start), static_cast<int>(last - first));
@@ -33,7 +38,7 @@ struct Ahead {
 #endif
   }
 
-  // A head's residual, as long as it seems to be.
+  // A head's residual, as long as it seems to be. For launches of one wave: of several, those of all heads at once are more than a moment's traffic.
   __device__ __forceinline__ static void prefetch_tail(const AttendArgs& args, const Head& head, int lane) {
 #if KVGEN_SM90
     if (lane > 1) return;

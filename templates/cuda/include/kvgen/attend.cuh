@@ -32,7 +32,7 @@ struct Attend {
     const bool guess = batch == 1 || static_cast<int64_t>(heads) * units * Variant::kUnitBytes < kGuessBytes;
     const int slots_ = slots(batch, kv_heads, parts, at_once);
     const int sharing = std::max(1, Variant::kAlwaysShares ? at_once : std::min(slots_ * kv_heads, at_once) * Variant::kTogether);
-    return {slots_, Divisor(parts), guess, Divisor(sharing), places(slots_, at_once, heads, kv_heads)};
+    return {slots_, Divisor(parts), guess, Divisor(sharing), places(slots_, at_once, heads, kv_heads), heads * parts <= at_once};
   }
 
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {

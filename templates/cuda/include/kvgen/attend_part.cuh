@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   if (part.count > 0) {
     const int rank = Place<Traits>(part).rank;
     Ahead<Traits>::prefetch_packed(args, head, 0, rank * Ahead<Traits>::kBytes, warp, lane);
-    if (rank == 0 && warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
+    if (grid.once && rank == 0 && warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
   }
   ptx::take_turn();
   const Shared<Traits> shared(memory);

@@ -77,7 +77,7 @@ struct Opening {
 
   template <class Survey>
   __device__ __forceinline__ Opening(const Survey& survey, const Grid& grid, const CacheArgs& cache)
-      : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache)) {}
+      : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache, survey.most)) {}
 };
 
 // `loader`: of the first piece's q, asked for. `words`: the warp's place for lengths, and then for page tables.
@@ -129,33 +129,33 @@ __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid
   }
 }
 
-// The kernel of launches that have shares whatever lengths are. What to begin with is worked out twice: before its turn, so that bytes are on their way to
-// L2 and instructions known, and after, since lengths may have changed. Which q it asks for between is a guess.
+// The kernel of launches that have shares whatever lengths are. Where launches overlap, what to begin with is worked out twice: before its turn, so that
+// bytes are on their way to L2 and instructions known, and after, since lengths may have changed. Which q it asks for between is a guess.
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_all(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   using Alone = typename Traits::Alone;
   extern __shared__ __align__(128) uint8_t memory[];
   ptx::let_next_begin();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Survey<Traits> survey(args.cache, Shared<Traits>(memory).lengths, warp, lane);
+  Survey<Traits> survey(args.cache, Shared<Traits>(memory).lengths, warp, lane);
   QueryLoader<Alone> loader;
-  Head head{-1, 0};
+  Head asked{-1, 0};  // whose q
 #pragma unroll 1
-  for (int turn = ptx::pinned(0);; ++turn) {
-    survey.look(turn > 0 ? INT32_MAX : args.max_len);
+  for (bool turn = ptx::pinned(KVGEN_SM90 ? 0 : 1);; turn = true) {
+    survey.look(turn ? kSure : args.max_len);
     const Opening<Alone> opening(survey, grid, args.cache);
     const Piece& piece = opening.piece;
-    if (piece.head.batch != head.batch || piece.head.head != head.head) {
-      head = piece.head;
-      if (turn > 0) loader.fetch(args, head, warp, lane);
+    if (turn) {
+      if (piece.head.batch != asked.batch || piece.head.head != asked.head) loader.fetch(args, piece.head, warp, lane);
+      return attend_shares<Alone, kAppend>(args, grid, memory, opening, loader, survey.copied, warp, lane);
     }
-    if (turn > 0) return attend_shares<Alone, kAppend>(args, grid, memory, opening, loader, survey.copied, warp, lane);
-    if (piece.count > 0) {
-      Ahead<Traits>::prefetch_packed(args, head, piece.begin / Traits::kUnitsPerBlock * (Traits::kGathered ? Traits::kUnitBlocks : 1), 0, warp, lane);
-      if (warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
+    const bool there = piece.count > 0 && piece.head.head < args.cache.kv_heads;
+    if (there) {
+      Ahead<Traits>::prefetch_units(args, piece.head, piece.begin, warp, lane);
+      if (warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, piece.head, lane);
     }
     ptx::take_turn();
-    loader.fetch(args, head, warp, lane);
+    if (there) asked = piece.head, loader.fetch(args, asked, warp, lane);
     __syncwarp();
   }
 }

@@ -29,6 +29,7 @@ struct Grid {
   bool guess = false;  // that they are, before it is known
   Divisor shares{1};   // CTAs that share the work, where they are not or always
   int places = 1;      // for partial results
+  bool once = false;   // all parts run at once, where lengths are alike
   __host__ __device__ int parts() const { return splits.number; }
 };
 
@@ -97,6 +98,13 @@ struct Part {
   }
 };
 
+// A sequence's length; `most`: kSure, or, before a launch's turn, when anything may be there, what it is at most. No cache of the multiprocessor
+// keeps it then.
+constexpr int kSure = -1;
+__device__ __forceinline__ int length_of(const CacheArgs& cache, int batch, int most) {
+  return most == kSure ? cache.lengths[batch] : min(max(ptx::load_now(cache.lengths + batch), 0), most);
+}
+
 // The lengths that a warp has to know, copied to a place of its own.
 template <class Traits>
 struct Survey {
@@ -105,6 +113,7 @@ struct Survey {
   const CacheArgs& cache;
   int* copied;
   int lane;
+  int most = kSure;
 
   __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_) : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {}
   // Asks for them ahead of K and V: the compiler would put loads behind these.
@@ -120,14 +129,15 @@ struct Survey {
     ptx::copy_wait<kLater>();
     __syncwarp();
   }
-  // As they are now, `most` at most: before its turn, a launch may see anything.
-  __device__ __forceinline__ void look(int most) const {
+  // As they are now: see `length_of`.
+  __device__ __forceinline__ void look(int most_) {
+    most = most_;
 #pragma unroll
     for (int at = lane; at < kTurns * 32; at += 32)
-      if (at < cache.batch) copied[at] = min(max(ptx::load_now(cache.lengths + at), 0), most);
+      if (at < cache.batch) copied[at] = length_of(cache, at, most);
     __syncwarp();
   }
-  __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : ptx::load_now(cache.lengths + batch); }
+  __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : length_of(cache, batch, most); }
 
   // Whether sequences can be cut alike; their tokens. All lanes ask.
   __device__ __forceinline__ bool alike(int& total) const {

@@ -54,6 +54,7 @@ struct Range {
   long size;
 };
 inline Range readable[3];
+inline long asked;  // bytes
 
 struct Copy {
   void* to;

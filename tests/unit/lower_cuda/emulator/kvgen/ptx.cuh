@@ -101,6 +101,7 @@ inline void prefetch_bulk(const void* global, int bytes) {
   const bool there = std::any_of(std::begin(emulator::readable), std::end(emulator::readable),
                                  [&](const emulator::Range& r) { return from >= r.begin && from + bytes <= r.begin + r.size && (from - r.begin) % 16 == 0; });
   if (!there || bytes <= 0 || bytes % 16) std::abort();
+  emulator::asked += bytes;
 }
 
 // --- clusters -----------------------------------------------------------------------------------------------------------

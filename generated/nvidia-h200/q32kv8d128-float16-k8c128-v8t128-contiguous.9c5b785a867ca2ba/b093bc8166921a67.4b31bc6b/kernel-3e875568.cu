@@ -4,19 +4,19 @@
 
 namespace {
 
-using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128>;
-static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
+static_assert(Format::kSubtileBytes == 8320 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 33792);
 
 struct Schedule {
   static constexpr int kWarps = 8;
-  static constexpr int kUnit = 4;
-  static constexpr int kDepth = 1;
+  static constexpr int kUnit = 1;
+  static constexpr int kDepth = 2;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
-  static constexpr int kCluster = 8;
+  static constexpr kvgen::Combine kCombine = kvgen::Combine::shares;
+  static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
@@ -31,7 +31,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 167552, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 167040, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

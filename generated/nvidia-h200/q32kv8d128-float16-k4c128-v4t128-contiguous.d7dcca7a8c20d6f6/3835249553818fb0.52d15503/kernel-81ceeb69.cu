@@ -1,0 +1,38 @@
+#line 1 "cuda/module.cu.jinja"
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+
+namespace {
+
+using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128>;
+static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
+
+struct Schedule {
+  static constexpr int kWarps = 8;
+  static constexpr int kUnit = 1;
+  static constexpr int kDepth = 2;
+  static constexpr int kCtasPerSm = 1;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
+  static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
+  static constexpr int kCluster = 8;
+  static constexpr int kGroup = 4;
+  static constexpr int kQueries = 1;
+  static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
+  static constexpr bool kExactQ = true;
+  static constexpr bool kOverlap = true;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 0;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+static_assert(Module::Attend::kSharedBytes == 104064, "traits.cuh and the search space count shared memory differently");
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)
