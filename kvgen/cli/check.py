@@ -45,9 +45,18 @@ def check(
     else:
         rows = [(r["key"], r["spec"], r["arch"], f["aspect"], f["status"], f["detail"]) for r in results for f in r["findings"]]
         print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)
-        typer.echo(f"{len(results)} entries, {bad} regressed" + (" and accepted" if accept and bad else ""))
+        typer.echo(_summary(results, bad) + (" and accepted" if accept and bad else ""))
     if bad and not accept:
         raise typer.Exit(Exit.REGRESSION)
+
+
+def _summary(results: list[dict[str, Any]], bad: int) -> str:
+    """How many entries were checked and regressed; files that are not as a manifest lists them are none."""
+    from kvgen.registry.manifest import MANIFEST
+
+    files = sum(one["key"] == MANIFEST for one in results)
+    differing = f", files not as the manifest lists them: {files}" if files else ""
+    return f"{len(results) - files} entries, {bad - files} regressed{differing}"
 
 
 def _stores(registry: Path | None) -> list[Store]:

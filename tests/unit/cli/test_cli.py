@@ -170,6 +170,8 @@ def test_check_of_a_damaged_entry_is_a_regression(kvgen: Any, tmp_path: Path):
     assert "changed after it was written" in answer.json()[0]["findings"][0]["detail"]
     (listed,) = [one for one in kvgen("list", "--json").json() if one["registry"] == "user"]
     assert listed["problem"]
+    (tmp_path / "registry" / "manifest.json").write_text("{}")
+    assert kvgen("check", tmp_path / "registry").out.splitlines()[-1] == "1 entries, 1 regressed, files not as the manifest lists them: 1"
 
 
 def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
