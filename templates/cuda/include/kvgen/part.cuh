@@ -129,12 +129,13 @@ struct Survey {
     ptx::copy_wait<kLater>();
     __syncwarp();
   }
-  // As they are now: see `length_of`.
+  // As they are now: see `length_of`. All in one trip, which a choice between two kinds of loads would part.
   __device__ __forceinline__ void look(int most_) {
     most = most_;
+    const int limit = most == kSure ? INT32_MAX : most;
 #pragma unroll
     for (int at = lane; at < kTurns * 32; at += 32)
-      if (at < cache.batch) copied[at] = length_of(cache, at, most);
+      if (at < cache.batch) copied[at] = min(max(ptx::load_now(cache.lengths + at), 0), limit);
     __syncwarp();
   }
   __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : length_of(cache, batch, most); }
