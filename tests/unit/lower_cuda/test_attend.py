@@ -132,6 +132,17 @@ def test_a_launch_asks_ahead_for_what_it_will_read(kernel: Make, case: Case) -> 
     assert 0 < built.library.asked_ahead() <= there
 
 
+@pytest.mark.parametrize(("processors", "asked"), [(9, True), (2, False)])
+def test_residuals_are_asked_for_where_all_parts_run_at_once(kernel: Make, processors: int, asked: bool) -> None:
+    """Sequences of less than a block: there is nothing else to ask for."""
+    built = kernel(CASES[0])
+    held, q = reference(built, (100, 90, 110))
+    step = Step(built, held, q, processors=processors)
+    step.run()
+    agree(step, held.attend(q))
+    assert (built.library.asked_ahead() > 0) == asked
+
+
 @pytest.mark.parametrize(("lengths", "several"), [((1250,) * 4, False), ((5000, 0, 0, 0), True), ((0, 0, 0, 5000), True)])
 def test_a_sequence_much_longer_than_others_is_cut_where_they_are_not(kernel: Make, lengths: tuple[int, ...], several: bool) -> None:
     """Partial results are in the workspace, which was NaN, only if some head has several parts: of equal lengths none has."""
