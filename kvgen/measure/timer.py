@@ -23,6 +23,7 @@ GRAPH_SECONDS = 2e-3
 MOST_CAPTURED = 512
 RETAKES = 3
 WAITING_SHARE = 0.02
+REST = 2
 
 
 class Timer(Protocol):
@@ -74,7 +75,8 @@ class CpuTimer:
 class CudaTimer:
     """Replays of a CUDA graph that holds the calls in turn, between two events: launch costs of the host do not count.
 
-    All of it goes to a stream of its own, behind what the current stream was given; what comes after waits for it.
+    In a burst the device rests before each sample as long as that takes: a kernel without a pause meets the power cap after some
+    40 ms, and its clocks fall. `sustained_seconds` asks for just that; samples follow each other then. All of it goes to a stream of its own, behind what the current stream was given; what comes after waits for it.
     """
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
@@ -93,8 +95,10 @@ class CudaTimer:
                         call()
             number = turns * len(calls)
             taken = self._busy(graph.replay, max(policy.warmup_seconds, policy.sustained_seconds))
-            wanted = min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / taken)))
-            samples = [seconds / number * 1e6 for seconds in self._events(graph.replay, wanted)]
+            each = taken if policy.sustained_seconds else 2 * REST * taken
+            wanted = min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / each)))
+            taken_by = self._events(graph.replay, wanted) if policy.sustained_seconds else self._rested(graph.replay, wanted, REST * taken)
+            samples = [seconds / number * 1e6 for seconds in taken_by]
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         return _checked(samples)
@@ -109,6 +113,15 @@ class CudaTimer:
             mark.record()
         marks[-1].synchronize()
         return [before.elapsed_time(after) * 1e-3 for before, after in pairwise(marks)]
+
+    @classmethod
+    def _rested(cls, run: Callable[[], object], count: int, rest: float) -> list[float]:
+        """Seconds of `count` runs, each after a rest and one that does not count: the device has to get going again."""
+        samples = []
+        for _ in range(count):
+            time.sleep(rest)
+            samples.append(cls._events(run, REST)[-1])
+        return samples
 
     @classmethod
     def _busy(cls, run: Callable[[], object], seconds: float) -> float:

@@ -9,7 +9,7 @@ template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_part(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
-  constexpr bool kEarly = Traits::kCopy == Copy::async && !Traits::kPaged && !Traits::kGathered;  // K and V before lengths are known
+  constexpr bool kEarly = Traits::kEarly;
   ptx::let_next_begin();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = blockIdx.y;
   Part part = Part::even(grid, slot, args.cache.batch);
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   }
   ptx::take_turn();
   const Shared<Traits> shared(memory);
-  const Survey<Traits> survey(args.cache, shared.lengths, warp, lane);
+  Survey<Traits> survey(args.cache, shared.lengths, warp, lane);
   survey.ask();
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
@@ -32,10 +32,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   if (int total; !survey.alike(total)) {
     if constexpr (kEarly) ptx::copy_wait_all();
     if constexpr (Traits::kShares) {
-      Opening<typename Traits::Alone> opening(survey, grid, args.cache);
-      QueryLoader<typename Traits::Alone> own;
-      own.fetch(args, opening.piece.head, warp, lane);
-      return attend_shares<typename Traits::Alone, kAppend>(args, grid, memory, opening, own, survey.copied, warp, lane);
+      const Opening<typename Traits::Alone> opening(survey, grid, args.cache);
+      return attend_shares<typename Traits::Alone, kAppend, false>(args, grid, memory, opening, survey, warp, lane);
     }
     part = survey.part(grid, slot, total), head.batch = part.batch;
     __syncwarp();

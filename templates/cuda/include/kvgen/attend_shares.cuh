@@ -45,12 +45,13 @@ __device__ __noinline__ void finish_share(const AttendArgs& args, const Grid& gr
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places);
   const Combination<Traits> combination{args, work, shared.flags};
   const auto end = [&](int i) -> const Piece& { return i ? progress.piece(count - 1) : progress.first; };
+  const int mine = threadIdx.x / 32;  // of the two ends, if it is one and another CTA has a piece of the head
+  const bool counted = threadIdx.x % 32 == 0 && mine < min(count, 2) && end(mine).count > 1;
+  const int ticket = counted ? combination.arrivals(end(mine).head, end(mine).slots()).take_ticket() : 0;
   __syncthreads();
   hand_on<Traits>(args, shared, work, end(1).head, end(1).slots(), 0);
   __syncthreads();  // also: nobody reads lengths any more, unless blocks are packed
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-    if (threadIdx.x == 32 * i) shared.flags[i] = i < count && end(i).count > 1 && combination.last(end(i).head, end(i).slots());
+  if (threadIdx.x % 32 == 0 && mine < 2) shared.flags[mine] = counted && combination.arrivals(end(mine).head, end(mine).slots()).complete(ticket);
   int readers = kAppend && !progress.flushes ? count_reader(work) : 0;
   __syncthreads();
   if (const int i = threadIdx.x / Traits::kAdders; shared.flags[i]) combination.add_up(end(i).head, end(i).slots());
@@ -80,21 +81,32 @@ struct Opening {
       : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache, survey.most)) {}
 };
 
-// `loader`: of the first piece's q, asked for. `words`: the warp's place for lengths, and then for page tables.
-template <class Traits, bool kAppend>
-__device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid& grid, uint8_t* memory, const Opening<Traits>& opening, QueryLoader<Traits>& loader, int* words,
-                                              int warp, int lane) {
+// `kGuess`: the opening is what it seemed to be before the turn. What is loaded first is loaded on that guess, while lengths come that tell; where a page
+// table says what to load, lengths come first. The warp's place for lengths, in `survey`, is the page tables' then.
+template <class Traits, bool kAppend, bool kGuess, class Survey>
+__device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid& grid, uint8_t* memory, Opening<Traits> opening, Survey& survey, int warp, int lane) {
   constexpr int kTokens = Traits::Format::kTokens;
   const Shared<Traits> shared(memory);
   Progress<Traits>& progress = *reinterpret_cast<Progress<Traits>*>(memory + Traits::kAside);
   static_assert(sizeof(progress) <= Traits::kAsideBytes);
+  QueryLoader<Traits> loader;
+  loader.fetch(args, opening.piece.head, warp, lane);
+  typename Survey::Lengths now;
+  if constexpr (kGuess) now = survey.ask_again();
+  Walk<Traits> walk(shared.ring(), beginning<Traits>(args, opening.piece, survey.copied, warp, lane), warp, lane);
+  const auto mistaken = [&] {  // then the opening is made anew
+    if (!survey.changed(now)) return false;
+    opening = Opening<Traits>(survey, grid, args.cache);
+    loader.fetch(args, opening.piece.head, warp, lane);
+    walk.cursor = beginning<Traits>(args, opening.piece, survey.copied, warp, lane);
+    return true;
+  };
+  bool sure = !kGuess;
+  if constexpr (kGuess && !Traits::kEarly) sure = true, mistaken();
   Piece piece = opening.piece;
-  if (piece.count == 0) return leave<Traits, kAppend>(args, Workspace<Traits>(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places), warp, lane);
   __syncwarp();
-  Walk<Traits> walk(shared.ring(), beginning<Traits>(args, piece, words, warp, lane), warp, lane);
   walk.begin(walk.cursor);
   const bool keeper = threadIdx.x == 32;  // of the progress; warp 0 has q to prepare
-  if (keeper) progress.begin(opening.all, opening.share, piece);
   for (int number = 0;; ++number) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // what is made of them does not outlive a piece
     const Place<Traits> place(piece.part());
@@ -103,7 +115,20 @@ __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid
     tile.clear();
     tile.fetch(tail, tail_tile<Traits>(place, 0, warp), lane);
     walk.fill_up();
-    if (number > 0) {
+    if (!sure) {
+      sure = true;
+      if (mistaken()) {
+        ptx::copy_wait_all();
+        piece = opening.piece;
+        walk.begin(walk.cursor);
+        --number;
+        continue;
+      }
+    }
+    if (number == 0) {
+      if (piece.count == 0) return leave<Traits, kAppend>(args, Workspace<Traits>(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places), warp, lane);
+      if (keeper) progress.begin(opening.all, opening.share, piece);
+    } else {
       __syncthreads();
       hand_on_piece<Traits>(args, grid, memory, progress.piece(number - 1));
     }
@@ -129,35 +154,29 @@ __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid
   }
 }
 
-// The kernel of launches that have shares whatever lengths are. Where launches overlap, what to begin with is worked out twice: before its turn, so that
-// bytes are on their way to L2 and instructions known, and after, since lengths may have changed. Which q it asks for between is a guess.
+// The kernel of launches that have shares whatever lengths are. Where launches overlap, what to begin with is worked out before its turn, from what lengths seem
+// to be: bytes are on their way to L2 then, instructions known, and the first loads go out with the turn.
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_all(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   using Alone = typename Traits::Alone;
+  constexpr bool kGuess = KVGEN_SM90;
   extern __shared__ __align__(128) uint8_t memory[];
   ptx::let_next_begin();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Survey<Traits> survey(args.cache, Shared<Traits>(memory).lengths, warp, lane);
-  QueryLoader<Alone> loader;
-  Head asked{-1, 0};  // whose q
-#pragma unroll 1
-  for (bool turn = ptx::pinned(KVGEN_SM90 ? 0 : 1);; turn = true) {
-    survey.look(turn ? kSure : args.max_len);
-    const Opening<Alone> opening(survey, grid, args.cache);
-    const Piece& piece = opening.piece;
-    if (turn) {
-      if (piece.head.batch != asked.batch || piece.head.head != asked.head) loader.fetch(args, piece.head, warp, lane);
-      return attend_shares<Alone, kAppend>(args, grid, memory, opening, loader, survey.copied, warp, lane);
-    }
-    const bool there = piece.count > 0 && piece.head.head < args.cache.kv_heads;
-    if (there) {
+  if constexpr (!kGuess) ptx::take_turn();
+  survey.look(kGuess ? min(args.max_len, (args.cache.blocks + 1) * Traits::Format::kTokens - 1) : kSure);
+  Opening<Alone> opening(survey, grid, args.cache);
+  if constexpr (kGuess) {
+    Piece& piece = opening.piece;
+    if (piece.count > 0) {
       Ahead<Traits>::prefetch_units(args, piece.head, piece.begin, warp, lane);
       if (warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, piece.head, lane);
     }
+    if (!survey.knows_all()) piece = {};  // nothing could be loaded on that guess: it cannot be confirmed
     ptx::take_turn();
-    if (there) asked = piece.head, loader.fetch(args, asked, warp, lane);
-    __syncwarp();
   }
+  attend_shares<Alone, kAppend, kGuess>(args, grid, memory, opening, survey, warp, lane);
 }
 
 }  // namespace kvgen

@@ -35,6 +35,8 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
 template <class Traits>
 __device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int warp,
                                             int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+  const Combination<Traits> combination{args, work, shared.flags};
+  const int ticket = slots.count > 1 && threadIdx.x == 0 ? combination.arrivals(head, slots).take_ticket() : 0;
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     unmix_values<Traits>(state[tile]);
@@ -44,7 +46,7 @@ __device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared
     if (tile + 1 < Traits::kColumnTiles) __syncthreads();
   }
   if (slots.count == 1) return blockIdx.x % Traits::kTogether == 0;
-  return Combination<Traits>{args, work, shared.flags}.run(head, slots);
+  return combination.run(head, slots, ticket);
 }
 
 // Where a block is packed: in the rings' and the merge's place, or, where that is too small, behind all else.

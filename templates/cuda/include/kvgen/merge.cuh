@@ -178,12 +178,26 @@ __device__ __forceinline__ void gather(const Workspace<Traits>& work, int level,
     gather_batches<Traits, kWide, (kWide > 2 ? 8 : 16)>(work, level, count, column, channel, slot, value, all);
 }
 
-// Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
-__device__ __forceinline__ bool arrive_last(int* counter, int expected) {
-  const bool last = ptx::arrive(counter) == expected - 1;
-  if (last) *counter = 0;
-  return last;
-}
+// Results that CTAs bring for one of them to add up, by a counter that is left at zero: tickets in its lower half, results that are there in its upper one.
+// One thread of each asks.
+struct Arrivals {
+  static constexpr int kThere = 1 << 16;
+  int* counter;
+  int expected;
+
+  // Taken while the result is in the making: the trip to the counter costs nobody time.
+  __device__ __forceinline__ int take_ticket() const { return atomicAdd(counter, 1) % kThere; }
+  // The result is there. Whether this CTA has the last ticket; then all others' are there, too: who has one is about to bring its own.
+  __device__ __forceinline__ bool complete(int ticket) const {
+    if (ticket < expected - 1) {
+      ptx::add_release(counter, kThere);
+      return false;
+    }
+    ptx::wait_for(counter, (expected - 1) * kThere + expected);
+    *counter = 0;
+    return true;
+  }
+};
 
 // The way of heads' partial results to the output, when they are in their slots: the last CTA of a head to arrive adds them up.
 template <class Traits>
@@ -194,18 +208,25 @@ struct Combination {
   const Workspace<Traits>& work;
   int* flags;
 
-  // Whether this CTA completed the head. Called by all its threads.
-  __device__ bool run(const Head& head, const Slots& slots) const {
-    if (Traits::kCombine == Combine::two_level && !first_level(head, slots)) return false;
-    __syncthreads();
-    if (threadIdx.x == 0) flags[0] = last(head, slots);
-    __syncthreads();
-    if (!flags[0]) return false;
+  // Whether this CTA completed the head. Called by all its threads; `ticket`: thread 0's.
+  __device__ bool run(const Head& head, const Slots& slots, int ticket) const {
+    if (!all_complete(arrivals(head, slots), ticket)) return false;
+    if (const int width = levels(slots).width; Traits::kCombine == Combine::two_level && width > 1) {
+      add_up_group(slots, width);
+      const Arrivals groups{counter(head), levels(slots).groups};
+      if (!all_complete(groups, threadIdx.x == 0 ? groups.take_ticket() : 0)) return false;
+    }
     add_up(head, slots);
     return true;
   }
-  // Its two steps, for a CTA that has several heads. Whether it is the last: one thread asks, after all have stored.
-  __device__ bool last(const Head& head, const Slots& slots) const { return arrive_last(counter(head), levels(slots).groups * Traits::kTogether); }
+  // Those that a CTA is counted among.
+  __device__ __forceinline__ Arrivals arrivals(const Head& head, const Slots& slots) const {
+    const auto [groups, width] = levels(slots);
+    if (Traits::kCombine != Combine::two_level || width == 1) return {counter(head), groups * Traits::kTogether};
+    const int group = slots.rank / width;
+    int* of_groups = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters;
+    return {of_groups + group, min(width, slots.count - group * width)};
+  }
   __device__ __forceinline__ void add_up(const Head& head, const Slots& slots) const {
     const auto [groups, width] = levels(slots);
     const auto slot = [&, width = width](int i) { return slots.at(i * width); };
@@ -238,22 +259,21 @@ struct Combination {
       use(column, channel, value, total);
     }
   }
-  // The first of two: the last of a few parts adds these up, the others are done.
-  __device__ bool first_level(const Head& head, const Slots& slots) const {
-    const int width = levels(slots).width;
-    if (width == 1) return true;
-    const int group = slots.rank / width, members = min(width, slots.count - group * width);
-    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
-    __syncthreads();
-    if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);
-    __syncthreads();
-    if (!flags[0]) return false;
-    const auto member = [&](int i) { return slots.at(group * width + i); };
-    each_sum(0, members, member, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
+  // The first level: the results of a few neighbours become one, in the place of the first.
+  __device__ void add_up_group(const Slots& slots, int width) const {
+    const int first = slots.rank / width * width;
+    const auto member = [&](int i) { return slots.at(first + i); };
+    each_sum(0, min(width, slots.count - first), member, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
       for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), column) + channel + j, value[j]);
       if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
     });
-    return true;
+  }
+  // Asked by all threads, which have all stored what they have of the result.
+  __device__ __forceinline__ bool all_complete(const Arrivals& all, int ticket) const {
+    __syncthreads();
+    if (threadIdx.x == 0) flags[0] = all.complete(ticket);
+    __syncthreads();
+    return flags[0];
   }
 };
 

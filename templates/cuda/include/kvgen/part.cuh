@@ -138,6 +138,27 @@ struct Survey {
       if (at < cache.batch) copied[at] = min(max(ptx::load_now(cache.lengths + at), 0), limit);
     __syncwarp();
   }
+  // Asks for them once more.
+  struct Lengths {
+    int of[kTurns];
+  };
+  __device__ __forceinline__ Lengths ask_again() const {
+    Lengths now;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) now.of[i] = i * 32 + lane < cache.batch ? ptx::load_now(cache.lengths + i * 32 + lane) : 0;
+    return now;
+  }
+  // Whether they may be others than those that were looked at; then these are known.
+  __device__ __forceinline__ bool changed(const Lengths& now) {
+    bool others = !knows_all();
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i)
+      if (const int at = i * 32 + lane; at < cache.batch) others |= copied[at] != now.of[i], copied[at] = now.of[i];
+    most = kSure;
+    __syncwarp();
+    return __any_sync(~0u, others);
+  }
+  __device__ __forceinline__ bool knows_all() const { return cache.batch <= kTurns * 32; }
   __device__ __forceinline__ int length(int batch) const { return batch < kTurns * 32 ? copied[batch] : length_of(cache, batch, most); }
 
   // Whether sequences can be cut alike; their tokens. All lanes ask.

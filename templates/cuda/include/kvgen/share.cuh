@@ -14,7 +14,7 @@ struct Piece {
   int first = 0;
   int turn = 0;  // units that the CTA goes through before: warps take them in turn
 
-  __device__ Part part() const { return {head.batch, rank, count, first}; }
+  __device__ Part part() const { return {head.batch, rank, max(count, 1), first}; }
   template <class Traits>
   __device__ int first_unit(int warp) const {
     return begin + (warp + Traits::kWarps - turn % Traits::kWarps) % Traits::kWarps;

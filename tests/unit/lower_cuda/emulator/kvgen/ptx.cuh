@@ -147,6 +147,9 @@ inline int load_now(const int* from) {
   const int other[] = {*from, INT32_MAX, -5};
   return other[emulator::fibres[emulator::current]->turn ? 0 : reinterpret_cast<uintptr_t>(from) / 4 % 3];
 }
-inline int arrive(int* counter) { return (*counter)++; }
+inline void add_release(int* counter, int by) { *counter += by; }
+inline void wait_for(const int* counter, int value) {
+  emulator::wait_while([=] { return *counter != value; });
+}
 
 }  // namespace kvgen::ptx
