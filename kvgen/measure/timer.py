@@ -23,7 +23,8 @@ GRAPH_SECONDS = 2e-3
 MOST_CAPTURED = 512
 RETAKES = 3
 WAITING_SHARE = 0.02
-REST = 2
+RUNS = 2
+"""Of a burst's sample: one to get going, one that counts."""
 
 
 class Timer(Protocol):
@@ -46,7 +47,7 @@ class CpuTimer:
         """See `Timer`."""
         once = self._warm_up(calls, policy.warmup_seconds)
         inner = max(1, math.ceil(CPU_SAMPLE_SECONDS / once))
-        wanted = min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / (once * inner))))
+        wanted = wanted_samples(policy, once * inner)
         clean: list[float] = []
         disturbed: list[float] = []
         turn = 0
@@ -75,8 +76,10 @@ class CpuTimer:
 class CudaTimer:
     """Replays of a CUDA graph that holds the calls in turn, between two events: launch costs of the host do not count.
 
-    In a burst the device rests before each sample as long as that takes: a kernel without a pause meets the power cap after some
-    40 ms, and its clocks fall. `sustained_seconds` asks for just that; samples follow each other then. All of it goes to a stream of its own, behind what the current stream was given; what comes after waits for it.
+    In a burst the device rests before each sample for as long as that takes: without a pause some kernels meet the power cap after
+    40 ms, and clocks fall. `sustained_seconds` asks for that; samples follow each other then.
+
+    All of it goes to a stream of its own, behind what the current stream was given; what comes after waits for it.
     """
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
@@ -95,10 +98,11 @@ class CudaTimer:
                         call()
             number = turns * len(calls)
             taken = self._busy(graph.replay, max(policy.warmup_seconds, policy.sustained_seconds))
-            each = taken if policy.sustained_seconds else 2 * REST * taken
-            wanted = min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / each)))
-            taken_by = self._events(graph.replay, wanted) if policy.sustained_seconds else self._rested(graph.replay, wanted, REST * taken)
-            samples = [seconds / number * 1e6 for seconds in taken_by]
+            if policy.sustained_seconds:
+                replays = self._events(graph.replay, wanted_samples(policy, taken))
+            else:
+                replays = self._rested(graph.replay, wanted_samples(policy, 2 * RUNS * taken), RUNS * taken)
+            samples = [seconds / number * 1e6 for seconds in replays]
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         return _checked(samples)
@@ -116,11 +120,11 @@ class CudaTimer:
 
     @classmethod
     def _rested(cls, run: Callable[[], object], count: int, rest: float) -> list[float]:
-        """Seconds of `count` runs, each after a rest and one that does not count: the device has to get going again."""
+        """Seconds of `count` runs, each after `rest` seconds and a run that does not count."""
         samples = []
         for _ in range(count):
             time.sleep(rest)
-            samples.append(cls._events(run, REST)[-1])
+            samples.append(cls._events(run, RUNS)[-1])
         return samples
 
     @classmethod
@@ -131,6 +135,11 @@ class CudaTimer:
         while time.perf_counter() - started < seconds:
             last = cls._events(run, 4)[-1]
         return max(last, 1e-7)
+
+
+def wanted_samples(policy: TimingPolicy, each: float) -> int:
+    """How many of `each` seconds a policy has time for; MIN_SAMPLES at least."""
+    return min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / each)))
 
 
 def waiting_seconds() -> float:

@@ -132,6 +132,23 @@ def test_a_launch_asks_ahead_for_what_it_will_read(kernel: Make, case: Case) -> 
     assert 0 < built.library.asked_ahead() <= there
 
 
+@pytest.mark.parametrize("lengths", [UNLIKE, (1300, 1290, 1310), (0, 5, 0)])
+@pytest.mark.parametrize("case", [CASES[11], CASES[12]], ids=lambda case: case[0])
+def test_shares_found_before_the_turn_are_those_found_after(kernel: Make, case: Case, lengths: tuple[int, ...]) -> None:
+    """Whether lengths then are what they seemed to be or not: the same bits."""
+    built = kernel(case)
+    held, q = reference(built, lengths)
+    outs = []
+    for settled in (True, False):
+        built.library.settle(settled)
+        step = Step(built, held, q, processors=7)
+        step.run()
+        outs.append(step.out)
+    built.library.settle(False)
+    agree(step, held.attend(q))
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize(("processors", "asked"), [(9, True), (2, False)])
 def test_residuals_are_asked_for_where_all_parts_run_at_once(kernel: Make, processors: int, asked: bool) -> None:
     """Sequences of less than a block: there is nothing else to ask for."""

@@ -16,7 +16,7 @@ from kvgen.reference.layout import packed_layout
 from tests.unit.lower_cuda.emulate_attend import compile_variant, launch
 
 WARPS, UNIT, BLOCK = 2, 64, 128
-START = -(-160 * 1024 // 8448)
+START = -(-(96 * 1024 + WARPS * (8448 + 512)) // 8448)
 """Units that beginning with a head counts as."""
 MOST = 4096
 CALLS = """

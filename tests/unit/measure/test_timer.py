@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvgen.errors import MeasureError
@@ -87,6 +89,34 @@ def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(timer.time, "perf_counter", lambda: float(next(ticks)) if clock.now == 0 and next(ticks) < 6 else 99.0)
     with pytest.raises(MeasureError, match="did not advance"):
         CpuTimer().time([lambda: None], TimingPolicy(warmup_seconds=0.0))
+
+
+def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run after a rest is slow; what is not asked to rest has no pauses."""
+    clock = FakeClock(monkeypatch)
+    log: list[str] = []
+
+    def events(run: Callable[[], object], count: int) -> list[float]:
+        taken = []
+        for _ in range(count):
+            taken.append(0.003 if log and log[-1] == "rest" else 0.002)
+            log.append("run")
+            clock.now += taken[-1]
+        return taken
+
+    def sleep(seconds: float) -> None:
+        assert seconds == pytest.approx(0.004)
+        log.append("rest")
+
+    monkeypatch.setattr(CudaTimer, "_events", staticmethod(events))
+    monkeypatch.setattr(timer.time, "sleep", sleep, raising=False)
+    assert CudaTimer._rested(lambda: None, 3, timer.RUNS * 0.002) == pytest.approx([0.002] * 3)
+    assert log == ["rest", "run", "run"] * 3
+
+
+def test_samples_fit_into_the_time_of_a_policy() -> None:
+    policy = TimingPolicy(seconds=0.06, samples=15)
+    assert [timer.wanted_samples(policy, each) for each in (0.002, 0.008, 1.0)] == [15, 7, timer.MIN_SAMPLES]
 
 
 def test_each_device_has_its_timer() -> None:

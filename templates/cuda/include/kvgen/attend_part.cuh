@@ -9,7 +9,7 @@ template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_part(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
-  constexpr bool kEarly = Traits::kEarly;
+  constexpr bool kEarly = Traits::kCopy == Copy::async && !Traits::kPaged && !Traits::kGathered;  // K and V before lengths are known
   ptx::let_next_begin();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = blockIdx.y;
   Part part = Part::even(grid, slot, args.cache.batch);

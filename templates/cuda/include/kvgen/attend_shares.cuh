@@ -45,13 +45,10 @@ __device__ __noinline__ void finish_share(const AttendArgs& args, const Grid& gr
   const Workspace<Traits> work(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places);
   const Combination<Traits> combination{args, work, shared.flags};
   const auto end = [&](int i) -> const Piece& { return i ? progress.piece(count - 1) : progress.first; };
-  const int mine = threadIdx.x / 32;  // of the two ends, if it is one and another CTA has a piece of the head
-  const bool counted = threadIdx.x % 32 == 0 && mine < min(count, 2) && end(mine).count > 1;
-  const int ticket = counted ? combination.arrivals(end(mine).head, end(mine).slots()).take_ticket() : 0;
   __syncthreads();
-  hand_on<Traits>(args, shared, work, end(1).head, end(1).slots(), 0);
+  hand_on_piece<Traits>(args, grid, memory, end(1));
   __syncthreads();  // also: nobody reads lengths any more, unless blocks are packed
-  if (threadIdx.x % 32 == 0 && mine < 2) shared.flags[mine] = counted && combination.arrivals(end(mine).head, end(mine).slots()).complete(ticket);
+  if (const int i = threadIdx.x / 32; i < 2 && threadIdx.x % 32 == 0) shared.flags[i] = i < count && end(i).count > 1 && combination.last(end(i).head, end(i).slots());
   int readers = kAppend && !progress.flushes ? count_reader(work) : 0;
   __syncthreads();
   if (const int i = threadIdx.x / Traits::kAdders; shared.flags[i]) combination.add_up(end(i).head, end(i).slots());
@@ -81,8 +78,8 @@ struct Opening {
       : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache, survey.most)) {}
 };
 
-// `kGuess`: the opening is what it seemed to be before the turn. What is loaded first is loaded on that guess, while lengths come that tell; where a page
-// table says what to load, lengths come first. The warp's place for lengths, in `survey`, is the page tables' then.
+// `kGuess`: the opening is what it seemed to be before the turn. q and page table are asked for on that guess, with lengths, which tell; K and V after them, since
+// all that would queue behind these. The warp's place for lengths, in `survey`, is the page tables' then.
 template <class Traits, bool kAppend, bool kGuess, class Survey>
 __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid& grid, uint8_t* memory, Opening<Traits> opening, Survey& survey, int warp, int lane) {
   constexpr int kTokens = Traits::Format::kTokens;
@@ -94,19 +91,18 @@ __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid
   typename Survey::Lengths now;
   if constexpr (kGuess) now = survey.ask_again();
   Walk<Traits> walk(shared.ring(), beginning<Traits>(args, opening.piece, survey.copied, warp, lane), warp, lane);
-  const auto mistaken = [&] {  // then the opening is made anew
-    if (!survey.changed(now)) return false;
-    opening = Opening<Traits>(survey, grid, args.cache);
-    loader.fetch(args, opening.piece.head, warp, lane);
-    walk.cursor = beginning<Traits>(args, opening.piece, survey.copied, warp, lane);
-    return true;
-  };
-  bool sure = !kGuess;
-  if constexpr (kGuess && !Traits::kEarly) sure = true, mistaken();
+  if constexpr (kGuess)
+    if (survey.changed(now)) {
+      opening = Opening<Traits>(survey, grid, args.cache);
+      loader.fetch(args, opening.piece.head, warp, lane);
+      walk.cursor = beginning<Traits>(args, opening.piece, survey.copied, warp, lane);
+    }
   Piece piece = opening.piece;
+  if (piece.count == 0) return leave<Traits, kAppend>(args, Workspace<Traits>(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places), warp, lane);
   __syncwarp();
   walk.begin(walk.cursor);
   const bool keeper = threadIdx.x == 32;  // of the progress; warp 0 has q to prepare
+  if (keeper) progress.begin(opening.all, opening.share, piece);
   for (int number = 0;; ++number) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // what is made of them does not outlive a piece
     const Place<Traits> place(piece.part());
@@ -115,20 +111,7 @@ __device__ __forceinline__ void attend_shares(const AttendArgs& args, const Grid
     tile.clear();
     tile.fetch(tail, tail_tile<Traits>(place, 0, warp), lane);
     walk.fill_up();
-    if (!sure) {
-      sure = true;
-      if (mistaken()) {
-        ptx::copy_wait_all();
-        piece = opening.piece;
-        walk.begin(walk.cursor);
-        --number;
-        continue;
-      }
-    }
-    if (number == 0) {
-      if (piece.count == 0) return leave<Traits, kAppend>(args, Workspace<Traits>(args.workspace, args.cache.batch * args.cache.kv_heads, grid.places), warp, lane);
-      if (keeper) progress.begin(opening.all, opening.share, piece);
-    } else {
+    if (number > 0) {
       __syncthreads();
       hand_on_piece<Traits>(args, grid, memory, progress.piece(number - 1));
     }
@@ -169,7 +152,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_a
   Opening<Alone> opening(survey, grid, args.cache);
   if constexpr (kGuess) {
     Piece& piece = opening.piece;
-    if (piece.count > 0) {
+    if (piece.count > 0 && piece.head.head < args.cache.kv_heads) {  // lengths that change meanwhile may tell of a head that is not there
       Ahead<Traits>::prefetch_units(args, piece.head, piece.begin, warp, lane);
       if (warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, piece.head, lane);
     }

@@ -12,31 +12,27 @@ template <class Traits>
 __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int tile) {
   Merged<Traits> merged;
   merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
-  const auto write = [&](int column, int channel, float value, const Total& total) {
+  const auto write = [&]<int kWide>(int column, int channel, int stride, const float(&value)[kWide], const Total& total) {
     const int at = tile * 8 + column;
     if (at >= Traits::kColumns) return;
-    if (slots.count == 1) {
-      write_output<Traits>(args, head, at, channel, value, total);
-    } else {
-      __stcg(work.sum(slots.own(), at) + channel, value);
-      if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slots.own(), at)), make_float2(total.reference, total.sum));
-    }
+    if (slots.count == 1) return write_output<Traits>(args, head, at, channel, stride, value, total);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) __stcg(work.sum(slots.own(), at) + channel + i * stride, value[i]);
+    if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slots.own(), at)), make_float2(total.reference, total.sum));
   };
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) {
-    Inbox<Traits>(shared.memory, tile).combine(tile, merged, write);
+    Inbox<Traits>(shared.memory, tile).combine(tile, merged, [&](int column, int channel, float value, const Total& total) { write(column, channel, 1, {value}, total); });
     return;
   }
 #endif
-  Merged<Traits>::each([&](int i, int column, int channel) { write(column, channel, merged.value[i], merged.total[i]); });
+  if (merged.any()) write(merged.column(), merged.channel(), merged.kStride, merged.value, merged.total);
 }
 
 // The states of all warps become the part's result, or the head's. Whether this CTA completed the head.
 template <class Traits>
 __device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int warp,
                                             int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
-  const Combination<Traits> combination{args, work, shared.flags};
-  const int ticket = slots.count > 1 && threadIdx.x == 0 ? combination.arrivals(head, slots).take_ticket() : 0;
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     unmix_values<Traits>(state[tile]);
@@ -46,7 +42,7 @@ __device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared
     if (tile + 1 < Traits::kColumnTiles) __syncthreads();
   }
   if (slots.count == 1) return blockIdx.x % Traits::kTogether == 0;
-  return combination.run(head, slots, ticket);
+  return Combination<Traits>{args, work, shared.flags}.run(head, slots);
 }
 
 // Where a block is packed: in the rings' and the merge's place, or, where that is too small, behind all else.

@@ -49,35 +49,35 @@ struct Workspace {
   __device__ float* sum(int slot, int column) const { return sums + (static_cast<int64_t>(slot) * Traits::kColumns + column) * Traits::kHeadDim; }
 };
 
-// Writes a finished column element; the first channel's owner writes the log-sum-exp.
-template <class Traits>
-__device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int column, int channel, float value, const Total& total) {
+// Writes finished elements of a column, every `stride`-th from `channel` on; the first channel's owner writes the log-sum-exp.
+template <class Traits, int kWide>
+__device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int column, int channel, int stride, const float (&value)[kWide], const Total& total) {
   using Element = typename Traits::Format::Element;
   const int query = column / Traits::kGroup, q_head = head.head * Traits::kGroup + column % Traits::kGroup;
   if (query >= args.q_len) return;
-  args.out.row<Element>(head.batch, query, q_head)[channel] = static_cast<Element>(total.sum > 0.f ? value / total.sum : 0.f);
+  Element* to = args.out.row<Element>(head.batch, query, q_head) + channel;
+  const float inverse = total.sum > 0.f ? __fdividef(1.f, total.sum) : 0.f;  // a division in full is much code to run once
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) to[i * stride] = static_cast<Element>(value[i] * inverse);
   if (args.lse && channel == 0) {
     const int64_t at = (static_cast<int64_t>(head.batch) * args.cache.kv_heads * Traits::kGroup + q_head) * args.q_len + query;
     args.lse[at] = total.sum > 0.f ? (total.reference + log2f(total.sum)) * 0.6931471805599453f : -INFINITY;
   }
 }
 
-// A column tile of all warps, merged: element i * kThreads + thread of [column][channel].
+// A column tile of all warps, merged: a thread has some channels of one column, so that it weighs warps but once. Every kStride-th of them.
 template <class Traits>
 struct Merged {
   static constexpr int kElements = Traits::kTileColumns * Traits::kHeadDim;
-  static constexpr int kPerThread = ceil_div(kElements, Traits::kThreads);
+  static constexpr int per_thread(int least) { return Traits::kHeadDim % least ? per_thread(least + 1) : least; }
+  static constexpr int kPerThread = per_thread(ceil_div(kElements, Traits::kThreads)), kStride = Traits::kHeadDim / kPerThread;
   float value[kPerThread];
-  Total total[kPerThread];
+  Total total;
 
-  template <class Use>
-  __device__ __forceinline__ static void each(Use&& use) {  // use(i, column, channel)
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const int at = i * Traits::kThreads + threadIdx.x;
-      if (kElements % Traits::kThreads == 0 || at < kElements) use(i, at / Traits::kHeadDim, at % Traits::kHeadDim);
-    }
-  }
+  __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) / kStride; }
+  __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % kStride; }
+  // Whether there is anything for the thread to do.
+  __device__ __forceinline__ static bool any() { return column() < Traits::kTileColumns; }
 };
 
 // Publishes a warp's state of a column tile.
@@ -107,20 +107,21 @@ __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffe
 
 template <class Traits>
 __device__ __forceinline__ void merge_warps(const float* buffer, const Total* totals, Merged<Traits>& merged) {
-  Merged<Traits>::each([&](int i, int column, int channel) {
-    Total all;
+  if (!merged.any()) return;
+  const int column = merged.column();
+  const float* from = buffer + column * Traits::kMergeStride + merged.channel();
 #pragma unroll
-    for (int w = 0; w < Traits::kWarps; ++w) all.reference = fmaxf(all.reference, totals[w * 8 + column].reference);
-    float value = 0.f;
+  for (int w = 0; w < Traits::kWarps; ++w) merged.total.reference = fmaxf(merged.total.reference, totals[w * 8 + column].reference);
 #pragma unroll
-    for (int w = 0; w < Traits::kWarps; ++w) {
-      const Total part = totals[w * 8 + column];
-      const float factor = ptx::exp2(part.reference - all.reference);
-      all.sum += factor * part.sum;
-      value += factor * buffer[(w * Traits::kTileColumns + column) * Traits::kMergeStride + channel];
-    }
-    merged.value[i] = value, merged.total[i] = all;
-  });
+  for (float& value : merged.value) value = 0.f;
+#pragma unroll
+  for (int w = 0; w < Traits::kWarps; ++w) {
+    const Total part = totals[w * 8 + column];
+    const float factor = ptx::exp2(part.reference - merged.total.reference);
+    merged.total.sum += factor * part.sum;
+#pragma unroll
+    for (int i = 0; i < merged.kPerThread; ++i) merged.value[i] += factor * from[w * Traits::kTileColumns * Traits::kMergeStride + i * merged.kStride];
+  }
 }
 
 template <int kWide>
@@ -178,26 +179,12 @@ __device__ __forceinline__ void gather(const Workspace<Traits>& work, int level,
     gather_batches<Traits, kWide, (kWide > 2 ? 8 : 16)>(work, level, count, column, channel, slot, value, all);
 }
 
-// Results that CTAs bring for one of them to add up, by a counter that is left at zero: tickets in its lower half, results that are there in its upper one.
-// One thread of each asks.
-struct Arrivals {
-  static constexpr int kThere = 1 << 16;
-  int* counter;
-  int expected;
-
-  // Taken while the result is in the making: the trip to the counter costs nobody time.
-  __device__ __forceinline__ int take_ticket() const { return atomicAdd(counter, 1) % kThere; }
-  // The result is there. Whether this CTA has the last ticket; then all others' are there, too: who has one is about to bring its own.
-  __device__ __forceinline__ bool complete(int ticket) const {
-    if (ticket < expected - 1) {
-      ptx::add_release(counter, kThere);
-      return false;
-    }
-    ptx::wait_for(counter, (expected - 1) * kThere + expected);
-    *counter = 0;
-    return true;
-  }
-};
+// Whether this CTA is the last of `expected` to arrive. The counter is left at zero.
+__device__ __forceinline__ bool arrive_last(int* counter, int expected) {
+  const bool last = ptx::arrive(counter) == expected - 1;
+  if (last) *counter = 0;
+  return last;
+}
 
 // The way of heads' partial results to the output, when they are in their slots: the last CTA of a head to arrive adds them up.
 template <class Traits>
@@ -208,32 +195,23 @@ struct Combination {
   const Workspace<Traits>& work;
   int* flags;
 
-  // Whether this CTA completed the head. Called by all its threads; `ticket`: thread 0's.
-  __device__ bool run(const Head& head, const Slots& slots, int ticket) const {
-    if (!all_complete(arrivals(head, slots), ticket)) return false;
-    if (const int width = levels(slots).width; Traits::kCombine == Combine::two_level && width > 1) {
-      add_up_group(slots, width);
-      const Arrivals groups{counter(head), levels(slots).groups};
-      if (!all_complete(groups, threadIdx.x == 0 ? groups.take_ticket() : 0)) return false;
-    }
+  // Whether this CTA completed the head. Called by all its threads.
+  __device__ bool run(const Head& head, const Slots& slots) const {
+    if (Traits::kCombine == Combine::two_level && !first_level(head, slots)) return false;
+    __syncthreads();
+    if (threadIdx.x == 0) flags[0] = last(head, slots);
+    __syncthreads();
+    if (!flags[0]) return false;
     add_up(head, slots);
     return true;
   }
-  // Those that a CTA is counted among.
-  __device__ __forceinline__ Arrivals arrivals(const Head& head, const Slots& slots) const {
-    const auto [groups, width] = levels(slots);
-    if (Traits::kCombine != Combine::two_level || width == 1) return {counter(head), groups * Traits::kTogether};
-    const int group = slots.rank / width;
-    int* of_groups = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters;
-    return {of_groups + group, min(width, slots.count - group * width)};
-  }
+  // Its two steps, for a CTA that has several heads. Whether it is the last: one thread asks, after all have stored.
+  __device__ bool last(const Head& head, const Slots& slots) const { return arrive_last(counter(head), levels(slots).groups * Traits::kTogether); }
   __device__ __forceinline__ void add_up(const Head& head, const Slots& slots) const {
     const auto [groups, width] = levels(slots);
     const auto slot = [&, width = width](int i) { return slots.at(i * width); };
-    each_sum(width > 1 ? 1 : 0, groups, slot, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
-#pragma unroll
-      for (int j = 0; j < kWide; ++j) write_output<Traits>(args, head, column, channel + j, value[j], total);
-    });
+    each_sum(width > 1 ? 1 : 0, groups, slot,
+             [&](int column, int channel, const float(&value)[kWide], const Total& total) { write_output<Traits>(args, head, column, channel, 1, value, total); });
   }
 
  private:
@@ -259,21 +237,22 @@ struct Combination {
       use(column, channel, value, total);
     }
   }
-  // The first level: the results of a few neighbours become one, in the place of the first.
-  __device__ void add_up_group(const Slots& slots, int width) const {
-    const int first = slots.rank / width * width;
-    const auto member = [&](int i) { return slots.at(first + i); };
-    each_sum(0, min(width, slots.count - first), member, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
+  // The first of two: the last of a few parts adds these up, the others are done.
+  __device__ bool first_level(const Head& head, const Slots& slots) const {
+    const int width = levels(slots).width;
+    if (width == 1) return true;
+    const int group = slots.rank / width, members = min(width, slots.count - group * width);
+    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
+    __syncthreads();
+    if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);
+    __syncthreads();
+    if (!flags[0]) return false;
+    const auto member = [&](int i) { return slots.at(group * width + i); };
+    each_sum(0, members, member, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
       for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), column) + channel + j, value[j]);
       if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(1, member(0), column)), make_float2(total.reference, total.sum));
     });
-  }
-  // Asked by all threads, which have all stored what they have of the result.
-  __device__ __forceinline__ bool all_complete(const Arrivals& all, int ticket) const {
-    __syncthreads();
-    if (threadIdx.x == 0) flags[0] = all.complete(ticket);
-    __syncthreads();
-    return flags[0];
+    return true;
   }
 };
 
@@ -283,7 +262,7 @@ struct Combination {
 template <class Traits>
 struct Inbox {
   static constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
-  static_assert(kElements % kCluster == 0);
+  static_assert(kElements % kCluster == 0 && Merged<Traits>::kStride >= kCluster);  // a thread for each CTA to send totals to
   float* values;  // [from][element of the share]
   Total* totals;  // [from][column]
   uint32_t barrier;
@@ -314,11 +293,14 @@ struct Inbox {
   __device__ __forceinline__ void combine(int tile, const Merged<Traits>& merged, Use&& use) const {
     const int rank = blockIdx.x % kCluster;
     if (tile == 0) ptx::cluster_wait();
-    Merged<Traits>::each([&](int i, int column, int channel) {
-      const int at = column * Traits::kHeadDim + channel;
-      send(values + rank * kShare + at % kShare, at / kShare, merged.value[i]);
-      if (channel < kCluster) send(totals + rank * 8 + column, channel, make_float2(merged.total[i].reference, merged.total[i].sum));
-    });
+    if (const int column = merged.column(), channel = merged.channel(); merged.any()) {
+#pragma unroll
+      for (int i = 0; i < merged.kPerThread; ++i) {
+        const int at = column * Traits::kHeadDim + channel + i * merged.kStride;
+        send(values + rank * kShare + at % kShare, at / kShare, merged.value[i]);
+      }
+      if (channel < kCluster) send(totals + rank * 8 + column, channel, make_float2(merged.total.reference, merged.total.sum));
+    }
     ptx::barrier_wait(barrier, 0);
     for (int at = threadIdx.x; at < kShare; at += Traits::kThreads) {
       const int column = (rank * kShare + at) / Traits::kHeadDim, channel = (rank * kShare + at) % Traits::kHeadDim;

@@ -179,13 +179,11 @@ __device__ __forceinline__ int load_now(const int* from) {
   return v;
 }
 
-// What this thread saw before is visible to whoever sees the sum.
-__device__ __forceinline__ void add_release(int* counter, int by) { asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(by) : "memory"); }
-// Waits until the counter has come to a value, and sees what those saw who brought it there.
-__device__ __forceinline__ void wait_for(const int* counter, int value) {
-  int now;
-  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  while (now != value);
+// Adds one; what this thread saw before is visible to whoever reads the result.
+__device__ __forceinline__ int arrive(int* counter) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 }
 
 }  // namespace kvgen::ptx

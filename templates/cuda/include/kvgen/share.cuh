@@ -14,7 +14,7 @@ struct Piece {
   int first = 0;
   int turn = 0;  // units that the CTA goes through before: warps take them in turn
 
-  __device__ Part part() const { return {head.batch, rank, max(count, 1), first}; }
+  __device__ Part part() const { return {head.batch, rank, count, first}; }
   template <class Traits>
   __device__ int first_unit(int warp) const {
     return begin + (warp + Traits::kWarps - turn % Traits::kWarps) % Traits::kWarps;
@@ -26,8 +26,8 @@ struct Piece {
 template <class Traits>
 class Share {
  public:
-  // What a multiprocessor could read while a CTA goes from one head to the next, in bytes and units.
-  static constexpr int kBetweenBytes = 160 * 1024, kStart = ceil_div(kBetweenBytes, Traits::kUnitBytes);
+  // What a multiprocessor could read while a CTA goes from one head to the next, in bytes and units: its rings are filled anew, and there is more to do.
+  static constexpr int kBetweenBytes = 96 * 1024 + Traits::kRingBytes, kStart = ceil_div(kBetweenBytes, Traits::kUnitBytes);
 
   // Places for partial results: a slot's next piece is the next head's, a head's next piece the next slot's.
   __host__ __device__ static int places(int slots, int heads) { return slots + heads; }

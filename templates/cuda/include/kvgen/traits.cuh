@@ -81,8 +81,6 @@ struct Traits : Schedule {
   static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
   static constexpr int kUnitBytes = Schedule::kUnit * kTileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
-  // K and V can be asked for before lengths are known: no table says where they lie, and no barrier counts what comes.
-  static constexpr bool kEarly = Schedule::kCopy == Copy::async && !Schedule::kPaged && !kGathered;
   // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
   static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async && kTileBytes < 3072 ? 1 : kSpan;
   static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;

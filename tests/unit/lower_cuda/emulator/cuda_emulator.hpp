@@ -55,6 +55,7 @@ struct Range {
 };
 inline Range readable[3];
 inline long asked;  // bytes
+inline bool settled;  // what is there before a launch's turn is there after it
 
 struct Copy {
   void* to;

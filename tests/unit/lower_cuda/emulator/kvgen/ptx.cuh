@@ -142,14 +142,11 @@ inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
 
 inline void let_next_begin() {}
 inline void take_turn() { emulator::fibres[emulator::current]->turn = true; }
-// Before a launch's turn, anything may be there.
+// Before a launch's turn, anything may be there: what will be, or not.
 inline int load_now(const int* from) {
   const int other[] = {*from, INT32_MAX, -5};
-  return other[emulator::fibres[emulator::current]->turn ? 0 : reinterpret_cast<uintptr_t>(from) / 4 % 3];
+  return other[emulator::settled || emulator::fibres[emulator::current]->turn ? 0 : reinterpret_cast<uintptr_t>(from) / 4 % 3];
 }
-inline void add_release(int* counter, int by) { *counter += by; }
-inline void wait_for(const int* counter, int value) {
-  emulator::wait_while([=] { return *counter != value; });
-}
+inline int arrive(int* counter) { return (*counter)++; }
 
 }  // namespace kvgen::ptx
