@@ -29,7 +29,7 @@ extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
 }
 extern "C" int64_t asked_ahead() { return emulator::asked; }
-extern "C" void settle(bool settled) { emulator::settled = settled; }
+extern "C" void show(bool truth) { emulator::first_look_is_true = truth; }
 extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
   emulator::backwards = backwards, emulator::asked = 0;
   kvgen::AttendArgs a;
@@ -62,7 +62,7 @@ class Emulated:
         self.spec, self.layout = spec, packed_layout(spec, block, "mma")
         self.library = compile_variant(spec, self.layout, chosen, folder)
         self.library.workspace_bytes.restype = self.library.asked_ahead.restype = ctypes.c_int64
-        self.library.settle.argtypes = [ctypes.c_bool]
+        self.library.show.argtypes = [ctypes.c_bool]
 
 
 @dataclass

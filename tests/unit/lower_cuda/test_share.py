@@ -34,7 +34,7 @@ extern "C" int pieces(int slot, int slots, int batch, int kv_heads, int* lengths
     if (longest == kvgen::kSure) kvgen::ptx::take_turn();
     kvgen::Share<Traits_> share(Lengths{cache, threadIdx.x, longest}, kvgen::Divisor(slots), slot);
     for (int i = 0; i < most; ++i) {
-      const kvgen::Piece p = share.next(cache, longest);
+      const kvgen::Piece p = share.next(cache, [&](int batch) { return kvgen::length_of(cache, batch, longest); });
       if (p.count == 0) break;
       const int row[] = {p.head.batch, p.head.head, p.length, p.begin, p.end, p.rank, p.count, p.first, p.turn};
       if (threadIdx.x == 0) std::copy(row, row + 9, rows + 9 * count), ++count;

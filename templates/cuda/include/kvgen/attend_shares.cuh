@@ -18,7 +18,7 @@ struct Progress {
   __device__ void begin(const Share<Traits>& all_, const Share<Traits>& share_, const Piece& piece) {
     all = all_, share = share_, first = pieces[0] = piece, flushes = false;
   }
-  __device__ void step(const CacheArgs& cache, int number) { pieces[number % kPieces] = share.next(cache); }
+  __device__ void step(const CacheArgs& cache, int number) { pieces[number % kPieces] = share.next(cache, [&](int batch) { return cache.lengths[batch]; }); }
   __device__ const Piece& piece(int number) const { return pieces[number % kPieces]; }
 };
 
@@ -56,7 +56,7 @@ __device__ __noinline__ void finish_share(const AttendArgs& args, const Grid& gr
     if (progress.flushes) {
       Share<Traits> all = progress.all;
       for (int i = 0; i < count; ++i) {
-        const Piece piece = all.next(args.cache);
+        const Piece piece = all.next(args.cache, [&](int batch) { return args.cache.lengths[batch]; });
         const Tail<Traits> whole(args, piece.head.batch, piece.head.head, piece.length);
         if (whole.count() >= Traits::Format::kTokens && (piece.count == 1 || shared.flags[i > 0])) flush<Traits>(args, shared, whole, piece.length);
       }
@@ -75,7 +75,7 @@ struct Opening {
 
   template <class Survey>
   __device__ __forceinline__ Opening(const Survey& survey, const Grid& grid, const CacheArgs& cache)
-      : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache, survey.most)) {}
+      : all(survey, grid.shares, blockIdx.y * gridDim.x + blockIdx.x), share(all), piece(share.next(cache, [&](int batch) { return survey.length(batch); })) {}
 };
 
 // `kGuess`: the opening is what it seemed to be before the turn. q and page table are asked for on that guess, with lengths, which tell; K and V after them, since
@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_a
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Survey<Traits> survey(args.cache, Shared<Traits>(memory).lengths, warp, lane);
   if constexpr (!kGuess) ptx::take_turn();
-  survey.look(kGuess ? min(args.max_len, (args.cache.blocks + 1) * Traits::Format::kTokens - 1) : kSure);
+  const int room = args.max_len / Traits::Format::kTokens > args.cache.blocks ? (args.cache.blocks + 1) * Traits::Format::kTokens - 1 : args.max_len;
+  survey.look(kGuess ? room : kSure);
   Opening<Alone> opening(survey, grid, args.cache);
   if constexpr (kGuess) {
     Piece& piece = opening.piece;

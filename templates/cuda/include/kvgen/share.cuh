@@ -45,8 +45,9 @@ class Share {
     else
       slot = 0, each = 0, head.batch = batch;  // none
   }
-  // The slot's next piece, if there is another. `most`: see `length_of`.
-  __device__ Piece next(const CacheArgs& cache, int most = kSure) {
+  // The slot's next piece, if there is another. `length_of_`: of a sequence.
+  template <class LengthOf>
+  __device__ Piece next(const CacheArgs& cache, LengthOf&& length_of_) {
     while (head.batch < cache.batch && at < to()) {
       const int first = at + kStart, units = Traits::packed_units(length), last = first + max(units, 1) - 1;  // where the head's units lie in the row
       const int first_slot = slot_of(first), last_slot = slot_of(last), number = head.batch * cache.kv_heads + head.head;
@@ -54,7 +55,7 @@ class Share {
       at = last + 1;
       if (++head.head == cache.kv_heads) {
         head.head = 0, ++head.batch;
-        if (head.batch < cache.batch && at < to()) length = length_of(cache, head.batch, most);
+        if (head.batch < cache.batch && at < to()) length = length_of_(head.batch);
       }
       if (slot < first_slot || slot > last_slot) continue;
       turn += piece.end - piece.begin;

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #define __global__
@@ -55,7 +56,7 @@ struct Range {
 };
 inline Range readable[3];
 inline long asked;  // bytes
-inline bool settled;  // what is there before a launch's turn is there after it
+inline bool first_look_is_true;  // before a launch's turn
 
 struct Copy {
   void* to;
@@ -74,6 +75,7 @@ struct Fibre {
 };
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
+  std::set<const int*> looked_at;  // by a warp, before its turn
   unsigned in[32], out[32];
   unsigned words[32][6];
   float sums[32][4];
