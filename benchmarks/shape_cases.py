@@ -18,11 +18,12 @@ UNEQUAL = "1x131072+63x1024"
 MODERATE = "1x57344+1x50176+1x43008+1x35840+1x28672+1x21504+1x14336+1x11264"
 MIXED = "4x2048+4x4096+4x6144+4x8192+4x10240+4x12288+4x14336+4x16384"
 WIDE = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
+PAGES = (*WIDE, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
-"""CUDA schedules for units of 128 and of 64 tokens."""
+"""CUDA schedules for units of 128 tokens, on pages too, and for units of 64."""
 SHARED = ("w8u1d2.sh", "w8u2d2.sh", "w8u4d1.sh")
 """CUDA schedules that give CTAs equal shares of all heads."""
-BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w4u4d1c2", "w8u4d1c2")
+BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
 """CUDA schedules for codes of 8 and of 2 bits."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
 """TileLang schedules for about as many heads as multiprocessors, or half as many, and those of them for units of 64 tokens."""
@@ -72,8 +73,8 @@ class Shape:
 
 SHAPES = (
     Shape("plain", "k4v4"),
-    Shape("page 128", "k4v4:page128", sibling="plain"),
-    Shape("page 256", "k4v4:page256", sibling="plain"),
+    Shape("page 128", "k4v4:page128", sibling="plain", cuda=PAGES),
+    Shape("page 256", "k4v4:page256", sibling="plain", cuda=PAGES),
     Shape("groups of 64", "k4v4:kg64", cuda=FINE, tilelang=FINE_TILES),
     Shape("page 64", "k4v4:kg64:page64", sibling="groups of 64", cuda=FINE, tilelang=FINE_TILES),
     Shape("token", "k4v4:token"),

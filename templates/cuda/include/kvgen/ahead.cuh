@@ -10,19 +10,16 @@ struct Ahead {
   using Format = typename Traits::Format;
   // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the launch before.
   static constexpr int kProcessorBytes = 32 * 1024;
-  static constexpr int kWarpBytes = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128, kBytes = kWarpBytes * Traits::kWarps;  // of a warp, a CTA
+  static constexpr int kWarpBytes = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
 
-  // The kBytes of a head from unit `unit` on; from its block on, if it is the block's first.
-  __device__ __forceinline__ static void prefetch_units(const AttendArgs& args, const Head& head, int unit, int warp, int lane) {
+  // What a warp begins with: a head's bytes from unit `unit` on; from its block on, if it is the block's first.
+  __device__ __forceinline__ static void prefetch_units(const AttendArgs& args, const Head& head, int unit, int lane) {
     const int within = unit % Traits::kUnitsPerBlock, block = unit / Traits::kUnitsPerBlock * (Traits::kGathered ? Traits::kUnitBlocks : 1);
-    prefetch_packed(args, head, block, within ? Format::kHeaderBytes + within * Traits::kUnitBytes : 0, warp, lane);
-  }
-  // Those that come `skipped` bytes after block `block` begins, or what there is of them.
-  __device__ __forceinline__ static void prefetch_packed(const AttendArgs& args, const Head& head, int block, int skipped, int warp, int lane) {
+    const int skipped = within ? Format::kHeaderBytes + within * Traits::kUnitBytes : 0;
 #if KVGEN_SM90
     const CacheArgs& cache = args.cache;
-    const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped + warp * kWarpBytes;
+    const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;
     const int64_t end = min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
     if constexpr (Traits::kPaged) {

@@ -15,9 +15,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   Part part = Part::even(grid, slot, args.cache.batch);
   Head head{part.batch, static_cast<int>(blockIdx.x) / Traits::kTogether};
   if (part.count > 0) {
-    const int rank = Place<Traits>(part).rank;
-    Ahead<Traits>::prefetch_packed(args, head, 0, rank * Ahead<Traits>::kBytes, warp, lane);
-    if (grid.once && rank == 0 && warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
+    const Place<Traits> place(part);
+    Ahead<Traits>::prefetch_units(args, head, Cursor<Traits>::first(place, warp), lane);
+    if (grid.once && place.rank == 0 && warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, head, lane);
   }
   ptx::take_turn();
   const Shared<Traits> shared(memory);

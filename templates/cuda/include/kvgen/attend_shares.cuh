@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_a
   if constexpr (kGuess) {
     Piece& piece = opening.piece;
     if (piece.count > 0 && piece.head.head < args.cache.kv_heads) {  // lengths that change meanwhile may tell of a head that is not there
-      Ahead<Traits>::prefetch_units(args, piece.head, piece.begin, warp, lane);
+      Ahead<Traits>::prefetch_units(args, piece.head, piece.template first_unit<Traits>(warp), lane);
       if (warp == Traits::kWarps - 1) Ahead<Traits>::prefetch_tail(args, piece.head, lane);
     }
     if (!survey.knows_all()) piece = {};  // nothing could be loaded on that guess: it cannot be confirmed

@@ -92,9 +92,10 @@ struct Cursor {
   PageQueue<Traits> pages;
   int unit, end = 0, length = 0;
 
+  __device__ static int first(const Place<Traits>& place, int warp) { return warp * place.ctas + place.rank; }
   // `words`: the warp's own, for the page table.
   __device__ Cursor(const AttendArgs& args_, const Head& head, const Place<Traits>& place, int* words, int warp, int lane)
-      : Cursor(args_, head, warp * place.ctas + place.rank, Traits::kWarps * place.ctas, words, lane) {}
+      : Cursor(args_, head, first(place, warp), Traits::kWarps * place.ctas, words, lane) {}
   __device__ Cursor(const AttendArgs& args_, const Head& head, int first, int stride, int* words, int lane)
       : args(&args_), blocks(lane, stride), pages(words), unit(first) {
     blocks.enter(*args, head.batch, head.head);
