@@ -75,7 +75,7 @@ def test_a_captured_step_replays_past_several_flushes(point: Point) -> None:
 REPEATED = (
     Point("k4v4"), Point("k2v2", "w8u4d1.cl8"), Point("k2v2", "w8u4d1.two"), Point("k8v8", "w8u1d2.bulk"),
     Point("k4v4:h16/2", "w8u4d1.unit"), Point("k2v2:h8/1", "w8u4d1.cl8"), Point("k4v4", "w4u4d1c2"), Point("k4v4", "w8u4d1.cl2"),
-    Point("k4v4", "w8u2d2.sh"),
+    Point("k4v4", "w8u2d2.sh"), Point("k4v4:page128", "w8u4d1.bulk.cl2"),
 )  # fmt: skip
 
 

@@ -45,6 +45,8 @@ VARIED = [
     *[Point("k4v4:h16/2", schedule) for schedule in WIDE],
     *[Point(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     Point("k8v8:h16/2", "w8u1d2.noexact"),
+    Point("k4v4:page128", "w8u4d1.bulk.cl2"),
+    Point("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
     *[Point(f"k4v4:token:page{page}", schedule) for page in (16, 32, 64) for schedule in GATHERED],
 ]
 

@@ -10,7 +10,7 @@ using Format = kvgen::Format<__half, Key, Value, 128, 128>;
 static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
 
 struct Schedule {
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = 6;
   static constexpr int kUnit = 4;
   static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 2;
@@ -31,7 +31,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 54016, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 76672, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

@@ -10,9 +10,9 @@ using Format = kvgen::Format<__half, Key, Value, 128, 128>;
 static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
 
 struct Schedule {
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = 12;
   static constexpr int kUnit = 4;
-  static constexpr int kDepth = 2;
+  static constexpr int kDepth = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
@@ -31,7 +31,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 175360, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 146944, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

@@ -11,13 +11,13 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 
 struct Schedule {
   static constexpr int kWarps = 8;
-  static constexpr int kUnit = 4;
-  static constexpr int kDepth = 1;
+  static constexpr int kUnit = 1;
+  static constexpr int kDepth = 2;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
   static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
   static constexpr int kCluster = 2;
-  static constexpr int kGroup = 4;
+  static constexpr int kGroup = 8;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
@@ -26,12 +26,12 @@ struct Schedule {
 };
 
 struct Shape {
-  static constexpr int kKvHeads = 8;
+  static constexpr int kKvHeads = 1;
   static constexpr int kPage = 0;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 167168, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 120192, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

@@ -4,20 +4,20 @@
 
 namespace {
 
-using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128>;
-static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
+static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
 
 struct Schedule {
   static constexpr int kWarps = 8;
   static constexpr int kUnit = 4;
-  static constexpr int kDepth = 1;
+  static constexpr int kDepth = 2;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
-  static constexpr int kCluster = 2;
-  static constexpr int kGroup = 8;
+  static constexpr kvgen::Combine kCombine = kvgen::Combine::last;
+  static constexpr int kCluster = 1;
+  static constexpr int kGroup = 4;
   static constexpr int kQueries = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
@@ -26,12 +26,12 @@ struct Schedule {
 };
 
 struct Shape {
-  static constexpr int kKvHeads = 1;
+  static constexpr int kKvHeads = 8;
   static constexpr int kPage = 0;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 183680, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes == 173184, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
