@@ -13,6 +13,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SPEC   ?= examples/llama31_8b_kv4.yaml
 BUDGET ?= 100s
+HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
@@ -32,12 +33,14 @@ cuda-covering: $(SETUP)
 lint: $(SETUP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(HEADERS)
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
 format: $(SETUP)
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+	$(BIN)/clang-format -i $(HEADERS)
 
 # What the documents take from the code.
 docs: $(SETUP)

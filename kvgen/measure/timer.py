@@ -98,11 +98,7 @@ class CudaTimer:
                         call()
             number = turns * len(calls)
             taken = self._busy(graph.replay, max(policy.warmup_seconds, policy.sustained_seconds))
-            if policy.sustained_seconds:
-                replays = self._events(graph.replay, wanted_samples(policy, taken))
-            else:
-                replays = self._rested(graph.replay, wanted_samples(policy, 2 * RUNS * taken), RUNS * taken)
-            samples = [seconds / number * 1e6 for seconds in replays]
+            samples = [seconds / number * 1e6 for seconds in self._replays(graph.replay, policy, taken)]
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         return _checked(samples)
@@ -119,13 +115,15 @@ class CudaTimer:
         return [before.elapsed_time(after) * 1e-3 for before, after in pairwise(marks)]
 
     @classmethod
-    def _rested(cls, run: Callable[[], object], count: int, rest: float) -> list[float]:
-        """Seconds of `count` runs, each after `rest` seconds and a run that does not count."""
-        samples = []
-        for _ in range(count):
-            time.sleep(rest)
-            samples.append(cls._events(run, RUNS)[-1])
-        return samples
+    def _replays(cls, run: Callable[[], object], policy: TimingPolicy, taken: float) -> list[float]:
+        """Seconds of as many runs as the policy has time for, of `taken` each. In a burst the last of RUNS counts, after a rest as long."""
+        if policy.sustained_seconds:
+            return cls._events(run, wanted_samples(policy, taken))
+        replays = []
+        for _ in range(wanted_samples(policy, 2 * RUNS * taken)):
+            time.sleep(RUNS * taken)
+            replays.append(cls._events(run, RUNS)[-1])
+        return replays
 
     @classmethod
     def _busy(cls, run: Callable[[], object], seconds: float) -> float:

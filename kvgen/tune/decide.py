@@ -21,7 +21,7 @@ RIVALS = 1
 """Other layouts that send their best launch."""
 RIGID = 1.05
 """What the times of a rigid back end are multiplied by at workloads of several sequences. All are timed over equal lengths; over
-lengths that differ it took 1.2 to 5 times as long as one that shares work by them (benchmarks/results/h200_shapes.csv). How much that
+lengths that differ it took 1.3 to 5 times as long as one that shares work by them (benchmarks/results/h200_shapes.csv). How much that
 is worth is a choice.
 """
 

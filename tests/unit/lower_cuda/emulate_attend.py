@@ -28,6 +28,11 @@ extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max
   emulator::processors = processors;
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
 }
+extern "C" bool countable(int batch, int heads, int blocks, int max_len) {
+  kvgen::AttendArgs a;
+  a.cache.batch = batch, a.cache.kv_heads = heads, a.cache.blocks = blocks, a.max_len = max_len;
+  return Attend_::countable(a);
+}
 extern "C" int64_t asked_ahead() { return emulator::asked; }
 extern "C" void show(bool truth) { emulator::first_look_is_true = truth; }
 extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
@@ -62,7 +67,7 @@ class Emulated:
         self.spec, self.layout = spec, packed_layout(spec, block, "mma")
         self.library = compile_variant(spec, self.layout, chosen, folder)
         self.library.workspace_bytes.restype = self.library.asked_ahead.restype = ctypes.c_int64
-        self.library.show.argtypes = [ctypes.c_bool]
+        self.library.show.argtypes, self.library.countable.restype = [ctypes.c_bool], ctypes.c_bool
 
 
 @dataclass

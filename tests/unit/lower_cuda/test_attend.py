@@ -120,6 +120,16 @@ def test_more_sequences_than_warps_keep_lengths_of(kernel: Make, case: Case) -> 
     agree(step, held.attend(q))
 
 
+def test_a_launch_refuses_what_an_int_cannot_count(kernel: Make) -> None:
+    """Tokens of all sequences; in shares, units of all heads. What the cache has no room for does not count."""
+    built = kernel(CASES[12])
+    million = 2**20 // built.layout.tokens
+    assert built.library.countable(1024, 8, million, 2**24)
+    assert built.library.countable(1024, 8, 2 * million, 2**20)
+    assert not built.library.countable(1024, 8, 2 * million, 2**24)
+    assert not built.library.countable(1024, 128, million, 2**24)
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[11], CASES[12]], ids=lambda case: case[0])
 def test_a_launch_asks_ahead_for_what_it_will_read(kernel: Make, case: Case) -> None:
     """Not for more than there is. The emulator refuses what lies elsewhere; before the turn it shows lengths and pages that are not so."""

@@ -91,9 +91,11 @@ def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         CpuTimer().time([lambda: None], TimingPolicy(warmup_seconds=0.0))
 
 
-def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run after a rest is slow; what is not asked to rest has no pauses."""
-    clock = FakeClock(monkeypatch)
+@pytest.mark.parametrize(("sustained", "wanted"), [(0.0, ["rest", "run", "run"] * 7), (1.0, ["run"] * 15)], ids=["burst", "sustained"])
+def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(
+    monkeypatch: pytest.MonkeyPatch, sustained: float, wanted: list[str]
+) -> None:
+    """The first run after a rest is slow. What is sustained has no pauses."""
     log: list[str] = []
 
     def events(run: Callable[[], object], count: int) -> list[float]:
@@ -101,7 +103,6 @@ def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(monkeypatch:
         for _ in range(count):
             taken.append(0.003 if log and log[-1] == "rest" else 0.002)
             log.append("run")
-            clock.now += taken[-1]
         return taken
 
     def sleep(seconds: float) -> None:
@@ -110,8 +111,9 @@ def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(monkeypatch:
 
     monkeypatch.setattr(CudaTimer, "_events", staticmethod(events))
     monkeypatch.setattr(timer.time, "sleep", sleep, raising=False)
-    assert CudaTimer._rested(lambda: None, 3, timer.RUNS * 0.002) == pytest.approx([0.002] * 3)
-    assert log == ["rest", "run", "run"] * 3
+    policy = TimingPolicy(seconds=0.06, samples=15, sustained_seconds=sustained)
+    assert set(CudaTimer._replays(lambda: None, policy, 0.002)) == {0.002}
+    assert log == wanted
 
 
 def test_samples_fit_into_the_time_of_a_policy() -> None:

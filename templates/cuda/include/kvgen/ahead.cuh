@@ -1,6 +1,9 @@
-// What a launch asks L2 for before its turn: packed bytes where CTAs begin, and residuals, which somebody will read if lengths are what they seem to be (of
-// parts: alike). Nothing of it is looked at, and L2 keeps up with whoever writes there, so that the launches before need not have ended.
+// What a launch asks L2 for before its turn: packed bytes where warps begin, and residuals, which somebody will read if lengths are what
+// they seem to be (of parts: alike). Nothing of it is looked at, and L2 keeps up with whoever writes there, so that the launches before
+// need not have ended.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/part.cuh"
 
 namespace kvgen {
@@ -8,19 +11,22 @@ namespace kvgen {
 template <class Traits>
 struct Ahead {
   using Format = typename Traits::Format;
-  // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the launch before.
+  // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the
+  // launch before.
   static constexpr int kProcessorBytes = 32 * 1024;
-  static constexpr int kWarpBytes = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
+  static constexpr int kShare = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
+  static constexpr int kWarpBytes = std::min(kShare, align_up(Traits::kSlotBytes, 128));  // the next unit is another warp's
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
 
   // What a warp begins with: a head's bytes from unit `unit` on; from its block on, if it is the block's first.
   __device__ __forceinline__ static void prefetch_units(const AttendArgs& args, const Head& head, int unit, int lane) {
+#if KVGEN_SM90
     const int within = unit % Traits::kUnitsPerBlock, block = unit / Traits::kUnitsPerBlock * (Traits::kGathered ? Traits::kUnitBlocks : 1);
     const int skipped = within ? Format::kHeaderBytes + within * Traits::kUnitBytes : 0;
-#if KVGEN_SM90
     const CacheArgs& cache = args.cache;
     const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;
-    const int64_t end = min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
+    const int64_t end =
+        min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
     if constexpr (Traits::kPaged) {
       const int at = static_cast<int>(begin / kPageBytes) + lane;  // a page to a lane
@@ -35,7 +41,8 @@ struct Ahead {
 #endif
   }
 
-  // A head's residual, as long as it seems to be. For launches of one wave: of several, those of all heads at once are more than a moment's traffic.
+  // A head's residual, as long as it seems to be. For launches of one wave: of several, those of all heads at once are more than a moment's
+  // traffic.
   __device__ __forceinline__ static void prefetch_tail(const AttendArgs& args, const Head& head, int lane) {
 #if KVGEN_SM90
     if (lane > 1) return;

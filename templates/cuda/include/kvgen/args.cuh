@@ -48,12 +48,12 @@ struct CacheArgs {
 struct AttendArgs {
   CacheArgs cache;
   Rows q, out;
-  Rows k_new, v_new;      // decode: this step's tokens; null data for attend
-  float* lse = nullptr;   // [batch, q_heads, q_len], natural logarithm; may be null
+  Rows k_new, v_new;     // decode: this step's tokens; null data for attend
+  float* lse = nullptr;  // [batch, q_heads, q_len], natural logarithm; may be null
   void* workspace = nullptr;
   int q_len = 1;
-  int max_len = 0;        // upper bound of every length after the call; sizes the launch, decides nothing else
-  float scale = 1.f;      // multiplies q * k
+  int max_len = 0;    // upper bound of every length after the call; sizes the launch, decides nothing else
+  float scale = 1.f;  // multiplies q * k
 };
 
 struct PackArgs {

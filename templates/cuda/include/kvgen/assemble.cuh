@@ -49,7 +49,8 @@ struct Fields {
 
 // The same of 16-bit elements, two to a word.
 template <class Places>
-__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kOctets][4], uint32_t (&words)[Places::kWordsPerX]) {
+__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kOctets][4],
+                                                        uint32_t (&words)[Places::kWordsPerX]) {
 #pragma unroll
   for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = pairs[Places::pair(w).octet][Places::pair(w).channel];
 }
@@ -62,6 +63,8 @@ constexpr int chunk_xs() {
 
 // Words of one store, where a lane makes those of kCount such runs.
 template <class Places, int kCount>
-constexpr int store_words() { return greatest_common_divisor(kCount * Places::kWordsPerX, Places::kVector); }
+constexpr int store_words() {
+  return greatest_common_divisor(kCount * Places::kWordsPerX, Places::kVector);
+}
 
 }  // namespace kvgen

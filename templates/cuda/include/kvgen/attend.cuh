@@ -14,7 +14,8 @@ struct Attend {
   using Variant = Traits<Format, Schedule>;
   static constexpr int kSharedBytes = Variant::kSharedBytes + Scratch<Variant>::kExtra;
   static constexpr int kMostParts = Part::kMostParts, kMostDevices = 64;
-  static constexpr int kGuessBytes = 64 << 20;  // a wrong guess costs a launch three times what a right one saves: that is little, but much of a short one
+  // A wrong guess costs a launch three times what a right one saves: that is little, but much of a short one.
+  static constexpr int kGuessBytes = 64 << 20;
 
   // Parts that run at once on the current device.
   static int resident() {
@@ -27,8 +28,9 @@ struct Attend {
   // A launch for a batch: as many parts of every head as are cheapest.
   static Grid grid(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, units = std::max(1, Variant::packed_units(max_len)), at_once = resident();
-    const int parts = Schedule::kCombine == Combine::cluster ? std::clamp(std::min(at_once / heads, units / Schedule::kCluster), 1, kMostParts)
-                                                             : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
+    const int parts = Schedule::kCombine == Combine::cluster
+                          ? std::clamp(std::min(at_once / heads, units / Schedule::kCluster), 1, kMostParts)
+                          : model(heads, at_once).cheapest(units, most_parts(heads, at_once));
     const bool guess = batch == 1 || static_cast<int64_t>(heads) * units * Variant::kUnitBytes < kGuessBytes;
     const int slots_ = slots(batch, kv_heads, parts, at_once);
     const int sharing = std::max(1, Variant::kAlwaysShares ? at_once : std::min(slots_ * kv_heads, at_once) * Variant::kTogether);
@@ -39,6 +41,17 @@ struct Attend {
     const int heads = batch * kv_heads, at_once = resident();
     const int most = slots(batch, kv_heads, most_parts(heads, at_once), at_once);
     return Workspace<Variant>::bytes(heads, places(most, at_once, heads, kv_heads));
+  }
+
+  // Whether an int holds what is added up of lengths, as long as they can be: tokens of all sequences; in shares, units of all heads.
+  static bool countable(const AttendArgs& args) {
+    const int64_t blocks = std::min<int64_t>(args.max_len / Format::kTokens, args.cache.blocks), batch = args.cache.batch;
+    if (batch * (blocks + 1) * Format::kTokens / 8 * 9 > INT32_MAX) return false;
+    if constexpr (Variant::kShares) {
+      const int64_t units = Share<typename Variant::Alone>::kStart + Variant::Alone::packed_units(blocks * Format::kTokens);
+      return batch * args.cache.kv_heads * units <= INT32_MAX / 2;
+    }
+    return true;
   }
 
   template <bool kAppend>

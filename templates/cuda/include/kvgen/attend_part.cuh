@@ -6,7 +6,8 @@
 namespace kvgen {
 
 template <class Traits, bool kAppend>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_part(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
+    attend_part(const __grid_constant__ AttendArgs args, const __grid_constant__ Grid grid) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
   constexpr bool kEarly = Traits::kCopy == Copy::async && !Traits::kPaged && !Traits::kGathered;  // K and V before lengths are known
@@ -66,13 +67,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_p
   attend_tail<Traits>(args, shared, tail, tile, place, warp, lane, state);
   const Sight<Traits> sight{length + tail.fresh, args.q_len, length / kTokens * kTokens};
   attend_units<Traits>(shared, walk, first, walk.cursor.end, walk.cursor.blocks.stride, sight, lane, state);
-  if constexpr (kEarly) ptx::copy_wait_all();  // what was asked for too early
+  if constexpr (kEarly) ptx::copy_wait_all();            // what was asked for too early
   const int readers = kAppend ? count_reader(work) : 0;  // looked at in the end: the trip to the counter costs nobody time
-  const bool completed = finish_part<Traits>(args, shared, work, head, Slots{head.head * grid.slots + part.first, part.count, part.rank}, warp, lane, state);
+  const bool completed =
+      finish_part<Traits>(args, shared, work, head, Slots{head.head * grid.slots + part.first, part.count, part.rank}, warp, lane, state);
 
   if constexpr (kAppend) {
     const int same = ptx::pinned(length);  // so that of the tail no more than this outlives the loop
-    if (const Tail<Traits> whole(args, head.batch, head.head, same); completed && whole.count() >= kTokens) flush<Traits>(args, shared, whole, same);
+    if (const Tail<Traits> whole(args, head.batch, head.head, same); completed && whole.count() >= kTokens)
+      flush<Traits>(args, shared, whole, same);
     advance_lengths(args, work, readers, warp, lane);
   }
 }

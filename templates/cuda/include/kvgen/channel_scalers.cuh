@@ -25,10 +25,10 @@ template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
   using Stats = ChannelStats<Format>;
   using Element = typename Format::Element;
-  constexpr int kRowLanes = Format::kHeadDim / 8;      // lanes that bring a row
-  constexpr int kRows = 32 / kRowLanes;                // rows brought at once
+  constexpr int kRowLanes = Format::kHeadDim / 8;  // lanes that bring a row
+  constexpr int kRows = 32 / kRowLanes;            // rows brought at once
   const int lane = threadIdx.x % 32;
-  const int row = min(lane / kRowLanes, kRows - 1);    // what is left of the lanes repeats the last row
+  const int row = min(lane / kRowLanes, kRows - 1);  // what is left of the lanes repeats the last row
   const int column = lane % kRowLanes * 8;
 #pragma unroll 1
   for (int run = threadIdx.x / 32; run < Stats::kRuns; run += kThreads / 32) {
@@ -39,8 +39,10 @@ __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t pair = component(v, i);
-        if (step == 0) range[i] = {pair, pair};
-        else range[i].include(pair);
+        if (step == 0)
+          range[i] = {pair, pair};
+        else
+          range[i].include(pair);
       }
     }
 #pragma unroll
@@ -109,7 +111,9 @@ struct ChannelScalers {
   }
   __device__ __forceinline__ float zero(int i) const { return zeros[i]; }
   __device__ __forceinline__ float inverse(int i) const { return inverses[i]; }
-  __device__ __forceinline__ Scaler scaler(int i) const { return {stored(Stats::kZeros, i), stored(Stats::kScales, i), stored(Stats::kInverses, i)}; }
+  __device__ __forceinline__ Scaler scaler(int i) const {
+    return {stored(Stats::kZeros, i), stored(Stats::kScales, i), stored(Stats::kInverses, i)};
+  }
   __device__ __forceinline__ float stored(int which, int i) const { return reinterpret_cast<const float*>(at + which)[i]; }
 };
 
@@ -120,13 +124,14 @@ struct ChannelThresholds {
 
   __device__ __forceinline__ ChannelThresholds(const uint8_t* smem, int channel) {
 #pragma unroll
-    for (int nth = 0; nth < 3; ++nth) at[nth] = *reinterpret_cast<const uint4*>(smem + Stats::kScales + (nth * Stats::kScalers + channel) * 2);
+    for (int nth = 0; nth < 3; ++nth)
+      at[nth] = *reinterpret_cast<const uint4*>(smem + Stats::kScales + (nth * Stats::kScalers + channel) * 2);
   }
   __device__ __forceinline__ uint32_t threshold(int nth, int pair) const { return component(at[nth], pair); }
 };
 
 template <class Format>
-using ChannelCoder = std::conditional_t<by_thresholds<typename Format::Key, typename Format::Element>(), ChannelThresholds<ChannelStats<Format>>,
-                                        ChannelScalers<ChannelStats<Format>>>;
+using ChannelCoder = std::conditional_t<by_thresholds<typename Format::Key, typename Format::Element>(),
+                                        ChannelThresholds<ChannelStats<Format>>, ChannelScalers<ChannelStats<Format>>>;
 
 }  // namespace kvgen::packing

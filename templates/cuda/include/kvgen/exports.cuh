@@ -12,7 +12,8 @@ namespace kvgen {
 namespace detail {
 
 inline void check(cudaError_t error, const char* function) {
-  if (error != cudaSuccess) ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
 // Makes the tensors' device current for one call.
@@ -54,8 +55,15 @@ struct Exports {
 
   static ffi::Variant variant() {
     constexpr bool kHalf = std::is_same_v<typename Format::Element, __half>;
-    return {kQHeads, Shape::kKvHeads, Format::kHeadDim, Format::kTokens, Format::kBlockBytes, Shape::kPage / Format::kTokens,
-            kHalf ? ffi::kFloat16 : ffi::kBfloat16, kDLCUDA, 16};
+    return {kQHeads,
+            Shape::kKvHeads,
+            Format::kHeadDim,
+            Format::kTokens,
+            Format::kBlockBytes,
+            Shape::kPage / Format::kTokens,
+            kHalf ? ffi::kFloat16 : ffi::kBfloat16,
+            kDLCUDA,
+            16};
   }
 
   static int workspace_bytes(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
@@ -105,6 +113,9 @@ struct Exports {
       a.q_len = static_cast<int>(call.q_len);
       a.max_len = static_cast<int>(call.max_len);
       a.scale = call.scale;
+      if constexpr (requires { Attend::countable(a); })
+        if (!Attend::countable(a))
+          ffi::fail("ValueError", "%s: %d sequences of up to %d tokens are more than it can count", name, a.cache.batch, a.max_len);
       detail::check(Attend::launch(a, append, stream(call.device)), name);
       return false;
     });
@@ -133,8 +144,10 @@ struct Exports {
     if (batch > Attend::kMostBatch)
       ffi::fail("ValueError", "%s: a batch of %lld is more than %d", function, static_cast<long long>(batch), Attend::kMostBatch);
     if (q_len > Schedule::kQueries)
-      ffi::fail("ValueError", "%s: %lld query tokens are more than the %d of this kernel", function, static_cast<long long>(q_len), Schedule::kQueries);
-    return Attend::workspace_bytes(static_cast<int>(batch), Shape::kKvHeads, detail::to_int(function, "max_len", max_len), static_cast<int>(q_len));
+      ffi::fail("ValueError", "%s: %lld query tokens are more than the %d of this kernel", function, static_cast<long long>(q_len),
+                Schedule::kQueries);
+    return Attend::workspace_bytes(static_cast<int>(batch), Shape::kKvHeads, detail::to_int(function, "max_len", max_len),
+                                   static_cast<int>(q_len));
   }
 
   static CacheArgs cache_args(const ffi::Cache& cache) {
@@ -158,9 +171,9 @@ struct Exports {
 
 }  // namespace kvgen
 
-#define KVGEN_EXPORT_MODULE(Module)                                              \
+#define KVGEN_EXPORT_MODULE(Module)                                                      \
   KVGEN_EXPORT(workspace_bytes) { return Module::workspace_bytes(args, count, result); } \
-  KVGEN_EXPORT(pack) { return Module::pack(args, count, result); }               \
-  KVGEN_EXPORT(attend) { return Module::attend(args, count, result, false); }    \
-  KVGEN_EXPORT(decode) { return Module::attend(args, count, result, true); }     \
+  KVGEN_EXPORT(pack) { return Module::pack(args, count, result); }                       \
+  KVGEN_EXPORT(attend) { return Module::attend(args, count, result, false); }            \
+  KVGEN_EXPORT(decode) { return Module::attend(args, count, result, true); }             \
   KVGEN_EXPORT(unpack) { return Module::unpack(args, count, result); }

@@ -5,8 +5,12 @@
 
 namespace kvgen::packing {
 
-__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __half) { return ptx::as_u32(__hmin2(ptx::as_half2(a), ptx::as_half2(b))); }
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __half) { return ptx::as_u32(__hmax2(ptx::as_half2(a), ptx::as_half2(b))); }
+__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __half) {
+  return ptx::as_u32(__hmin2(ptx::as_half2(a), ptx::as_half2(b)));
+}
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __half) {
+  return ptx::as_u32(__hmax2(ptx::as_half2(a), ptx::as_half2(b)));
+}
 __device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __nv_bfloat16) {
   const __nv_bfloat162 y = __hmin2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(y);
@@ -17,7 +21,9 @@ __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __nv_bfloat16
 }
 
 __device__ __forceinline__ float2 to_floats(uint32_t x, __half) { return __half22float2(ptx::as_half2(x)); }
-__device__ __forceinline__ float2 to_floats(uint32_t x, __nv_bfloat16) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
+__device__ __forceinline__ float2 to_floats(uint32_t x, __nv_bfloat16) {
+  return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+}
 
 // Extremes of two interleaved series of 16-bit elements.
 template <class Element>

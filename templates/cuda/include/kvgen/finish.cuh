@@ -9,7 +9,8 @@ namespace kvgen {
 
 // The warps' shares of a column tile of a part: merged, over a cluster's CTAs too, and written, as output if this is all of the head.
 template <class Traits>
-__device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int tile) {
+__device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work,
+                                        const Head& head, const Slots& slots, int tile) {
   Merged<Traits> merged;
   merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
   const auto write = [&]<int kWide>(int column, int channel, int stride, const float(&value)[kWide], const Total& total) {
@@ -22,7 +23,9 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
   };
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) {
-    Inbox<Traits>(shared.memory, tile).combine(tile, merged, [&](int column, int channel, float value, const Total& total) { write(column, channel, 1, {value}, total); });
+    Inbox<Traits>(shared.memory, tile).combine(tile, merged, [&](int column, int channel, float value, const Total& total) {
+      write(column, channel, 1, {value}, total);
+    });
     return;
   }
 #endif
@@ -31,8 +34,9 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
 
 // The states of all warps become the part's result, or the head's. Whether this CTA completed the head.
 template <class Traits>
-__device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work, const Head& head, const Slots& slots, int warp,
-                                            int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ bool finish_part(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work,
+                                            const Head& head, const Slots& slots, int warp, int lane,
+                                            State<Traits> (&state)[Traits::kColumnTiles]) {
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
     unmix_values<Traits>(state[tile]);
@@ -59,7 +63,8 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
   using Format = typename Traits::Format;
   uint8_t* block = args.cache.block<Traits::kPaged>(tail.batch, tail.head, length / Format::kTokens, Format::kBlockBytes);
   __syncthreads();
-  pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block, shared.memory + Scratch<Traits>::kAt);
+  pack_block<Format, Traits::kThreads>([&](int token) { return tail.k_row(token); }, [&](int token) { return tail.v_row(token); }, block,
+                                       shared.memory + Scratch<Traits>::kAt);
   tail.store(Format::kTokens, tail.count(), 0);
 }
 

@@ -1,9 +1,10 @@
 // The packed format of one spec as compile-time constants: what kvgen/reference/layout.py declares for order `mma`.
 // Rendered sources assert that both agree.
 #pragma once
-#include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <cstdint>
 
 namespace kvgen {
 
@@ -38,7 +39,9 @@ struct Format {
   static constexpr int kSubtiles = kTokens / kSubtile;
 
   template <class Quant>
-  static constexpr int codes_bytes() { return kSubtile * kHeadDim * Quant::kBits / 8; }
+  static constexpr int codes_bytes() {
+    return kSubtile * kHeadDim * Quant::kBits / 8;
+  }
   template <class Quant>
   static constexpr int channel_params_bytes() {
     return Quant::kAxis == Axis::channel ? align_up(kTokens / Quant::kGroup * kHeadDim * Quant::kParams * 2, 16) : 0;
@@ -67,9 +70,9 @@ struct Format {
 // Fragment order of codes. An operand is a matrix [rows, k]: K has rows = tokens, V has rows = channels.
 template <int kBits>
 struct Fragment {
-  static constexpr int kPerByte = kBits == 16 ? 1 : 8 / kBits;             // rows in one byte of a word, eight apart
-  static constexpr int kWords = kBits == 16 ? 4 : kBits == 8 ? 2 : 1;     // words of a lane per row tile and k-step
-  static constexpr int kRows = kBits == 2 ? 32 : 16;                      // rows of a tile
+  static constexpr int kPerByte = kBits == 16 ? 1 : 8 / kBits;         // rows in one byte of a word, eight apart
+  static constexpr int kWords = kBits == 16 ? 4 : kBits == 8 ? 2 : 1;  // words of a lane per row tile and k-step
+  static constexpr int kRows = kBits == 2 ? 32 : 16;                   // rows of a tile
 };
 
 // Words that a lane loads at once, of the `words` it owns in a sub-tile.

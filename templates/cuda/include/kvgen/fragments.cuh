@@ -60,7 +60,8 @@ __device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& vi
   for (int at = 0; at < kPairs * kWords; at += kChunk) {
     uint32_t words[kChunk / kVector][kVector];
 #pragma unroll
-    for (int load = 0; load < kChunk / kVector; ++load) load_words<kVector>(words[load], codes + ((at / kVector + load) * 32 + lane) * kVector * 4);
+    for (int load = 0; load < kChunk / kVector; ++load)
+      load_words<kVector>(words[load], codes + ((at / kVector + load) * 32 + lane) * kVector * 4);
 #pragma unroll
     for (int i = 0; i < kChunk / kWords; ++i) visit(at / kWords + i, &words[0][0] + i * kWords);
   }
@@ -74,7 +75,8 @@ __device__ __forceinline__ void visit_stage(uint32_t codes, int lane, Visit&& vi
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      visit_words<kBits, kPairs / 2>(codes + half * kApart, lane, [&](int pair, const uint32_t* words) { visit(half * (kPairs / 2) + pair, words); });
+      visit_words<kBits, kPairs / 2>(codes + half * kApart, lane,
+                                     [&](int pair, const uint32_t* words) { visit(half * (kPairs / 2) + pair, words); });
   }
 }
 

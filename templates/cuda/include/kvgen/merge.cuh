@@ -46,12 +46,15 @@ struct Workspace {
   __device__ Total* total(int level, int slot, int column) const {
     return totals + (static_cast<int64_t>(slot) * kLevels + level) * Traits::kColumns + column;
   }
-  __device__ float* sum(int slot, int column) const { return sums + (static_cast<int64_t>(slot) * Traits::kColumns + column) * Traits::kHeadDim; }
+  __device__ float* sum(int slot, int column) const {
+    return sums + (static_cast<int64_t>(slot) * Traits::kColumns + column) * Traits::kHeadDim;
+  }
 };
 
 // Writes finished elements of a column, every `stride`-th from `channel` on; the first channel's owner writes the log-sum-exp.
 template <class Traits, int kWide>
-__device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int column, int channel, int stride, const float (&value)[kWide], const Total& total) {
+__device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int column, int channel, int stride,
+                                             const float (&value)[kWide], const Total& total) {
   using Element = typename Traits::Format::Element;
   const int query = column / Traits::kGroup, q_head = head.head * Traits::kGroup + column % Traits::kGroup;
   if (query >= args.q_len) return;
@@ -101,7 +104,8 @@ __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffe
     for (int u = 0; u < Traits::kRowTiles; ++u)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        to[row_channel(16 * u) + 8 * (g / 2) + g % 2 + 2 * half] = state.out[u][2 * half + c] + state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];
+        to[row_channel(16 * u) + 8 * (g / 2) + g % 2 + 2 * half] =
+            state.out[u][2 * half + c] + state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];
   }
 }
 
@@ -120,7 +124,8 @@ __device__ __forceinline__ void merge_warps(const float* buffer, const Total* to
     const float factor = ptx::exp2(part.reference - merged.total.reference);
     merged.total.sum += factor * part.sum;
 #pragma unroll
-    for (int i = 0; i < merged.kPerThread; ++i) merged.value[i] += factor * from[w * Traits::kTileColumns * Traits::kMergeStride + i * merged.kStride];
+    for (int i = 0; i < merged.kPerThread; ++i)
+      merged.value[i] += factor * from[w * Traits::kTileColumns * Traits::kMergeStride + i * merged.kStride];
   }
 }
 
@@ -140,7 +145,8 @@ __device__ __forceinline__ void load_wide(const float* from, float (&to)[kWide])
 // Adds up `count` partial results of kWide neighbouring channels of a column; slot(i) names the i-th. Loads come in batches,
 // so that one trip to the L2 serves many.
 template <class Traits, int kWide, int kBatch, class Slot>
-__device__ __forceinline__ void gather_batches(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
+__device__ __forceinline__ void gather_batches(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot,
+                                               float (&value)[kWide], Total& all) {
   all = Total{};
 #pragma unroll
   for (int j = 0; j < kWide; ++j) value[j] = 0.f;
@@ -172,7 +178,8 @@ __device__ __forceinline__ void gather_batches(const Workspace<Traits>& work, in
 }
 
 template <class Traits, int kWide, class Slot>
-__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot, float (&value)[kWide], Total& all) {
+__device__ __forceinline__ void gather(const Workspace<Traits>& work, int level, int count, int column, int channel, Slot&& slot,
+                                       float (&value)[kWide], Total& all) {
   if (count <= 4)
     gather_batches<Traits, kWide, 4>(work, level, count, column, channel, slot, value, all);
   else
@@ -206,12 +213,15 @@ struct Combination {
     return true;
   }
   // Its two steps, for a CTA that has several heads. Whether it is the last: one thread asks, after all have stored.
-  __device__ bool last(const Head& head, const Slots& slots) const { return arrive_last(counter(head), levels(slots).groups * Traits::kTogether); }
+  __device__ bool last(const Head& head, const Slots& slots) const {
+    return arrive_last(counter(head), levels(slots).groups * Traits::kTogether);
+  }
   __device__ __forceinline__ void add_up(const Head& head, const Slots& slots) const {
     const auto [groups, width] = levels(slots);
     const auto slot = [&, width = width](int i) { return slots.at(i * width); };
-    each_sum(width > 1 ? 1 : 0, groups, slot,
-             [&](int column, int channel, const float(&value)[kWide], const Total& total) { write_output<Traits>(args, head, column, channel, 1, value, total); });
+    each_sum(width > 1 ? 1 : 0, groups, slot, [&](int column, int channel, const float(&value)[kWide], const Total& total) {
+      write_output<Traits>(args, head, column, channel, 1, value, total);
+    });
   }
 
  private:
@@ -242,7 +252,8 @@ struct Combination {
     const int width = levels(slots).width;
     if (width == 1) return true;
     const int group = slots.rank / width, members = min(width, slots.count - group * width);
-    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads + (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
+    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads +
+                    (counter(head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
     __syncthreads();
     if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);
     __syncthreads();
@@ -263,8 +274,8 @@ template <class Traits>
 struct Inbox {
   static constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
   static_assert(kElements % kCluster == 0 && Merged<Traits>::kStride >= kCluster);  // a thread for each CTA to send totals to
-  float* values;  // [from][element of the share]
-  Total* totals;  // [from][column]
+  float* values;                                                                    // [from][element of the share]
+  Total* totals;                                                                    // [from][column]
   uint32_t barrier;
 
   __device__ Inbox(uint8_t* memory, int tile) {
@@ -286,7 +297,8 @@ struct Inbox {
   __device__ static void expect(uint8_t* memory) {
     if (threadIdx.x > 0) return;
 #pragma unroll
-    for (int tile = 0; tile < Traits::kColumnTiles; ++tile) ptx::barrier_expect(Inbox(memory, tile).barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
+    for (int tile = 0; tile < Traits::kColumnTiles; ++tile)
+      ptx::barrier_expect(Inbox(memory, tile).barrier, kElements * 4 + kCluster * Traits::kTileColumns * 8);
   }
   // Gives the share's sums to `use(column, channel, value, total)`.
   template <class Use>

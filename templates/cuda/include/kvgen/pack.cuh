@@ -22,7 +22,8 @@ struct Run {
 
 // Puts the first `count` rows into residual slots from `slot`.
 template <class Format, int kThreads, class Element>
-__device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, Element* k_residual, Element* v_residual, int slot, int count) {
+__device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, Element* k_residual, Element* v_residual, int slot,
+                                              int count) {
   constexpr int kPieces = Format::kHeadDim / 8;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count * kPieces; i += kThreads) {

@@ -81,11 +81,14 @@ struct Part {
   }
 
  private:
-  __device__ static int parts(int length, float rate) { return min(max(static_cast<int>(ceilf(static_cast<float>(length) * rate)), 1), kMostParts); }
+  __device__ static int parts(int length, float rate) {
+    return min(max(static_cast<int>(ceilf(static_cast<float>(length) * rate)), 1), kMostParts);
+  }
   // Parts per token: the most of a few rates that the slots suffice for. They do for the lowest, since rounding adds at most one each.
   __device__ static float shortest(const int* lengths, int batch, int slots, int total) {
     constexpr int kRates = 8;
-    const float low = static_cast<float>(slots - batch) / static_cast<float>(max(total, 1)), high = static_cast<float>(slots) / static_cast<float>(max(total, 1));
+    const float low = static_cast<float>(slots - batch) / static_cast<float>(max(total, 1)),
+                high = static_cast<float>(slots) / static_cast<float>(max(total, 1));
     int needed[kRates] = {};
     for (int at = threadIdx.x % 32; at < batch; at += 32)
 #pragma unroll
@@ -98,8 +101,8 @@ struct Part {
   }
 };
 
-// A sequence's length; `most`: kSure, or, before a launch's turn, when anything may be there, what it is at most. No cache of the multiprocessor
-// keeps it then.
+// A sequence's length; `most`: kSure, or, before a launch's turn, when anything may be there, what it is at most. No cache of the
+// multiprocessor keeps it then.
 constexpr int kSure = -1;
 __device__ __forceinline__ int length_of(const CacheArgs& cache, int batch, int most) {
   return most == kSure ? cache.lengths[batch] : min(max(ptx::load_now(cache.lengths + batch), 0), most);
@@ -115,7 +118,8 @@ struct Survey {
   int lane;
   int most = kSure;
 
-  __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_) : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {}
+  __device__ Survey(const CacheArgs& cache_, int* lengths, int warp, int lane_)
+      : cache(cache_), copied(lengths + warp * kTurns * 32), lane(lane_) {}
   // Asks for them ahead of K and V: the compiler would put loads behind these.
   __device__ __forceinline__ void ask() const {
 #pragma unroll

@@ -19,11 +19,11 @@ struct Places {
   using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
   static constexpr int kBits = Quant::kBits;
   static constexpr int kPerByte = Fragment<kBits>::kPerByte;
-  static constexpr int kXs = Format::kHeadDim / 32;                       // runs of 32 channels
+  static constexpr int kXs = Format::kHeadDim / 32;  // runs of 32 channels
   static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
   static constexpr int kOctets = kTileTokens / 8;
-  static constexpr int kTiles = Format::kSubtile / kTileTokens;           // of a sub-tile
-  static constexpr int kWordsPerX = kTileTokens * kBits / 32;             // 32 channels of a tile over 32 lanes
+  static constexpr int kTiles = Format::kSubtile / kTileTokens;  // of a sub-tile
+  static constexpr int kWordsPerX = kTileTokens * kBits / 32;    // 32 channels of a tile over 32 lanes
   static constexpr int kTileWords = kWordsPerX * kXs;
   static constexpr int kVector = vector_words(kTileWords * kTiles);
   static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;

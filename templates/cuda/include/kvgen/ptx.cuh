@@ -1,7 +1,8 @@
 // Single instructions. Those of SM90 alone are compiled for SM90 alone: one of them in a module would keep it from loading elsewhere.
 #pragma once
-#include <cstdint>
 #include <cuda_fp16.h>
+
+#include <cstdint>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define KVGEN_SM90 1
@@ -11,9 +12,7 @@
 
 namespace kvgen::ptx {
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
 // D[16x8] += A[16x16] * B[16x8], fp16 in, fp32 sums. Honours denormals.
 __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -94,8 +93,8 @@ __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global
 // The same by the first kLanes lanes, without a branch.
 template <int kLanes>
 __device__ __forceinline__ void copy_async16_if(uint32_t shared, const void* global, int lane) {
-  asm volatile("{\n.reg .pred mine;\nsetp.lt.s32 mine, %2, %3;\n@mine cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared), "l"(global),
-               "r"(lane), "n"(kLanes)
+  asm volatile("{\n.reg .pred mine;\nsetp.lt.s32 mine, %2, %3;\n@mine cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared),
+               "l"(global), "r"(lane), "n"(kLanes)
                : "memory");
 }
 template <int kBytes>  // 4 or 8
@@ -105,7 +104,9 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) 
 __device__ __forceinline__ void copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
-__device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 __device__ __forceinline__ void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
@@ -153,7 +154,9 @@ __device__ __forceinline__ void send_cluster(uint32_t address, float v, uint32_t
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(v), "r"(barrier) : "memory");
 }
 __device__ __forceinline__ void send_cluster(uint32_t address, float2 v, uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address), "f"(v.x), "f"(v.y), "r"(barrier) : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address), "f"(v.x), "f"(v.y),
+               "r"(barrier)
+               : "memory");
 }
 #endif
 

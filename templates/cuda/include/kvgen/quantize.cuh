@@ -41,8 +41,10 @@ struct Pieces {
     }
   }
   __device__ __forceinline__ uint4 operator()(int octet, int i) const {
-    if constexpr (kHeld) return held[octet][i];
-    else return load16<Element>(rows[octet] + i * 32);
+    if constexpr (kHeld)
+      return held[octet][i];
+    else
+      return load16<Element>(rows[octet] + i * 32);
   }
 };
 
@@ -76,7 +78,8 @@ __device__ __forceinline__ void share(const uint32_t (&thresholds)[2], int from,
 // Scalers of a lane's rows, whose pieces are those of one group. A row's four lanes know the same extremes: each makes the scaler
 // of another row and writes its params.
 template <class Places, class Element, int kCount>
-__device__ __forceinline__ void token_scalers(const Pieces<Places, Element, kCount>& pieces, int token, int x, uint8_t* block, TokenCoder<Places, Element> (&scalers)[Places::kOctets]) {
+__device__ __forceinline__ void token_scalers(const Pieces<Places, Element, kCount>& pieces, int token, int x, uint8_t* block,
+                                              TokenCoder<Places, Element> (&scalers)[Places::kOctets]) {
   using Quant = typename Places::Quant;
   constexpr int kOctets = Places::kOctets;
   const int lane = threadIdx.x % 32, mine = lane % kOctets;
@@ -222,7 +225,8 @@ __device__ __forceinline__ void pack_chunk(Piece&& piece, int token, int x, uint
 #pragma unroll
     for (int w = 0; w < kCount * Places::kWordsPerX; w += kStore)  // as soon as its last word is made
       if ((w + kStore - 1) / Places::kWordsPerX == i)
-        store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerX, w % Places::kWordsPerX, threadIdx.x % 32), words + w);
+        store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerX, w % Places::kWordsPerX, threadIdx.x % 32),
+                               words + w);
   }
 }
 
@@ -260,8 +264,8 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
       if constexpr (Quant::kQuantized) token_scalers(pieces, token, start, block, scalers);
 #pragma unroll 1
       for (int x = 0; x < kGroupXs; x += kChunk)
-        pack_chunk<Places, Element, kChunk>([&](int octet, int i) { return pieces(octet, (Group::kHeld ? 0 : x) + i); }, token, start + x, block,
-                                            [&](int octet, int) { return scalers[octet]; });
+        pack_chunk<Places, Element, kChunk>([&](int octet, int i) { return pieces(octet, (Group::kHeld ? 0 : x) + i); }, token, start + x,
+                                            block, [&](int octet, int) { return scalers[octet]; });
     }
   }
 }

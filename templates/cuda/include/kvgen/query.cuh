@@ -4,8 +4,8 @@
 #pragma once
 #include <type_traits>
 
-#include "kvgen/part.cuh"
 #include "kvgen/fragments.cuh"
+#include "kvgen/part.cuh"
 #include "kvgen/traits.cuh"
 
 namespace kvgen {
@@ -21,7 +21,8 @@ struct QueryLoader {
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int tile = turn * Traits::kWarps + warp, at = tile * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4), query = at / Traits::kGroup;
+      const int tile = turn * Traits::kWarps + warp, at = tile * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4),
+                query = at / Traits::kGroup;
       const bool valid = tile < Traits::kColumnTiles && head.batch < args.cache.batch && at < Traits::kColumns && query < args.q_len;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x) raw[turn][x] = make_uint4(0, 0, 0, 0);
@@ -121,7 +122,8 @@ struct QueryFragments {
   // q itself, for K with scales per token or none.
   __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
 #pragma unroll
-    for (int x = 0; x < Traits::kSteps / 2; ++x) set_plain(x, ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16));
+    for (int x = 0; x < Traits::kSteps / 2; ++x)
+      set_plain(x, ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16));
   }
 
   // q times the scales of a K group; also gives the columns' sums of q * zero (or q * scale, for symmetric codes).
@@ -143,7 +145,8 @@ struct QueryFragments {
   __device__ __forceinline__ void set_plain(int x, const uint4& q) {
     high[2 * x][0] = q.x, high[2 * x][1] = q.y, high[2 * x + 1][0] = q.z, high[2 * x + 1][1] = q.w;
   }
-  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t minus0, uint32_t minus1, uint32_t params, int lane, float (&affine)[4]) {
+  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t minus0, uint32_t minus1, uint32_t params,
+                                             int lane, float (&affine)[4]) {
     uint32_t scale0, scale1, zero0, zero1;
     const int quad = step * 4 + lane % 4;
     if constexpr (Traits::Key::kZero) {

@@ -114,9 +114,11 @@ int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
     cudaLaunchAttribute overlap;
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization, overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(call.sms * Read::kCtasPerSm), config.blockDim = dim3(Read::kThreads), config.dynamicSmemBytes = Read::kSharedBytes, config.stream = call.stream;
+    config.gridDim = dim3(call.sms * Read::kCtasPerSm), config.blockDim = dim3(Read::kThreads),
+    config.dynamicSmemBytes = Read::kSharedBytes, config.stream = call.stream;
     config.attrs = &overlap, config.numAttrs = kOverlap;
-    read_check(cudaLaunchKernelEx(&config, read_kernel<Read>, static_cast<const uint8_t*>(call.data.as<uint8_t>()), static_cast<size_t>(call.data.size[0]), call.other.as<uint4>()));
+    read_check(cudaLaunchKernelEx(&config, read_kernel<Read>, static_cast<const uint8_t*>(call.data.as<uint8_t>()),
+                                  static_cast<size_t>(call.data.size[0]), call.other.as<uint4>()));
     return false;
   });
 }
@@ -126,7 +128,8 @@ inline int copy_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) 
   return ffi::guard(result, [&](TVMFFIAny&) {
     const ReadCall call("copy", args, count, "from", "to");
     if (call.other.size[0] != call.data.size[0]) ffi::fail("ValueError", "copy: from and to must have the same size");
-    copy_kernel<<<call.sms * 4, 512, 0, call.stream>>>(call.data.as<uint4>(), call.other.as<uint4>(), static_cast<size_t>(call.data.size[0]) / 16);
+    copy_kernel<<<call.sms * 4, 512, 0, call.stream>>>(call.data.as<uint4>(), call.other.as<uint4>(),
+                                                       static_cast<size_t>(call.data.size[0]) / 16);
     read_check(cudaGetLastError());
     return false;
   });

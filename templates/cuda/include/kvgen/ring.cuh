@@ -59,13 +59,15 @@ struct Ring<Traits, Copy::async> {
   uint32_t base;
   int lane;
 
-  __device__ Ring(uint32_t shared, int warp, int lane_) : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
+  __device__ Ring(uint32_t shared, int warp, int lane_)
+      : base(ptx::pinned(shared + warp * Traits::kDepth * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
 
   __device__ __forceinline__ void fill(int depth, int stage, const Unit& unit) {
     const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kUnitParams;
     if (unit.there) {
-      if (stage == 0 && Traits::kUnitParams > 0) warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
+      if (stage == 0 && Traits::kUnitParams > 0)
+        warp_copy_async<Traits::kUnitParams>(mine, Traits::kUnitsPerBlock == 1 ? unit.subtiles - Traits::kUnitParams : unit.params, lane);
       if constexpr (Traits::kGathered)
         gather_stage(to, unit.subtiles, stage);
       else
@@ -159,7 +161,9 @@ struct BulkRing {
     if (lane == 0) ptx::barrier_expect(barrier, kRuns * Runs::kBytes);
     if (lane < kRuns) ptx::copy_bulk(slot(depth) + Runs::offset(token), from, Runs::kBytes, barrier);
   }
-  __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const { return barriers + (kWholeUnit ? depth : depth * Traits::kUnitStages + stage) * 8; }
+  __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const {
+    return barriers + (kWholeUnit ? depth : depth * Traits::kUnitStages + stage) * 8;
+  }
 };
 
 template <class Traits>

@@ -26,7 +26,8 @@ struct Piece {
 template <class Traits>
 class Share {
  public:
-  // What a multiprocessor could read while a CTA goes from one head to the next, in bytes and units: its rings are filled anew, and there is more to do.
+  // What a multiprocessor could read while a CTA goes from one head to the next, in bytes and units: its rings are filled anew, and there
+  // is more to do.
   static constexpr int kBetweenBytes = 96 * 1024 + Traits::kRingBytes, kStart = ceil_div(kBetweenBytes, Traits::kUnitBytes);
 
   // Places for partial results: a slot's next piece is the next head's, a head's next piece the next slot's.
@@ -49,9 +50,17 @@ class Share {
   template <class LengthOf>
   __device__ Piece next(const CacheArgs& cache, LengthOf&& length_of_) {
     while (head.batch < cache.batch && at < to()) {
-      const int first = at + kStart, units = Traits::packed_units(length), last = first + max(units, 1) - 1;  // where the head's units lie in the row
+      const int first = at + kStart, units = Traits::packed_units(length),
+                last = first + max(units, 1) - 1;  // where the head's units lie in the row
       const int first_slot = slot_of(first), last_slot = slot_of(last), number = head.batch * cache.kv_heads + head.head;
-      const Piece piece{head, length, max(from() - first, 0), min(to() - first, units), slot - first_slot, last_slot - first_slot + 1, first_slot + number, turn};
+      const Piece piece{head,
+                        length,
+                        max(from() - first, 0),
+                        min(to() - first, units),
+                        slot - first_slot,
+                        last_slot - first_slot + 1,
+                        first_slot + number,
+                        turn};
       at = last + 1;
       if (++head.head == cache.kv_heads) {
         head.head = 0, ++head.batch;
@@ -67,8 +76,8 @@ class Share {
  private:
   int slot, each;  // units
   float reciprocal;
-  Head head;                  // the next one
-  int at = 0, length = 0;     // where it begins in the row, its length
+  Head head;               // the next one
+  int at = 0, length = 0;  // where it begins in the row, its length
   int turn = 0;
 
   __device__ int from() const { return slot * each; }
@@ -90,7 +99,8 @@ class Share {
     for (int b = 32 + survey.lane; b < survey.cache.batch; b += 32) mine += cost_of(survey, b);
     return __reduce_add_sync(~0u, mine);
   }
-  // The first head of which something lies in the slot's run. `one`, `upto`: what a head of a lane's sequence takes, of the first 32, and the sum up to it.
+  // The first head of which something lies in the slot's run. `one`, `upto`: what a head of a lane's sequence takes, of the first 32, and
+  // the sum up to it.
   template <class Survey>
   __device__ void begin(const Survey& survey, int one, int upto) {
     const int batch = survey.cache.batch, kv_heads = survey.cache.kv_heads;
@@ -98,7 +108,8 @@ class Share {
       if (const unsigned after = __ballot_sync(~0u, before + upto * kv_heads > from())) {
         const int found = __ffs(after) - 1, a_head = __shfl_sync(~0u, one, found);
         at = before + (__shfl_sync(~0u, upto, found) - a_head) * kv_heads, head.batch += found, length = survey.length(head.batch);
-        for (int heads = 32; heads == 32; head.head += heads) heads = __popc(__ballot_sync(~0u, at + (head.head + survey.lane + 1) * a_head <= from()));
+        for (int heads = 32; heads == 32; head.head += heads)
+          heads = __popc(__ballot_sync(~0u, at + (head.head + survey.lane + 1) * a_head <= from()));
         at += head.head * a_head;
         return;
       }

@@ -8,15 +8,16 @@ namespace kvgen {
 
 constexpr float kWeightLimit = 60000.f;  // below fp16's largest, for the sum of a lane's weights
 constexpr float kWeightAim = 10.f;       // log2 of the largest weight after the reference moved
-constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // added: bounds probabilities of constant groups, vanishes beside other scales
+constexpr float kSmallestScale =
+    1.f / (1 << 23) / (1 << 23);  // added: bounds probabilities of constant groups, vanishes beside other scales
 
 // What a warp knows of one column tile. Lane (g, t) holds columns 2t, 2t + 1; with halves, of four columns, t % 2 in place of t.
 template <class Traits>
 struct State {
   float reference[2];
-  float sum[2];                            // of p
-  float affine[Traits::kValueGroups][2];   // of p * zero_v
-  float out[Traits::kRowTiles][4];         // of p * code: row g of columns c, then row g + 8
+  float sum[2];                           // of p
+  float affine[Traits::kValueGroups][2];  // of p * zero_v
+  float out[Traits::kRowTiles][4];        // of p * code: row g of columns c, then row g + 8
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -51,7 +52,9 @@ struct Scores {
   Rows16<Traits> factor;
   Rows16<Traits> offset;
 
-  __device__ __forceinline__ float above(float reference, int part, int i) const { return fmaf(product[part][i], factor[part][i], offset[part][i] - reference); }
+  __device__ __forceinline__ float above(float reference, int part, int i) const {
+    return fmaf(product[part][i], factor[part][i], offset[part][i] - reference);
+  }
 };
 
 // Scale and zero of V for the rows a lane scores: [part][group][half]. Scales are positive.
@@ -69,8 +72,8 @@ namespace detail {
 
 // Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds.
 template <class Traits, int kSpan>
-__device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], const State<Traits>& state, Rows16<Traits> (&p)[kSpan],
-                                      uint32_t (&y)[kSpan][Traits::kValueGroups][Traits::kParts][2]) {
+__device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], const State<Traits>& state,
+                                      Rows16<Traits> (&p)[kSpan], uint32_t (&y)[kSpan][Traits::kValueGroups][Traits::kParts][2]) {
   __half2 total = __float2half2_rn(0.f);
 #pragma unroll
   for (int s = 0; s < kSpan; ++s)
@@ -79,7 +82,8 @@ __device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const Va
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 2 * half;
-        p[s][part][i] = ptx::exp2(x[s].above(state.reference[0], part, i)), p[s][part][i + 1] = ptx::exp2(x[s].above(state.reference[1], part, i + 1));
+        p[s][part][i] = ptx::exp2(x[s].above(state.reference[0], part, i)),
+        p[s][part][i + 1] = ptx::exp2(x[s].above(state.reference[1], part, i + 1));
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q) {
           const float scale = v[s].scale[part][q][half];
@@ -92,7 +96,8 @@ __device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const Va
 
 // Rare: moves the reference so that the largest of these weights is near 2^kWeightAim.
 template <class Traits, int kSpan>
-__device__ __forceinline__ void move_reference(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], State<Traits>& state) {
+__device__ __forceinline__ void move_reference(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan],
+                                               State<Traits>& state) {
   float factor[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
@@ -121,7 +126,8 @@ __device__ __forceinline__ void move_reference(const Scores<Traits> (&x)[kSpan],
 
 // Adds the probabilities of kSpan sub-tiles to the sums and gives their weights as B fragments.
 template <class Traits, int kSpan>
-__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], State<Traits>& state, Weights<Traits> (&weights)[kSpan]) {
+__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], State<Traits>& state,
+                                             Weights<Traits> (&weights)[kSpan]) {
   Rows16<Traits> p[kSpan];
   uint32_t y[kSpan][Traits::kValueGroups][Traits::kParts][2];
   if (__any_sync(~0u, detail::weigh<Traits>(x, v, state, p, y))) {
@@ -147,7 +153,8 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kSpan], c
       for (int i = 0; i < 4; ++i) {
         state.sum[i % 2] += p[s][part][i];
 #pragma unroll
-        for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][i % 2] = fmaf(p[s][part][i], v[s].zero[part][q][i / 2], state.affine[q][i % 2]);
+        for (int q = 0; q < Traits::kValueGroups; ++q)
+          state.affine[q][i % 2] = fmaf(p[s][part][i], v[s].zero[part][q][i / 2], state.affine[q][i % 2]);
       }
 }
 

@@ -44,7 +44,8 @@ __device__ __forceinline__ void prepare_query(const Shared<Traits>& shared, uint
       query.fragments[tile].load_scaled(shared.query(), params, tile, lane, query.affine[tile]);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
+        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) *
+                                 shared.factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + c];
     } else {
       query.fragments[tile].load(shared.query(), tile, lane);
     }
@@ -53,7 +54,8 @@ __device__ __forceinline__ void prepare_query(const Shared<Traits>& shared, uint
 
 // Products and offsets where K has scales per token: [group] of products, joined by their scales.
 template <class Traits>
-__device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, const Products<Traits>& products, uint32_t params, int tile, int lane, Scores<Traits>& x) {
+__device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, const Products<Traits>& products, uint32_t params, int tile,
+                                               int lane, Scores<Traits>& x) {
   float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
   load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(params, lane, scale, zero);
 #pragma unroll
@@ -74,13 +76,15 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
 
 // From products to scores in log2 units, of one column tile, for the sub-tiles from `subtile` on.
 template <class Traits, int kSpan>
-__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kSpan][Traits::kColumnTiles], const UnitQuery<Traits>& query,
-                                          const Rows16<Traits>& factors, uint32_t subtile, int tile, int lane, Scores<Traits> (&x)[kSpan]) {
+__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kSpan][Traits::kColumnTiles],
+                                          const UnitQuery<Traits>& query, const Rows16<Traits>& factors, uint32_t subtile, int tile,
+                                          int lane, Scores<Traits> (&x)[kSpan]) {
   if constexpr (Traits::kResidualHalves) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
 #pragma unroll
   for (int s = 0; s < kSpan; ++s) {
     if constexpr (Traits::kKeyPerToken)
-      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kTileBytes + Traits::Format::kKeyTokenParams, tile, lane, x[s]);
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kTileBytes + Traits::Format::kKeyTokenParams, tile, lane,
+                             x[s]);
     else if constexpr (!Traits::kResidualHalves)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
@@ -113,7 +117,8 @@ struct Sight {
     for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2, token = first + first_row<Traits>(part, lane) + i / 2 * 8;
+        const int column = tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2,
+                  token = first + first_row<Traits>(part, lane) + i / 2 * 8;
         if (Traits::kQueries > 1 && token > length - q_len + column / Traits::kGroup) x.offset[part][i] = -INFINITY;
         if (Traits::kGathered && token >= kept) x.offset[part][i] = -INFINITY;
       }
@@ -129,8 +134,9 @@ struct HeadQuery {
 
 // kSpan sub-tiles from `subtile` on, the first at `position`. `before(s)` waits for sub-tile s, `after(s)` has seen it for the last time.
 template <class Traits, bool kMasked, class Before, class After>
-__device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const HeadQuery<Traits>& query, int position, const Sight<Traits>& sight, int lane,
-                                            State<Traits> (&state)[Traits::kColumnTiles], Before&& before, After&& after) {
+__device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32_t subtile, const HeadQuery<Traits>& query, int position,
+                                            const Sight<Traits>& sight, int lane, State<Traits> (&state)[Traits::kColumnTiles],
+                                            Before&& before, After&& after) {
   using Format = typename Traits::Format;
   constexpr int kSpan = Traits::kSpan;
   Products<Traits> products[kSpan][Traits::kColumnTiles];
@@ -160,7 +166,8 @@ __device__ __forceinline__ void attend_span(const Shared<Traits>& shared, uint32
 
 // The packed loop: every `stride`-th unit from `unit` to `stop`; gives the first that is not.
 template <class Traits, bool kMasked, class Walk>
-__device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride, const Sight<Traits>& sight, HeadQuery<Traits>& query, int lane,
+__device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride,
+                                         const Sight<Traits>& sight, HeadQuery<Traits>& query, int lane,
                                          State<Traits> (&state)[Traits::kColumnTiles]) {
   for (; unit < stop; unit += stride) {
     const uint32_t slot = walk.ring.slot(walk.depth);
@@ -174,24 +181,27 @@ __device__ __forceinline__ int run_units(const Shared<Traits>& shared, Walk& wal
         if ((sub + s + 1) % Traits::kStageSubtiles == 0) walk.release((sub + s) / Traits::kStageSubtiles);
       };
       const int position = unit * Traits::kUnitTokens + sub * 32;
-      attend_span<Traits, kMasked>(shared, slot + Traits::kUnitParams + sub * Traits::kTileBytes, query, position, sight, lane, state, before, after);
+      attend_span<Traits, kMasked>(shared, slot + Traits::kUnitParams + sub * Traits::kTileBytes, query, position, sight, lane, state,
+                                   before, after);
     }
     walk.step();
   }
   return unit;
 }
 
-// This warp's packed units: every `stride`-th from `unit` to `stop`. Those that some query may not see whole have a loop of their own: they are few, and a branch in the loop
-// would part its instructions. The state's sums are mixed, as codes are.
+// This warp's packed units: every `stride`-th from `unit` to `stop`. Those that some query may not see whole have a loop of their own: they
+// are few, and a branch in the loop would part its instructions. The state's sums are mixed, as codes are.
 template <class Traits, class Walk>
-__device__ __forceinline__ void attend_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride, const Sight<Traits>& sight, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ void attend_units(const Shared<Traits>& shared, Walk& walk, int unit, int stop, int stride,
+                                             const Sight<Traits>& sight, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
   HeadQuery<Traits> query;
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile) row_factors<Traits>(shared.factors, tile, lane, query.factors[tile]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
   if constexpr (!Traits::kKeyPerChannel) prepare_query<Traits>(shared, 0, lane, query.unit);
-  if constexpr (Sight<Traits>::kLimited) unit = run_units<Traits, false>(shared, walk, unit, min(stop, sight.clear_units()), stride, sight, query, lane, state);
+  if constexpr (Sight<Traits>::kLimited)
+    unit = run_units<Traits, false>(shared, walk, unit, min(stop, sight.clear_units()), stride, sight, query, lane, state);
   run_units<Traits, Sight<Traits>::kLimited>(shared, walk, unit, stop, stride, sight, query, lane, state);
 }
 

@@ -19,7 +19,8 @@ __device__ __forceinline__ int first_row(int part, int lane) {
 
 // Per-token params of the rows that a lane scores.
 template <class Traits, class Quant, int kGroups>
-__device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kParts][kGroups][2], float (&zero)[Traits::kParts][kGroups][2]) {
+__device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kParts][kGroups][2],
+                                                float (&zero)[Traits::kParts][kGroups][2]) {
   constexpr int kRowBytes = Quant::kZero ? 4 : 2;  // params of a token
 #pragma unroll
   for (int q = 0; q < kGroups; ++q)
@@ -76,14 +77,15 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
       for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
   visit_stage<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kApart>(codes, lane, [&](int pair, const uint32_t* words) {
     const int step = pair % Traits::kSteps;
-    expand<kBits, typename Traits::Format::Element, false>(words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+    expand<kBits, typename Traits::Format::Element, false>(
+        words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
-      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-        float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
-        ptx::mma(sum, a0, a1, a2, a3, query[tile].high[step][0], query[tile].high[step][1]);
-        if constexpr (QueryFragments<Traits>::kLow) ptx::mma(sum, a0, a1, a2, a3, query[tile].low[step][0], query[tile].low[step][1]);
-      }
-    });
+          for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+            float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
+            ptx::mma(sum, a0, a1, a2, a3, query[tile].high[step][0], query[tile].high[step][1]);
+            if constexpr (QueryFragments<Traits>::kLow) ptx::mma(sum, a0, a1, a2, a3, query[tile].low[step][0], query[tile].low[step][1]);
+          }
+        });
   });
 #pragma unroll
   for (int tile = 0; tile < Traits::kColumnTiles; ++tile)
@@ -105,14 +107,16 @@ __device__ __forceinline__ void own_products(const float (&low)[4], const float 
 // The same where the other half of the columns holds products with q's rounding residual, which are added. Lanes change places
 // through shared memory, over the sub-tiles' K codes, where they can: shuffles take twice the instructions.
 template <class Traits, int kSpan>
-__device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> (&products)[kSpan][Traits::kColumnTiles], int lane, Scores<Traits> (&x)[kSpan]) {
+__device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> (&products)[kSpan][Traits::kColumnTiles], int lane,
+                                         Scores<Traits> (&x)[kSpan]) {
   const bool first = lane % 4 < 2;
   if constexpr (Traits::kExchangeShared) {
     const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32: other banks
     constexpr int kStride = Traits::Format::kSubtileBytes;
     __syncwarp();
 #pragma unroll
-    for (int s = 0; s < kSpan; ++s) ptx::store_shared16(mine + s * kStride, products[s][0][0][0]), ptx::store_shared16(mine + s * kStride + 512, products[s][0][0][1]);
+    for (int s = 0; s < kSpan; ++s)
+      ptx::store_shared16(mine + s * kStride, products[s][0][0][0]), ptx::store_shared16(mine + s * kStride + 512, products[s][0][0][1]);
     __syncwarp();
 #pragma unroll
     for (int s = 0; s < kSpan; ++s) {
@@ -139,27 +143,30 @@ __device__ __forceinline__ void row_factors(const float* column_factors, int til
   for (int part = 0; part < Traits::kParts; ++part)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float row = Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
-      factors[part][i] = row / kCodeUnit<typename Traits::Key> * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
+      const float row =
+          Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
+      factors[part][i] =
+          row / kCodeUnit<typename Traits::Key> * column_factors[tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2];
     }
 }
 
 // Adds weights * V's codes to a column tile's sums.
 template <class Traits, int kSpan>
-__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kColumnTiles][kSpan], int s,
-                                                State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kColumnTiles][kSpan],
+                                                int s, State<Traits> (&state)[Traits::kColumnTiles]) {
   constexpr int kBits = Traits::Value::kBits;
   constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
   visit_stage<kBits, 2 * kTiles, Traits::kApart>(codes, lane, [&](int pair, const uint32_t* words) {
     const int part = pair / kTiles;
-    expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+    expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles,
+                                                          [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
-      for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
-        const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][part];
-        ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
-      }
-    });
+                                                            for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
+                                                              const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][part];
+                                                              ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
+                                                            }
+                                                          });
   });
 }
 

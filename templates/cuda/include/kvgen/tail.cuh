@@ -43,8 +43,8 @@ struct Tail {
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
 
-// Sixteen rows of K and of V in registers: of row 8 * half + lane / 4 a lane has sixteen bytes from channel 32 * vector + 8 * (lane % 4) on.
-// The last token stands in for those past the end.
+// Sixteen rows of K and of V in registers: of row 8 * half + lane / 4 a lane has sixteen bytes from channel 32 * vector + 8 * (lane % 4)
+// on. The last token stands in for those past the end.
 template <class Traits>
 struct TailTile {
   static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
@@ -69,7 +69,8 @@ struct TailTile {
       const int token = min(first + 8 * half + lane / 4, tail.count() - 1);
       const auto *k = tail.k_row(token) + lane % 4 * 8, *v = tail.v_row(token) + lane % 4 * 8;
 #pragma unroll
-      for (int x = 0; x < kVectors; ++x) keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
+      for (int x = 0; x < kVectors; ++x)
+        keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
     }
   }
   // Appends its new tokens to the residual, which nobody reads that far.
@@ -90,8 +91,8 @@ struct TailTile {
 
 // Scores of a tile of the tail, which has `count` tokens in all, for a column tile.
 template <class Traits>
-__device__ __forceinline__ void tail_scores(const TailTile<Traits>& rows, int count, int q_len, int tile, uint32_t fragments, const float* column_factors, int lane,
-                                            Scores<Traits>& x) {
+__device__ __forceinline__ void tail_scores(const TailTile<Traits>& rows, int count, int q_len, int tile, uint32_t fragments,
+                                            const float* column_factors, int lane, Scores<Traits>& x) {
   const typename Traits::Format::Element* type = nullptr;
   float products[2][4] = {};
 #pragma unroll
@@ -116,7 +117,8 @@ __device__ __forceinline__ void tail_scores(const TailTile<Traits>& rows, int co
 
 // Adds weights * V for a tile. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
 template <class Traits>
-__device__ __forceinline__ void tail_values(const TailTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1], State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ void tail_values(const TailTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kColumnTiles][1],
+                                            State<Traits> (&state)[Traits::kColumnTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
   for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
@@ -124,7 +126,8 @@ __device__ __forceinline__ void tail_values(const TailTile<Traits>& rows, const 
     const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
     uint32_t turned[4][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = ptx::transpose(half2_from(high[i], type));
+    for (int i = 0; i < 4; ++i)
+      turned[i][0] = ptx::transpose(half2_from(low[i], type)), turned[i][1] = ptx::transpose(half2_from(high[i], type));
 #pragma unroll
     for (int tile = 0; tile < Traits::kColumnTiles; ++tile) {
       const uint32_t(&w)[2] = weights[tile][0][0][0];
@@ -136,8 +139,8 @@ __device__ __forceinline__ void tail_values(const TailTile<Traits>& rows, const 
 
 // One tile of the tail, which has `count` tokens in all.
 template <class Traits>
-__device__ __forceinline__ void attend_tile(const TailTile<Traits>& rows, int count, int q_len, uint32_t fragments, const float* column_factors, int lane,
-                                            State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ void attend_tile(const TailTile<Traits>& rows, int count, int q_len, uint32_t fragments,
+                                            const float* column_factors, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
   ValueParams<Traits> params[1];
 #pragma unroll
   for (int part = 0; part < Traits::kParts; ++part)

@@ -15,8 +15,9 @@ __device__ __forceinline__ int tail_tile(const Place<Traits>& place, int turn, i
 
 // The warp's tiles of the tail, the first of which was asked for.
 template <class Traits>
-__device__ __forceinline__ void attend_tail(const AttendArgs& args, const Shared<Traits>& shared, const Tail<Traits>& tail, TailTile<Traits>& tile, const Place<Traits>& place,
-                                            int warp, int lane, State<Traits> (&state)[Traits::kColumnTiles]) {
+__device__ __forceinline__ void attend_tail(const AttendArgs& args, const Shared<Traits>& shared, const Tail<Traits>& tail,
+                                            TailTile<Traits>& tile, const Place<Traits>& place, int warp, int lane,
+                                            State<Traits> (&state)[Traits::kColumnTiles]) {
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int turn = 1; tile.valid > 0; ++turn) {

@@ -10,7 +10,9 @@
 namespace kvgen {
 
 template <class Quant, class Element>
-constexpr bool by_thresholds() { return Quant::kBits == 2 && Quant::kZero && std::is_same_v<Element, __half>; }
+constexpr bool by_thresholds() {
+  return Quant::kBits == 2 && Quant::kZero && std::is_same_v<Element, __half>;
+}
 
 // Halves as integers of the same order; both zeros are 0, infinities -kInfinity and kInfinity.
 constexpr int kInfinity = 0x7c00;
@@ -42,8 +44,10 @@ __device__ __forceinline__ uint32_t threshold(float zero, float scale) {
 #pragma unroll 1
     while (first - below > 1) {
       const int middle = (first + below) >> 1;
-      if (reaches<kNth>(middle, zero, bound)) first = middle;
-      else below = middle;
+      if (reaches<kNth>(middle, zero, bound))
+        first = middle;
+      else
+        below = middle;
     }
   }
   return scale == 0.f ? 0x7fffu : bits_of_order(first);

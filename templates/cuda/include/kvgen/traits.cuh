@@ -7,7 +7,7 @@
 
 namespace kvgen {
 
-enum class Copy { async, bulk, bulk_unit };     // cp.async; one 1-D bulk copy per sub-tile; one per unit
+enum class Copy { async, bulk, bulk_unit };               // cp.async; one 1-D bulk copy per sub-tile; one per unit
 enum class Combine { last, two_level, cluster, shares };  // shares: no parts, whatever lengths are (share.cuh)
 
 constexpr int kMaxBatch = 1024;  // lengths are kept in shared memory
@@ -62,7 +62,8 @@ struct Traits : Schedule {
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
   static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
   static constexpr int kTogether = Schedule::kCombine == Combine::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
-  // Equal shares: where they are asked for; and for lengths that are not alike, where CTAs are too few for parts by length, and registers suffice.
+  // Equal shares: where they are asked for; and for lengths that are not alike, where CTAs are too few for parts by length, and registers
+  // suffice.
   static constexpr bool kAlwaysShares = Schedule::kCombine == Combine::shares;
   static constexpr bool kShares = kAlwaysShares || (Schedule::kCtasPerSm == 1 && kMostRegisters > 200 && kColumnTiles == 1);
   static_assert(!kAlwaysShares || kColumnTiles == 1, "pieces of a share have one column tile");
@@ -70,15 +71,17 @@ struct Traits : Schedule {
   static constexpr int kUnitTokens = Schedule::kUnit * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
   // gone through by halves; columns take registers.
-  static constexpr int kMostSpan = kColumnTiles > 2 || (kColumnTiles == 2 && Schedule::kUnit * Schedule::kDepth < 4) ? 1 : kColumnTiles == 2 || Schedule::kDepth == 1 ? 2 : 4;
+  static constexpr int kMostSpan = kColumnTiles > 2 || (kColumnTiles == 2 && Schedule::kUnit * Schedule::kDepth < 4) ? 1
+                                   : kColumnTiles == 2 || Schedule::kDepth == 1                                      ? 2
+                                                                                                                     : 4;
   static constexpr int kSpan = Schedule::kUnit % 2 ? 1 : std::min(kMostSpan, Schedule::kUnit % 4 ? 2 : 4);
   // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
   static constexpr bool kGathered = kUnitTokens > Format::kTokens;
   static constexpr int kUnitBlocks = kGathered ? kUnitTokens / Format::kTokens : 1;
   static constexpr int kUnitsPerBlock = kGathered ? 1 : Format::kTokens / kUnitTokens;
   static constexpr int kUnitParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
-  static constexpr int kTileBytes = 32 / Format::kSubtile * Format::kSubtileBytes;  // 32 tokens: a sub-tile, or two of 16
-  static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
+  static constexpr int kTileBytes = 32 / Format::kSubtile * Format::kSubtileBytes;      // 32 tokens: a sub-tile, or two of 16
+  static constexpr int kApart = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;     // from one of these two to the other
   static constexpr int kUnitBytes = Schedule::kUnit * kTileBytes;
   static constexpr int kSlotBytes = kUnitParams + kUnitBytes;
   // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
@@ -86,7 +89,8 @@ struct Traits : Schedule {
   static constexpr int kUnitStages = Schedule::kUnit / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kTileBytes;
   static constexpr int kStages = kUnitStages * Schedule::kDepth;
-  static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32 : Format::kTokens % kUnitTokens == 0,
+  static_assert(kGathered ? kUnitTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kUnitBlocks <= 32
+                          : Format::kTokens % kUnitTokens == 0,
                 "a unit lies within a block, or consists of whole ones without K groups");
   static_assert(!kKeyPerChannel || Key::kGroup % kUnitTokens == 0, "a unit lies within a K group");
   static_assert(Value::kAxis == Axis::token || !Value::kQuantized, "V per channel");
@@ -101,7 +105,8 @@ struct Traits : Schedule {
   // Shared memory, in bytes from the start: ring | barriers | q | merge | lengths | aside | small | inbox.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kDepth * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
-  static constexpr int kQuery = kBarriers + align_up(kBarriersIn<Schedule> ? Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8 : 0, 16);
+  static constexpr int kQuery =
+      kBarriers + align_up(kBarriersIn<Schedule> ? Schedule::kWarps * Schedule::kUnit * Schedule::kDepth * 8 : 0, 16);
   static constexpr int kQueryPlainBytes = kColumnTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;
@@ -113,7 +118,8 @@ struct Traits : Schedule {
   static constexpr int kSmall = kAside + kAsideBytes;
   static constexpr int kSmallFloats = kColumnTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
   static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
-  static constexpr int kInboxBytes = Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
+  static constexpr int kInboxBytes =
+      Schedule::kCombine == Combine::cluster ? kColumnTiles * (kTileColumns * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
   static constexpr int kSharedBytes = align_up(kInbox + kInboxBytes, 128);
 };
 

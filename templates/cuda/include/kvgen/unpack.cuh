@@ -12,12 +12,16 @@ constexpr int kThreads = 256;
 
 template <class Element>
 __device__ __forceinline__ Element rounded(float x) {
-  if constexpr (std::is_same_v<Element, __half>) return __float2half_rn(x);
-  else return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<Element, __half>)
+    return __float2half_rn(x);
+  else
+    return __float2bfloat16_rn(x);
 }
 
 // Whole numbers below 2^23 as floats, minus `offset`: cheaper than a conversion.
-__device__ __forceinline__ float to_float_code(uint32_t code, int offset) { return __uint_as_float(0x4b000000u | code) - (8388608.f + offset); }
+__device__ __forceinline__ float to_float_code(uint32_t code, int offset) {
+  return __uint_as_float(0x4b000000u | code) - (8388608.f + offset);
+}
 
 template <class Places>
 __device__ __forceinline__ float param(const uint8_t* block, int kind, int token, int channel) {
@@ -156,8 +160,10 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   for (int i = threadIdx.x; i < tokens * kPieces; i += kThreads) {
     const int token = i / kPieces, channel = i % kPieces * 8;
     const int64_t slot = slots + token * Format::kHeadDim + channel;
-    *reinterpret_cast<uint4*>(k_row(token) + channel) = *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.k_residual) + slot);
-    *reinterpret_cast<uint4*>(v_row(token) + channel) = *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.v_residual) + slot);
+    *reinterpret_cast<uint4*>(k_row(token) + channel) =
+        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.k_residual) + slot);
+    *reinterpret_cast<uint4*>(v_row(token) + channel) =
+        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.v_residual) + slot);
   }
 }
 

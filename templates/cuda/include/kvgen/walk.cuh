@@ -15,14 +15,17 @@ struct Blocks {
 
   __device__ Blocks(int lane_, int stride_) : lane(lane_), stride(stride_) {}
   __device__ __forceinline__ void enter(const AttendArgs& args, int batch, int head) {
-    start = args.cache.packed + head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);  // lanes exchange gathered addresses
+    start =
+        args.cache.packed + head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);  // lanes exchange gathered addresses
     if constexpr (Traits::kPaged)
       pages = args.cache.block_table + static_cast<int64_t>(batch) * args.cache.table_stride;
     else
       start += batch * args.cache.outer_stride_bytes;
   }
   // The table's entry for the `which`-th block of a unit. `length`: the sequence's.
-  __device__ __forceinline__ const int* entry(int unit, int which, int length) const { return pages + block_of(unit, which, length) / Traits::kPageBlocks; }
+  __device__ __forceinline__ const int* entry(int unit, int which, int length) const {
+    return pages + block_of(unit, which, length) / Traits::kPageBlocks;
+  }
   // A unit on a page; of a gathered unit, each lane's block on its own.
   __device__ __forceinline__ Unit packed(const AttendArgs& args, int unit, int page, int length) const {
     int64_t block = block_of(unit, min(lane, kEntries - 1), length);
@@ -30,8 +33,10 @@ struct Blocks {
     if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
     base += block * Traits::Format::kBlockBytes;
     if constexpr (Traits::kGathered) return {nullptr, base, true};
-    const int within = unit % Traits::kUnitsPerBlock, group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
-    return {base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams, base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes, true};
+    const int within = unit % Traits::kUnitsPerBlock,
+              group = Traits::kKeyPerChannel ? within * Traits::kUnitTokens / Traits::Key::kGroup : 0;
+    return {base + Traits::Format::kKeyChannelParams + group * Traits::kUnitParams,
+            base + Traits::Format::kHeaderBytes + within * Traits::kUnitBytes, true};
   }
 
  private:
@@ -57,11 +62,14 @@ struct PageQueue {
     const int at = unit + blocks.lane / kEntries * blocks.stride;
     if (blocks.lane < (Traits::kDepth + 1) * kEntries && at < end) first = *blocks.entry(at, blocks.lane % kEntries, length);
   }
-  __device__ __forceinline__ int of_first(int unit, int lane) const { return __shfl_sync(~0u, first, unit * kEntries + min(lane, kEntries - 1)); }
+  __device__ __forceinline__ int of_first(int unit, int lane) const {
+    return __shfl_sync(~0u, first, unit * kEntries + min(lane, kEntries - 1));
+  }
   // With the unit that is about to be filled.
   __device__ __forceinline__ void ask(const Blocks<Traits>& blocks, int unit, int end, int length) {
     const int later = unit + (Traits::kDepth + 1) * blocks.stride;
-    if (blocks.lane < kEntries && later < end) ptx::copy_async<4>(ptx::shared_address(words + turn * kEntries + blocks.lane), blocks.entry(later, blocks.lane, length));
+    if (blocks.lane < kEntries && later < end)
+      ptx::copy_async<4>(ptx::shared_address(words + turn * kEntries + blocks.lane), blocks.entry(later, blocks.lane, length));
   }
   // When the oldest unit is done with: the page of the one after the last.
   __device__ __forceinline__ int next(int lane) {
@@ -80,7 +88,8 @@ template <class Traits>
 struct Place {
   int rank, ctas;
 
-  __device__ explicit Place(const Part& part) : rank(part.rank * Traits::kTogether + blockIdx.x % Traits::kTogether), ctas(part.count * Traits::kTogether) {}
+  __device__ explicit Place(const Part& part)
+      : rank(part.rank * Traits::kTogether + blockIdx.x % Traits::kTogether), ctas(part.count * Traits::kTogether) {}
 };
 
 // Walks the packed units of one warp. The warps of all of a head's CTAs take them in turn, so that where a warp begins does not

@@ -1,9 +1,10 @@
 // What the text that TileLang generates calls: kvgen's own definitions, so that it compiles and runs without TileLang.
 #pragma once
-#include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
+
+#include <cstdint>
 
 #include "kvgen/ptx.cuh"
 
@@ -56,7 +57,9 @@ __device__ __forceinline__ void ptx_ldmatrix_x4_trans(const void* shared, void* 
 __device__ __forceinline__ void cp_async_commit() { kvgen::ptx::copy_commit(); }
 
 template <int kPending>
-__device__ __forceinline__ void cp_async_wait() { kvgen::ptx::copy_wait<kPending>(); }
+__device__ __forceinline__ void cp_async_wait() {
+  kvgen::ptx::copy_wait<kPending>();
+}
 
 }  // namespace tl
 
@@ -94,7 +97,9 @@ __device__ __forceinline__ float load_cluster(const void* shared, int rank) {
 #endif
 }
 
-__device__ __forceinline__ uint32_t multiply_half2(uint32_t a, uint32_t b) { return ptx::as_u32(__hmul2(ptx::as_half2(a), ptx::as_half2(b))); }
+__device__ __forceinline__ uint32_t multiply_half2(uint32_t a, uint32_t b) {
+  return ptx::as_u32(__hmul2(ptx::as_half2(a), ptx::as_half2(b)));
+}
 // What rounding loses: a * b - product.
 __device__ __forceinline__ uint32_t lost_half2(uint32_t a, uint32_t b, uint32_t product) {
   return ptx::as_u32(__hfma2(ptx::as_half2(a), ptx::as_half2(b), __hneg2(ptx::as_half2(product))));

@@ -113,7 +113,9 @@ struct TileHost {
 
  private:
   static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kUnitBytes}; }
-  static int64_t distance(const void* from, const void* to) { return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16; }
+  static int64_t distance(const void* from, const void* to) {
+    return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16;
+  }
 };
 
 }  // namespace kvgen

@@ -8,8 +8,8 @@ namespace kvgen {
 // Packs the first Format::kTokens rows of a head's tail into `block`, and moves the rest to the front of the residual. Row i is in
 // slot i below `rest`, else at `fresh` + (i - rest) * `stride`, both in 16 bytes from the first slot. All threads call it.
 template <class Format, int kThreads>
-__device__ __noinline__ void flush_tail(uint* k_slots, uint* v_slots, const uint* block, int64_t fresh_k, int64_t k_stride, int64_t fresh_v, int64_t v_stride,
-                                        int rest, int tail, void* shared) {
+__device__ __noinline__ void flush_tail(uint* k_slots, uint* v_slots, const uint* block, int64_t fresh_k, int64_t k_stride, int64_t fresh_v,
+                                        int64_t v_stride, int rest, int tail, void* shared) {
   using Element = typename Format::Element;
   const auto row = [rest](uint* slots, int64_t fresh, int64_t stride, int token) {
     uint4* base = reinterpret_cast<uint4*>(slots);
