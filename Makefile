@@ -18,7 +18,7 @@ HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
 
-.PHONY: demo test lint format docs check clean
+.PHONY: demo test cuda-covering lint format docs check clean
 
 demo: $(SETUP)
 	$(KVGEN) build $(SPEC) --budget $(BUDGET)

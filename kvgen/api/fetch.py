@@ -149,7 +149,7 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Ke
         except KvgenError as error:
             reasons.append(str(error))
             continue
-        reason = backend.unsupported(spec, target) if target in backend.targets else f"it has no target {target}"
+        reason = backends.refusal(backend, spec, target)
         if reason is not None:
             reasons.append(f"{name}: {reason}")
             continue

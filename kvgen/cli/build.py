@@ -20,6 +20,8 @@ from kvgen.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvgen.spec import KernelSpec
     from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import CompileReport
@@ -47,12 +49,17 @@ def build(
     storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of studies, for several hosts.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin with the defaults alone, whatever is registered.")] = False,
     compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="With --compile-only: compiler processes.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering points.")] = None,
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C keeps the best so far; a later run goes on from there."""
 
+    _agree(
+        compile_only,
+        {"--jobs": jobs, "--limit": limit},
+        {"--budget": budget, "--trials": trials, "--devices": devices, "--storage": storage},
+    )
     chosen = [resolve_spec(name, arch, workload) for name in specs]
     if compile_only:
         _compile(chosen, backend, jobs, limit, as_json=as_json)
@@ -71,6 +78,15 @@ def build(
         print_json([result.to_json() for result in results])
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
+
+
+def _agree(compile_only: bool, compiling: Mapping[str, object], measuring: Mapping[str, object]) -> None:
+    """Refuse options that would say nothing: those of a search when nothing is measured, and the other way round."""
+    for name, value in (measuring if compile_only else compiling).items():
+        if value is not None:
+            raise typer.BadParameter(
+                "nothing is measured with --compile-only" if compile_only else "it goes with --compile-only", param_hint=name
+            )
 
 
 def _budget(text: str | None, trials: int | None) -> Budget:

@@ -29,14 +29,15 @@ def check(
 ) -> None:
     """Render, compile and verify every entry of the user's and the packaged registry, or of REGISTRY, again.
 
-    Exit code 1 where one is damaged or regressed and was not accepted.
+    Exit code 1 where one is damaged or regressed and was not accepted. What does not compile, or is wrong, cannot be.
     """
 
     results: list[dict[str, Any]] = []
-    bad = 0
+    bad = accepted = 0
     for store in _stores(registry):
-        wrong, told = _check_store(store, key or [], arch or [], speed=speed, accept=accept)
+        wrong, mended, told = _check_store(store, key or [], arch or [], speed=speed, accept=accept)
         bad += wrong
+        accepted += mended
         results += told
     if as_json:
         print_json(results)
@@ -45,8 +46,8 @@ def check(
     else:
         rows = [(r["key"], r["spec"], r["arch"], f["aspect"], f["status"], f["detail"]) for r in results for f in r["findings"]]
         print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)
-        typer.echo(_summary(results, bad) + (" and accepted" if accept and bad else ""))
-    if bad and not accept:
+        typer.echo(_summary(results, bad) + (f"; accepted: {accepted}" if accept else ""))
+    if bad > accepted:
         raise typer.Exit(Exit.REGRESSION)
 
 
@@ -69,14 +70,14 @@ def _stores(registry: Path | None) -> list[Store]:
     return [Store(registry, registry.name)]
 
 
-def _check_store(store: Store, keys: list[str], archs: list[str], *, speed: bool, accept: bool) -> tuple[int, list[dict[str, Any]]]:
-    """Entries that are damaged or regressed, and what is told of each entry."""
+def _check_store(store: Store, keys: list[str], archs: list[str], *, speed: bool, accept: bool) -> tuple[int, int, list[dict[str, Any]]]:
+    """How much is damaged or regressed, how much of that was accepted, and what is told of each entry."""
     from kvgen.registry import packaged_store
     from kvgen.registry.manifest import MANIFEST, manifest_problems, write_manifest
     from kvgen.tune.regression import check_entry
 
     told: list[dict[str, Any]] = []
-    bad = 0
+    bad = accepted = 0
     shipped = (store.root / MANIFEST).exists() or store.root == packaged_store().root
     for problem in manifest_problems(store.root) if shipped and store.all() else []:
         bad += 1
@@ -92,11 +93,14 @@ def _check_store(store: Store, keys: list[str], archs: list[str], *, speed: bool
         checked = check_entry(entry, speed=speed)
         bad += checked.regressed
         told.append({**checked.to_json(), "registry": store.name})
-        if accept and checked.renewed is not None and checked.renewed != entry:
-            store.put(checked.renewed)
+        if accept and checked.renewed is not None:
+            accepted += checked.regressed
+            if checked.renewed != entry:
+                store.put(checked.renewed)
     if accept and shipped:
         write_manifest(store.root)
-    return bad, told
+        accepted += sum(one["key"] == MANIFEST for one in told)
+    return bad, accepted, told
 
 
 def _finding(key: str, store: str, problem: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def space(
 ) -> None:
     """The search space of a spec: parameters, constraints, sizes."""
     from kvgen.errors import UnsupportedError
-    from kvgen.lower.backends import backends_for
+    from kvgen.lower.backends import backends_for, refusal
     from kvgen.spec.target import resolve
 
     spec = resolve_spec(spec_name, arch)
@@ -40,7 +40,7 @@ def space(
     found: list[dict[str, Any]] = []
     refusals: list[UnsupportedError] = []
     for chosen in resolve_backends(backend) or backends_for(target):
-        reason = f"it does not target {target}" if target not in chosen.targets else chosen.unsupported(spec, target)
+        reason = refusal(chosen, spec, target)
         if reason:
             refusals.append(UnsupportedError(chosen.name, reason))
             continue
@@ -50,12 +50,12 @@ def space(
 
         raise refusals[0] if refusals else no_backend(target)
     if as_json:
-        print_json({"spec": spec.name, "target": target, "spaces": found, "refused": [str(refusal) for refusal in refusals]})
+        print_json({"spec": spec.name, "target": target, "spaces": found, "refused": [str(error) for error in refusals]})
         return
     for data in found:
         _show(data)
-    for refusal in refusals:
-        typer.echo(str(refusal))
+    for error in refusals:
+        typer.echo(str(error))
 
 
 def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bool, points: bool) -> dict[str, Any]:

@@ -37,6 +37,6 @@ def presets(
 
 def schema() -> None:
     """JSON schema of the spec language, for editors."""
-    from kvgen.spec import KernelSpec
+    from kvgen.spec.schema import json_schema
 
-    print_json(KernelSpec.model_json_schema())
+    print_json(json_schema())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-from kvgen.errors import KvgenError, ToolchainMissing
+from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.base import Backend, Target
+from kvgen.spec import KernelSpec
 
 NAMES = ("cuda", "tilelang", "cpu")
 
@@ -27,6 +28,19 @@ def get_backend(name: str) -> Backend:
 def backends_for(target: Target) -> list[Backend]:
     """The back ends that lower for a target and can be loaded here, in order of preference."""
     return [backend for backend, _ in map(_try, NAMES) if backend is not None and target in backend.targets]
+
+
+def refusal(backend: Backend, spec: KernelSpec, target: Target) -> str | None:
+    """Why a back end has no kernel for a spec: its targets, a feature, or no schedule that suits every workload; None if it has."""
+    if target not in backend.targets:
+        return f"it does not target {target}"
+    reason = backend.unsupported(spec, target)
+    if reason is None:
+        try:
+            backend.default(spec, target)
+        except UnsupportedError as error:
+            return error.reason
+    return reason
 
 
 def missing_backends() -> dict[str, str]:

@@ -81,7 +81,7 @@ class AttentionSpec(Model):
     dtype: DType = "float16"
     """Type of q, new k and v, the residual and the output."""
     q_len: int = Field(default=1, ge=1, le=65536)
-    """Most query tokens per call; they attend causally among themselves."""
+    """Most query tokens that a kernel is compiled for, causal among themselves; longer calls are prompts."""
     softcap: float = Field(default=0.0, ge=0.0)
     """Scores become softcap * tanh(score / softcap); 0 switches it off."""
     window: int | None = Field(default=None, gt=0, le=MAX_KV_LEN)

@@ -190,14 +190,11 @@ def _pick(records: Sequence[Record], incumbent: str, compare: Compare) -> Record
     return next((r for r in tied if r.point.schedule.id == incumbent), None) or min(tied, key=tie_order)
 
 
-def tie_order(record: Record) -> tuple[int, int, int, str]:
-    """The fixed order among equals: fewer registers, less shared memory, a smaller tile, then the schedule's id."""
+def tie_order(record: Record) -> tuple[int, int, str]:
+    """The fixed order among equals: fewer registers, less shared memory, then the schedule's id."""
     kernels: list[Mapping[str, Any]] = list(record.resources.get("kernels", {}).values())
-    schedule = record.point.schedule
-    tile = schedule.launch.get("tile", 0)
     return (
         max((int(kernel.get("registers", 0)) for kernel in kernels), default=0),
         max((int(kernel.get("shared_bytes", 0)) for kernel in kernels), default=0),
-        tile if isinstance(tile, int) else 0,
-        schedule.id,
+        record.point.schedule.id,
     )

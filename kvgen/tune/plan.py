@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import backends_for, missing_backends
+from kvgen.lower.backends import backends_for, missing_backends, refusal
 from kvgen.lower.base import Backend, Language, Target
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
@@ -42,7 +42,7 @@ def contenders(
     found, refusals = [], []
     candidates = backends_for(target) if backends is None else backends
     for backend in candidates:
-        reason = f"it does not target {target}" if target not in backend.targets else backend.unsupported(spec, target)
+        reason = refusal(backend, spec, target)
         if reason is not None:
             refusals.append(UnsupportedError(backend.name, reason))
         else:
@@ -53,9 +53,7 @@ def contenders(
         raise no_backend(target)
     if len(refusals) == 1:
         raise refusals[0]
-    raise UnsupportedError(
-        " or ".join(refusal.backend for refusal in refusals), "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refusals)
-    )
+    raise UnsupportedError(" or ".join(one.backend for one in refusals), "; ".join(f"{one.backend}: {one.reason}" for one in refusals))
 
 
 def no_backend(target: Target) -> ToolchainMissing:

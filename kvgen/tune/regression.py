@@ -37,7 +37,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """Findings of an entry, and the entry that `--accept` would write: the same schedules, rendered and compiled here."""
+    """Findings of an entry, and the entry that `--accept` would write: the same schedules, rendered and compiled here.
+
+    None where they do not compile, or are wrong.
+    """
 
     entry: Entry
     findings: tuple[Finding, ...]
@@ -82,7 +85,8 @@ def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool
             findings.append(_numerics(entry, built, worker))
             if speed:
                 findings.append(_speed(entry, rendered, built, cache, worker))
-    return Checked(entry, tuple(findings), _renew(entry, rendered, built))
+    wrong = any(finding.aspect == "numerics" and finding.status == "regressed" for finding in findings)
+    return Checked(entry, tuple(findings), None if wrong else _renew(entry, rendered, built))
 
 
 def _render(entry: Entry) -> dict[str, Source]:

@@ -12,7 +12,7 @@ TILELANG = "0.1.15"
 """The version that programs are written for: a later one may print other text."""
 MAX_GROUP = 16
 MAX_QUERIES = 8
-MAX_KEY_GROUP = 256
+KEY_GROUPS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("long queries", lambda s: s.attention.q_len > MAX_QUERIES, f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}"),
     Refusal(
         "K per channel in odd groups",
-        lambda s: s.key.axis == "channel" and (s.key.group % 32 != 0 or s.key.group > MAX_KEY_GROUP),
-        f"key.group ({{k.group}} tokens) must be a multiple of 32 up to {MAX_KEY_GROUP}",
+        lambda s: s.key.axis == "channel" and s.key.group not in KEY_GROUPS,
+        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
     ),
     Refusal("K per token in narrow groups", lambda s: _narrow(s.key), "key.group ({k.group} channels) must be a multiple of 32"),
     Refusal("V per token in narrow groups", lambda s: _narrow(s.value), "value.group ({v.group} channels) must be a multiple of 32"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvgen.cli.app import main
-from tests.support.commands import TINY
+from tests.support.commands import ROOT, TINY
 
 
 class Answer:
@@ -129,6 +129,15 @@ def test_a_target_without_gpu_or_compiler_says_all_that_is_missing(kvgen: Any, m
     assert len(answer.err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("--jobs", 2), ("--limit", 3), ("--compile-only", "--trials", 4), ("--compile-only", "--fresh", "--budget", "3m")]
+)
+def test_a_build_refuses_options_that_would_say_nothing(kvgen: Any, words: tuple[object, ...]):
+    answer = kvgen("build", "tiny.yaml", *words)
+    assert answer.code == 2
+    assert "--compile-only" in answer.err
+
+
 def test_a_back_end_of_another_target_refuses_by_name(kvgen: Any):
     answer = kvgen("build", "tiny.yaml", "--backend", "cpu", "--arch", "sm90")
     assert answer.code == 3
@@ -146,11 +155,20 @@ def test_space_counts_and_explains(kvgen: Any):
     assert "default:" in shown
 
 
+def test_a_back_end_that_cannot_take_a_workload_leaves_the_spec_to_the_others(kvgen: Any, tmp_path: Path):
+    spec = TINY.replace("float32", "float16").replace("head_dim: 32", "head_dim: 128").replace("batch: 1,", "batch: 2048,")
+    (tmp_path / "wide.yaml").write_text(spec)
+    told = kvgen("space", "wide.yaml", "--arch", "sm90", "--backend", "cuda", "--backend", "tilelang", "--json").json()
+    assert [space["backend"] for space in told["spaces"]] == ["tilelang"]
+    (reason,) = told["refused"]
+    assert "a launch takes at most 1024 sequences" in reason
+
+
 def test_presets_and_schema_describe_the_language(kvgen: Any):
     presets = kvgen("presets", "--json").json()
     assert presets["kivi-int2"]["key"]["bits"] == 2
     assert "bits: 2" in kvgen("presets", "kivi-int2").out
-    assert set(kvgen("schema").json()["properties"]) >= {"attention", "key", "value", "cache", "workloads"}
+    assert kvgen("schema").json() == json.loads((ROOT / "docs" / "kvgen-spec.schema.json").read_text())
 
 
 def test_doctor_tells_compilers_back_ends_and_places(kvgen: Any, tmp_path: Path):
@@ -172,6 +190,9 @@ def test_check_of_a_damaged_entry_is_a_regression(kvgen: Any, tmp_path: Path):
     assert listed["problem"]
     (tmp_path / "registry" / "manifest.json").write_text("{}")
     assert kvgen("check", tmp_path / "registry").out.splitlines()[-1] == "1 entries, 1 regressed, files not as the manifest lists them: 1"
+    answer = kvgen("check", tmp_path / "registry", "--accept")
+    assert answer.code == 1
+    assert answer.out.splitlines()[-1].endswith("; accepted: 1"), "the manifest, not the entry"
 
 
 def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.MonkeyPatch):

@@ -100,6 +100,7 @@ def test_wrong_numbers_regress(place: Place):
     checked = place.check()
     assert told(checked)["numerics"] == "regressed"
     assert "relative l2 is 0.5" in checked.to_json()["findings"][2]["detail"]
+    assert checked.renewed is None, "what is wrong cannot be accepted"
 
 
 def test_without_a_compiler_the_rest_is_skipped_by_name(place: Place):

@@ -113,9 +113,8 @@ struct Exports {
       a.q_len = static_cast<int>(call.q_len);
       a.max_len = static_cast<int>(call.max_len);
       a.scale = call.scale;
-      if constexpr (requires { Attend::countable(a); })
-        if (!Attend::countable(a))
-          ffi::fail("ValueError", "%s: %d sequences of up to %d tokens are more than it can count", name, a.cache.batch, a.max_len);
+      if (!Attend::countable(a))
+        ffi::fail("ValueError", "%s: %d sequences of up to %d tokens are more than it can count", name, a.cache.batch, a.max_len);
       detail::check(Attend::launch(a, append, stream(call.device)), name);
       return false;
     });

@@ -13,10 +13,11 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
                                         const Head& head, const Slots& slots, int tile) {
   Merged<Traits> merged;
   merge_warps<Traits>(shared.merge, shared.warp_totals, merged);
-  const auto write = [&]<int kWide>(int column, int channel, int stride, const float(&value)[kWide], const Total& total) {
+  const auto write = [&](int column, int channel, int stride, const auto& value, const Total& total) {
     const int at = tile * 8 + column;
     if (at >= Traits::kColumns) return;
     if (slots.count == 1) return write_output<Traits>(args, head, at, channel, stride, value, total);
+    constexpr int kWide = sizeof value / sizeof *value;
 #pragma unroll
     for (int i = 0; i < kWide; ++i) __stcg(work.sum(slots.own(), at) + channel + i * stride, value[i]);
     if (channel == 0) __stcg(reinterpret_cast<float2*>(work.total(0, slots.own(), at)), make_float2(total.reference, total.sum));
@@ -24,7 +25,8 @@ __device__ __forceinline__ void hand_on(const AttendArgs& args, const Shared<Tra
 #if KVGEN_SM90
   if constexpr (Traits::kCombine == Combine::cluster) {
     Inbox<Traits>(shared.memory, tile).combine(tile, merged, [&](int column, int channel, float value, const Total& total) {
-      write(column, channel, 1, {value}, total);
+      const float one[] = {value};
+      write(column, channel, 1, one, total);
     });
     return;
   }

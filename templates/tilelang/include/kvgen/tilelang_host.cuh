@@ -68,6 +68,8 @@ struct TileHost {
     return Workspace(batch, kv_heads, most_splits(batch * kv_heads)).bytes;
   }
 
+  static bool countable(const AttendArgs&) { return true; }  // nothing is added up over sequences
+
   static TileArgs arguments(const AttendArgs& a, bool append) {
     constexpr int kElements = 8;  // in 16 bytes
     TileArgs t = {};
