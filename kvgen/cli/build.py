@@ -58,7 +58,7 @@ def build(
     _agree(
         compile_only,
         {"--jobs": jobs, "--limit": limit},
-        {"--budget": budget, "--trials": trials, "--devices": devices, "--storage": storage},
+        {"--budget": budget, "--trials": trials, "--devices": devices, "--storage": storage, "--fresh": fresh or None},
     )
     chosen = [resolve_spec(name, arch, workload) for name in specs]
     if compile_only:

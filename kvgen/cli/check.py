@@ -46,7 +46,7 @@ def check(
     else:
         rows = [(r["key"], r["spec"], r["arch"], f["aspect"], f["status"], f["detail"]) for r in results for f in r["findings"]]
         print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)
-        typer.echo(_summary(results, bad) + (f"; accepted: {accepted}" if accept else ""))
+        typer.echo(_summary(results, bad) + (f"; of these accepted: {accepted}" if accept else ""))
     if bad > accepted:
         raise typer.Exit(Exit.REGRESSION)
 

@@ -18,9 +18,7 @@ struct Progress {
   __device__ void begin(const Share<Traits>& all_, const Share<Traits>& share_, const Piece& piece) {
     all = all_, share = share_, first = pieces[0] = piece, flushes = false;
   }
-  __device__ void step(const CacheArgs& cache, int number) {
-    pieces[number % kPieces] = share.next(cache, [&](int batch) { return cache.lengths[batch]; });
-  }
+  __device__ void step(const CacheArgs& cache, int number) { pieces[number % kPieces] = share.next(cache, Held{cache}); }
   __device__ const Piece& piece(int number) const { return pieces[number % kPieces]; }
 };
 
@@ -60,7 +58,7 @@ __device__ __noinline__ void finish_share(const AttendArgs& args, const Grid& gr
     if (progress.flushes) {
       Share<Traits> all = progress.all;
       for (int i = 0; i < count; ++i) {
-        const Piece piece = all.next(args.cache, [&](int batch) { return args.cache.lengths[batch]; });
+        const Piece piece = all.next(args.cache, Held{args.cache});
         const Tail<Traits> whole(args, piece.head.batch, piece.head.head, piece.length);
         if (whole.count() >= Traits::Format::kTokens && (piece.count == 1 || shared.flags[i > 0]))
           flush<Traits>(args, shared, whole, piece.length);

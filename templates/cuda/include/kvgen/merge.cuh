@@ -273,9 +273,10 @@ struct Combination {
 template <class Traits>
 struct Inbox {
   static constexpr int kCluster = Traits::kCluster, kElements = Merged<Traits>::kElements, kShare = kElements / kCluster;
-  static_assert(kElements % kCluster == 0 && Merged<Traits>::kStride >= kCluster);  // a thread for each CTA to send totals to
-  float* values;                                                                    // [from][element of the share]
-  Total* totals;                                                                    // [from][column]
+  // A thread for each CTA to send totals to.
+  static_assert(kElements % kCluster == 0 && Merged<Traits>::kStride >= kCluster);
+  float* values;  // [from][element of the share]
+  Total* totals;  // [from][column]
   uint32_t barrier;
 
   __device__ Inbox(uint8_t* memory, int tile) {

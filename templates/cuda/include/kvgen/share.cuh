@@ -22,6 +22,13 @@ struct Piece {
   __device__ Slots slots() const { return {first, count, rank}; }
 };
 
+// Lengths of sequences as they are, after the turn.
+struct Held {
+  const CacheArgs& cache;
+
+  __device__ int operator()(int batch) const { return cache.lengths[batch]; }
+};
+
 // What a slot does. All lanes of a warp ask.
 template <class Traits>
 class Share {
