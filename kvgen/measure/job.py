@@ -22,13 +22,20 @@ LEAST_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """How a variant is verified: seeds of the data, decode steps, and calls that must agree bit for bit."""
+    """How a variant is verified, besides at the workloads of its job."""
 
     seed: int = 0
+    """Of the data."""
     steps: int = 3
+    """Decode steps of a life, at least; one for every number of query tokens that the spec allows."""
     repeats: int = 3
+    """Calls that must agree bit for bit."""
     long_tokens: int = 1000
-    """Tokens, at least, of the long scenario: enough for several splits."""
+    """Tokens, at least, of the long scenario."""
+    most_tokens: int = 1 << 17
+    """Tokens, at most, of the long sequences that `attend` reads."""
+    workloads_only: bool = False
+    """The artifact has passed everything that no workload is part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class TimingPolicy:
 
 @dataclass(frozen=True)
 class Job:
-    """Verify (unless `check` is None), then time (unless `timing` is None) one compiled variant."""
+    """Verify (unless `check` is None), at every workload too, and time there (unless `timing` is None) one compiled variant."""
 
     spec: KernelSpec
     schedule: Schedule

@@ -11,8 +11,9 @@ import torch
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.bench import Bench
 from kvgen.measure.check import Checker
-from kvgen.measure.job import LEAST_ROUNDS, Job, Kind, Outcome, TimingPolicy
+from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
 from kvgen.measure.scenario import scenarios
+from kvgen.measure.timed import TimedCheck
 from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
@@ -37,16 +38,12 @@ def perform(job: Job, stage: Stage) -> Outcome:
         variant = _load(job)
         checker = None
         if job.check is not None:
-            clock("reference")
-            scenarios(job.spec, variant.layout, job.check, job.device)
-            clock("verify")
             checker = Checker(variant, job.device, job.check)
-            accuracy = checker.accuracy
-            checker.run()
-        if job.timing is not None:
-            for workload in job.workloads:
-                clock("time")
-                timings.append(_time(job, job.timing, variant, workload))
+            accuracy = checker.comparison.accuracy
+            if not job.check.workloads_only:
+                _verify(job, job.check, checker, clock)
+        for workload in job.workloads:
+            timings += _at_workload(job, workload, variant, checker, clock)
         if checker is not None and timings:
             clock("verify")
             checker.again()
@@ -54,6 +51,43 @@ def perform(job: Job, stage: Stage) -> Outcome:
     except Exception as error:
         return Outcome(_kind(error), _sentence(error), (), accuracy, clock.seconds)
     return Outcome("ok", "", tuple(timings), accuracy, clock.seconds)
+
+
+def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> None:
+    """What no workload is part of: lives of small caches, and reads of large ones."""
+    clock("reference")
+    scenarios(job.spec, checker.variant.layout, policy, job.device)
+    clock("verify")
+    checker.run()
+    _settle(job)
+    clock("reference")
+    checker.reads.prepare()
+    clock("verify")
+    checker.reads.run()
+    _settle(job)
+
+
+def _at_workload(job: Job, workload: Workload, variant: Variant, checker: Checker | None, clock: _Clock) -> list[Timing]:
+    """Verify on the caches that are timed, time, verify again; no timing where none is asked for."""
+    clock("reference")
+    cold = 0 if job.timing is None else job.timing.cold_bytes
+    bench = _kept_bench(variant, workload, job.device, cold)
+    timed = None
+    if checker is not None:
+        timed = TimedCheck(bench, variant, checker.comparison)
+        timed.prepare()
+        clock("verify")
+        timed.run()
+        _settle(job)
+    if job.timing is None:
+        return []
+    clock("time")
+    samples = bench.time(variant, job.timing)
+    read_us = median(_yardstick(job).samples(bench.nbytes, job.timing)) if job.timing.read else None
+    if timed is not None:
+        clock("verify")
+        timed.again()
+    return [Timing(workload, median(samples), samples, read_us)]
 
 
 def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None) -> list[Outcome]:
@@ -93,13 +127,6 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds:
 
 def _load(job: Job) -> Variant:
     return Variant(job.spec, job.layout(), load(job.artifact))
-
-
-def _time(job: Job, policy: TimingPolicy, variant: Variant, workload: Workload) -> Timing:
-    bench = _kept_bench(variant, workload, job.device, policy.cold_bytes)
-    samples = bench.time(variant, policy)
-    read_us = median(_yardstick(job).samples(bench.nbytes, policy)) if policy.read else None
-    return Timing(workload, median(samples), samples, read_us)
 
 
 def _kept_bench(variant: Variant, workload: Workload, device: str, cold: int | None) -> Bench:

@@ -1,13 +1,14 @@
-"""Inputs that a variant is verified on, and what the reference makes of them.
+"""Small lives of a cache that a variant is verified on, and what the reference makes of them.
 
-Two scenarios: `ragged`, plain data at every awkward length, filled in two chunks; and `long`, structured data with scores up
-to 60 over several splits, with as many query tokens as the spec allows (up to 4). The data are the same on every device; what the
+Two scenarios: `ragged`, plain data at every awkward length, with more sequences than any table on a device holds, filled in two
+chunks; and `long`, structured data with scores up to 60 over several splits. Both decode with every number of query tokens that the
+spec allows, and on the CPU, which takes prompts of any length, with one prompt. The data are the same on every device; what the
 reference makes of them is computed where they are to be used, since a GPU does that a hundred times as fast.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -21,7 +22,12 @@ from kvgen.reference.packing import OPERANDS, from_blocks, pack_blocks, read_cod
 from kvgen.reference.quantize import Quantized
 from kvgen.spec import KernelSpec
 
-MOST_Q = 4
+BATCH = {"cpu": 11, "cuda": 133}
+"""Sequences of the ragged scenario. A CTA of the CUDA back end keeps the lengths of the first 128 in shared memory."""
+DISTINCT = 49
+"""Of them have data of their own; the others repeat those."""
+PROMPT_ROWS = 130
+"""Query rows of a prompt on the CPU, whose back end takes them in blocks of at most 64."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Scenario:
     chunks: tuple[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]], ...]
     """(k, v [batch, tokens, kv_heads, head_dim], new lengths)."""
     attend: Step
+    """With the longest q_len of the steps, prompts apart."""
     steps: tuple[Step, ...]
     lengths: tuple[int, ...]
     """Of each sequence, in the end."""
@@ -74,19 +81,37 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
         raise UnsupportedError("measure", "learned sinks, sink tokens and local windows have no verification yet")
     block = layout.tokens
     edges = (0, 1, block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)
+    batch = BATCH[device]
+    ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
     longest = max(policy.long_tokens, 5 * block) + block // 2 + 3
+    steps = (*range(1, spec.attention.q_len + 1), *[1] * (policy.steps - spec.attention.q_len))
+    prompt = (prompt_tokens(spec),) if device == "cpu" else ()
     return (
-        _scenario(spec, layout, policy, device, edges, 1, ragged=True),
-        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8), min(MOST_Q, spec.attention.q_len), ragged=False),
+        _repeated(_scenario(spec, layout, policy, device, ragged, steps, ragged=True), batch),
+        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8), (*steps, *prompt), ragged=False),
     )
 
 
+def prompt_tokens(spec: KernelSpec) -> int:
+    """Query tokens of a prompt whose rows fill more than two blocks of rows, and more than the spec's q_len."""
+    return max(spec.attention.q_len, PROMPT_ROWS // spec.attention.group) + 1
+
+
 def _scenario(
-    spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str, lengths: tuple[int, ...], q_len: int, *, ragged: bool
+    spec: KernelSpec,
+    layout: PackedLayout,
+    policy: CheckPolicy,
+    device: str,
+    lengths: tuple[int, ...],
+    q_lengths: tuple[int, ...],
+    *,
+    ragged: bool,
 ) -> Scenario:
-    total = max(lengths) + policy.steps * q_len
+    """`q_lengths` are the query tokens of each decode step."""
+    total = max(lengths) + sum(q_lengths)
     whole = -(-total // layout.tokens) * layout.tokens
-    inputs = (normal if ragged else structured)(spec, len(lengths), whole, q_len=q_len * (policy.steps + 1), seed=policy.seed)
+    first_q = spec.attention.q_len
+    inputs = (normal if ragged else structured)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
     all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
     blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
     read = [from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype)]
@@ -97,15 +122,42 @@ def _scenario(
         new = tuple(end - start for start, end in zip(past, upto, strict=True))
         chunks.append((life.slice(0, past, max(new)), life.slice(1, past, max(new)), new))
         past = upto
-    queries = torch.split(all_q, q_len, dim=1)
+    queries = torch.split(all_q, [first_q, *q_lengths], dim=1)
     first = Step(queries[0], None, None, *life.attend(queries[0], past, past))
     steps = []
-    for q in queries[1:]:
+    for q, q_len in zip(queries[1:], q_lengths, strict=True):
         after = tuple(length + q_len for length in past)
         steps.append(Step(q, life.slice(0, past, q_len), life.slice(1, past, q_len), *life.attend(q, past, after)))
         past = after
     codes = {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
     return Scenario("ragged" if ragged else "long", tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
+
+
+def _repeated(scenario: Scenario, batch: int) -> Scenario:
+    """The scenario with as many sequences, its own over and over."""
+    index = torch.arange(batch) % scenario.batch
+    at = index.tolist()
+
+    def tensors(x: torch.Tensor) -> torch.Tensor:
+        return x[index.to(x.device)]
+
+    def step(one: Step) -> Step:
+        k, v = (None if x is None else tensors(x) for x in (one.k, one.v))
+        return Step(tensors(one.q), k, v, tensors(one.out), tensors(one.lse))
+
+    return replace(
+        scenario,
+        chunks=tuple((tensors(k), tensors(v), tuple(new[b] for b in at)) for k, v, new in scenario.chunks),
+        attend=step(scenario.attend),
+        steps=tuple(step(one) for one in scenario.steps),
+        lengths=tuple(scenario.lengths[b] for b in at),
+        codes={
+            which: Quantized(tensors(q.codes), tensors(q.scale), None if q.zero is None else tensors(q.zero))
+            for which, q in scenario.codes.items()
+        },
+        k=tensors(scenario.k),
+        v=tensors(scenario.v),
+    )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def relative_l2(got: torch.Tensor, want: torch.Tensor) -> float:
     """
     if got.shape != want.shape:
         raise ValueError(f"shapes differ: {tuple(got.shape)} and {tuple(want.shape)}")
-    mine, truth = got.detach().cpu().double(), want.detach().cpu().double()
+    mine, truth = got.detach().double(), want.detach().to(got.device).double()
     same = (mine == truth) & ~torch.isfinite(truth)
     mine, truth = mine.masked_fill(same, 0.0), truth.masked_fill(same, 0.0)
     if not bool(torch.isfinite(mine).all() and torch.isfinite(truth).all()):
@@ -33,7 +33,7 @@ def worst_relative_l2(got: torch.Tensor, want: torch.Tensor) -> float:
     """Largest `relative_l2` over single rows [..., head_dim], each against the larger of its own and the mean row norm."""
     if got.shape != want.shape:
         raise ValueError(f"shapes differ: {tuple(got.shape)} and {tuple(want.shape)}")
-    mine, truth = got.detach().cpu().double(), want.detach().cpu().double()
+    mine, truth = got.detach().double(), want.detach().to(got.device).double()
     if not bool(torch.isfinite(mine).all()):
         return float("inf")
     norms = truth.norm(dim=-1)

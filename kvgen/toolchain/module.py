@@ -11,12 +11,14 @@ import tvm_ffi
 from kvgen.errors import KvgenError
 
 FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
+OPTIONAL = ("set_threads", "split_tokens")
+"""None where a module lacks them: only CPU modules have threads, and modules that older versions compiled do not tell their splits."""
 
 
 class Module:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("_library", "attend", "decode", "pack", "path", "set_threads", "unpack", "workspace_bytes")
+    __slots__ = ("_library", "attend", "decode", "pack", "path", "set_threads", "split_tokens", "unpack", "workspace_bytes")
 
     attend: Callable[..., Any]
     decode: Callable[..., Any]
@@ -24,6 +26,7 @@ class Module:
     unpack: Callable[..., Any]
     workspace_bytes: Callable[..., Any]
     set_threads: Callable[[int], Any] | None
+    split_tokens: Callable[[int, int, int], int] | None
 
     def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
         self.path = path
@@ -33,7 +36,8 @@ class Module:
             raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
         for name in FUNCTIONS:
             setattr(self, name, library.get_function(name))
-        self.set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
+        for name in OPTIONAL:
+            setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
 
 
 def load_library(path: Path) -> tvm_ffi.Module:

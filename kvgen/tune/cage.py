@@ -52,7 +52,7 @@ class Cage:
         A candidate may take `memory_bytes` of host memory (half of what is free by default) and `timeout_s` per stage.
         """
         self._timeout_s = timeout_s
-        self._verified: dict[str, Mapping[str, float]] = {}  # by artifact: what is right at one workload is not verified at the next
+        self._verified: dict[str, Mapping[str, float]] = {}  # by artifact: what no workload is part of is verified once
         self._spec, self._target = spec, target
         names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
         self.devices = len(names)
@@ -77,16 +77,17 @@ class Cage:
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """See `Bench`."""
         verified = self._verified.get(artifact.id)
-        job = self._job(point, artifact, self._search, check=verified is None)
+        job = self._job(point, artifact, self._search, CheckPolicy(workloads_only=verified is not None))
         with self._alone(device):
             outcome = self._workers[device].run(job, self._timeout_s)
-        if outcome.ok and verified is None:
+        outcome = replace(outcome, accuracy=worst(verified or {}, outcome.accuracy))
+        if outcome.ok:
             self._verified[artifact.id] = outcome.accuracy
-        return _record(point, artifact, outcome if verified is None or not outcome.ok else replace(outcome, accuracy=verified))
+        return _record(point, artifact, outcome)
 
     def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
         """See `Bench`. All take turns on the first device; who fails is out."""
-        jobs = [self._job(point, artifact, FINAL, check=False) for point, artifact in entrants]
+        jobs = [self._job(point, artifact, FINAL, None) for point, artifact in entrants]
         with self._alone(0):
             outcomes = interleave(jobs, ROUNDS, self._timeout_s, self._workers[0], seconds=seconds)
         return [_record(point, artifact, outcome) for (point, artifact), outcome in zip(entrants, outcomes, strict=True)]
@@ -100,9 +101,8 @@ class Cage:
         for worker in self._workers:
             worker.close()
 
-    def _job(self, point: Point, artifact: Artifact, timing: TimingPolicy, *, check: bool) -> Job:
-        policy = CheckPolicy() if check else None
-        return Job(self._spec, point.schedule, self._target, artifact.path, (point.workload,), policy, timing)
+    def _job(self, point: Point, artifact: Artifact, timing: TimingPolicy, check: CheckPolicy | None) -> Job:
+        return Job(self._spec, point.schedule, self._target, artifact.path, (point.workload,), check, timing)
 
     @contextmanager
     def _alone(self, device: int) -> Iterator[None]:
@@ -110,6 +110,11 @@ class Cage:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             yield
+
+
+def worst(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The larger error of two verifications, by name."""
+    return {name: max(errors.get(name, 0.0) for errors in (one, other)) for name in {**one, **other}}
 
 
 def _visible(index: int) -> str:

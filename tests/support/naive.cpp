@@ -173,6 +173,7 @@ void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, Ten
 }
 
 int64_t workspace_bytes(int64_t batch, int64_t, int64_t) { return 64 * batch; }
+int64_t split_tokens(int64_t, int64_t, int64_t) { return 0; }
 
 }  // namespace
 
@@ -181,3 +182,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(attend, attend)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(decode, decode)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(unpack, unpack)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, workspace_bytes)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(split_tokens, split_tokens)

@@ -15,7 +15,7 @@ from kvgen.toolchain.launch import Variant
 from kvgen.toolchain.module import FUNCTIONS, load
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
-POLICY = CheckPolicy(long_tokens=200)
+POLICY = CheckPolicy(long_tokens=200, most_tokens=2048)
 
 
 def variant(paged: bool = False, **wrapped: Callable[..., object]) -> Variant:
@@ -25,6 +25,7 @@ def variant(paged: bool = False, **wrapped: Callable[..., object]) -> Variant:
     for name, wrapper in wrapped.items():
         functions[name] = lambda *args, f=functions[name], w=wrapper: w(f, *args)
     spec = naive_spec(paged)
+    functions["split_tokens"] = module.split_tokens
     return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
 
 

@@ -80,8 +80,8 @@ inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch, Mem
 }
 
 // (batch, max_len, q_len)
-inline Bound parse_bound(const Variant& v, const TVMFFIAny* args, int32_t count) {
-  const Args a = open(v, "workspace_bytes", args, count, 3);
+inline Bound parse_bound(const Variant& v, const char* function, const TVMFFIAny* args, int32_t count) {
+  const Args a = open(v, function, args, count, 3);
   return {a.integer(0, "batch", 0), a.integer(1, "max_len", 0), a.integer(2, "q_len", 1)};
 }
 

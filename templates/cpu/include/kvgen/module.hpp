@@ -23,6 +23,12 @@ class Module {
 
   static int64_t workspace_bytes(const ffi::Bound& bound) { return Plan<C>(bound.batch, bound.q_len, bound.max_len).workspace_bytes(); }
 
+  // Tokens of a split for this bound; 0 where sequences are not split.
+  static int64_t split_tokens(const ffi::Bound& bound) {
+    const Plan<C> plan(bound.batch, bound.q_len, bound.max_len);
+    return plan.shares > 1 ? plan.share_tokens : 0;
+  }
+
   static void pack(const ffi::Pack& call) {
     const CacheView<C> cache(call.cache);
     const int32_t* more = call.new_lengths.as<int32_t>();
@@ -111,42 +117,48 @@ class Module {
 }  // namespace kvgen
 
 // Exports the functions of the module ABI for configuration C.
-#define KVGEN_CPU_MODULE(C)                                                                                            \
-  KVGEN_EXPORT(workspace_bytes) {                                                                                      \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                              \
-      to.v_int64 = kvgen::Module<C>::workspace_bytes(kvgen::ffi::parse_bound(kvgen::Module<C>::variant, args, count)); \
-      return true;                                                                                                     \
-    });                                                                                                                \
-  }                                                                                                                    \
-  KVGEN_EXPORT(pack) {                                                                                                 \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
-      kvgen::Module<C>::pack(kvgen::ffi::parse_pack(kvgen::Module<C>::variant, args, count));                          \
-      return false;                                                                                                    \
-    });                                                                                                                \
-  }                                                                                                                    \
-  KVGEN_EXPORT(attend) {                                                                                               \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
-      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, false), false);        \
-      return false;                                                                                                    \
-    });                                                                                                                \
-  }                                                                                                                    \
-  KVGEN_EXPORT(decode) {                                                                                               \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
-      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, true), true);          \
-      return false;                                                                                                    \
-    });                                                                                                                \
-  }                                                                                                                    \
-  KVGEN_EXPORT(unpack) {                                                                                               \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
-      kvgen::Module<C>::unpack(kvgen::ffi::parse_unpack(kvgen::Module<C>::variant, args, count));                      \
-      return false;                                                                                                    \
-    });                                                                                                                \
-  }                                                                                                                    \
-  KVGEN_EXPORT(set_threads) {                                                                                          \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                 \
-      if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)                                       \
-        kvgen::ffi::fail("TypeError", "set_threads takes one int, at least 0");                                        \
-      kvgen::Module<C>::set_threads(args[0].v_int64);                                                                  \
-      return false;                                                                                                    \
-    });                                                                                                                \
+#define KVGEN_CPU_MODULE(C)                                                                                                               \
+  KVGEN_EXPORT(workspace_bytes) {                                                                                                         \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                                                 \
+      to.v_int64 = kvgen::Module<C>::workspace_bytes(kvgen::ffi::parse_bound(kvgen::Module<C>::variant, "workspace_bytes", args, count)); \
+      return true;                                                                                                                        \
+    });                                                                                                                                   \
+  }                                                                                                                                       \
+  KVGEN_EXPORT(split_tokens) {                                                                                                            \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                                                 \
+      to.v_int64 = kvgen::Module<C>::split_tokens(kvgen::ffi::parse_bound(kvgen::Module<C>::variant, "split_tokens", args, count));       \
+      return true;                                                                                                                        \
+    });                                                                                                                                   \
+  }                                                                                                                                       \
+  KVGEN_EXPORT(pack) {                                                                                                                    \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
+      kvgen::Module<C>::pack(kvgen::ffi::parse_pack(kvgen::Module<C>::variant, args, count));                                             \
+      return false;                                                                                                                       \
+    });                                                                                                                                   \
+  }                                                                                                                                       \
+  KVGEN_EXPORT(attend) {                                                                                                                  \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
+      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, false), false);                           \
+      return false;                                                                                                                       \
+    });                                                                                                                                   \
+  }                                                                                                                                       \
+  KVGEN_EXPORT(decode) {                                                                                                                  \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
+      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, true), true);                             \
+      return false;                                                                                                                       \
+    });                                                                                                                                   \
+  }                                                                                                                                       \
+  KVGEN_EXPORT(unpack) {                                                                                                                  \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
+      kvgen::Module<C>::unpack(kvgen::ffi::parse_unpack(kvgen::Module<C>::variant, args, count));                                         \
+      return false;                                                                                                                       \
+    });                                                                                                                                   \
+  }                                                                                                                                       \
+  KVGEN_EXPORT(set_threads) {                                                                                                             \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
+      if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)                                                          \
+        kvgen::ffi::fail("TypeError", "set_threads takes one int, at least 0");                                                           \
+      kvgen::Module<C>::set_threads(args[0].v_int64);                                                                                     \
+      return false;                                                                                                                       \
+    });                                                                                                                                   \
   }

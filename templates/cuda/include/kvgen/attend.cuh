@@ -43,6 +43,16 @@ struct Attend {
     return Workspace<Variant>::bytes(heads, places(most, at_once, heads, kv_heads));
   }
 
+  // Tokens of a split where all lengths are `max_len`; 0 where sequences are not split. What verification takes its lengths from.
+  static int64_t split_tokens(int batch, int kv_heads, int max_len, int) {
+    if (batch == 0) return 0;
+    const Grid launch = grid(batch, kv_heads, max_len);
+    const int64_t units = std::max(1, Variant::packed_units(max_len)), heads = static_cast<int64_t>(batch) * kv_heads;
+    const int64_t ctas = Variant::kAlwaysShares ? launch.shares.number : heads * launch.parts() * Variant::kTogether;
+    const int64_t each = (units * heads + ctas - 1) / ctas;
+    return each >= units ? 0 : each * max_len / units;
+  }
+
   // Whether an int holds what is added up of lengths, as long as they can be: tokens of all sequences; in shares, units of all heads.
   static bool countable(const AttendArgs& args) {
     const int64_t blocks = std::min<int64_t>(args.max_len / Format::kTokens, args.cache.blocks), batch = args.cache.batch;

@@ -68,10 +68,17 @@ struct Exports {
 
   static int workspace_bytes(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
     return ffi::guard(result, [&](TVMFFIAny& answer) {
-      const ffi::Bound bound = ffi::parse_bound(variant(), args, count);
-      int devices = 0;  // what a launch needs depends on the device
-      detail::check(cudaGetDeviceCount(&devices), "workspace_bytes");
+      const ffi::Bound bound = host_bound("workspace_bytes", args, count);
       answer.v_int64 = workspace("workspace_bytes", bound.batch, bound.max_len, bound.q_len);
+      return true;
+    });
+  }
+
+  static int split_tokens(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+    return ffi::guard(result, [&](TVMFFIAny& answer) {
+      const ffi::Bound bound = host_bound("split_tokens", args, count);
+      answer.v_int64 = Attend::split_tokens(static_cast<int>(bound.batch), Shape::kKvHeads,
+                                            detail::to_int("split_tokens", "max_len", bound.max_len), static_cast<int>(bound.q_len));
       return true;
     });
   }
@@ -137,6 +144,12 @@ struct Exports {
   }
 
  private:
+  // The arguments of a question about launches on the current device.
+  static ffi::Bound host_bound(const char* function, const TVMFFIAny* args, int32_t count) {
+    int devices = 0;
+    detail::check(cudaGetDeviceCount(&devices), function);
+    return ffi::parse_bound(variant(), function, args, count);
+  }
   static cudaStream_t stream(const DLDevice& device) { return static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device.device_id)); }
 
   static int64_t workspace(const char* function, int64_t batch, int64_t max_len, int64_t q_len) {
@@ -172,6 +185,7 @@ struct Exports {
 
 #define KVGEN_EXPORT_MODULE(Module)                                                      \
   KVGEN_EXPORT(workspace_bytes) { return Module::workspace_bytes(args, count, result); } \
+  KVGEN_EXPORT(split_tokens) { return Module::split_tokens(args, count, result); }       \
   KVGEN_EXPORT(pack) { return Module::pack(args, count, result); }                       \
   KVGEN_EXPORT(attend) { return Module::attend(args, count, result, false); }            \
   KVGEN_EXPORT(decode) { return Module::attend(args, count, result, true); }             \

@@ -68,6 +68,13 @@ struct TileHost {
     return Workspace(batch, kv_heads, most_splits(batch * kv_heads)).bytes;
   }
 
+  // Tokens of a split where all lengths are `max_len`; 0 where sequences are not split. What verification takes its lengths from.
+  static int64_t split_tokens(int batch, int kv_heads, int max_len, int q_len) {
+    if (batch == 0) return 0;
+    const int splits = choose_splits(batch * kv_heads * runs(q_len), max_len);
+    return splits == 1 ? 0 : ceil_div(std::max(1, max_len / Schedule::kUnitTokens), splits) * Schedule::kUnitTokens;
+  }
+
   static bool countable(const AttendArgs&) { return true; }  // nothing is added up over sequences
 
   static TileArgs arguments(const AttendArgs& a, bool append) {

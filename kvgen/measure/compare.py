@@ -1,0 +1,72 @@
+"""What a variant computed against what it should have computed: limits, and the worst errors seen."""
+
+from __future__ import annotations
+
+import torch
+
+from kvgen.errors import CheckError
+from kvgen.reference.layout import PackedLayout, Which
+from kvgen.reference.packing import read_codes
+from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+
+ROW_FACTOR = 10
+"""A single output row may be this much further off than all rows together."""
+TIES = 1e-3
+"""Share of codes and scales that may differ by one step on a GPU, where rounding ties fall the other way."""
+
+
+class Comparison:
+    """Compares with the limits of a dtype; `accuracy` holds the worst figure by name. Every method raises CheckError beyond a limit."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.limit = tolerance(dtype)
+        self.ties = 0.0 if device.type == "cpu" else TIES
+        self.accuracy: dict[str, float] = {}
+
+    def bounded(self, name: str, where: str, error: float, limit: float) -> None:
+        """Keep an error; refuse one beyond the limit, NaN too."""
+        self.accuracy[name] = max(self.accuracy.get(name, 0.0), error)
+        if not error <= limit:
+            raise CheckError(f"{where}: {name.replace('_', ' ')} is {error:.2g}, and at most {limit:.2g} is allowed")
+
+    def output(self, where: str, out: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor) -> None:
+        """`out` over all rows and row by row, and the LSE."""
+        self.bounded("relative_l2", where, relative_l2(out, want), self.limit)
+        self.bounded("worst_row", where, worst_relative_l2(out, want), ROW_FACTOR * self.limit)
+        got = lse.double()
+        nothing = torch.isinf(want_lse)
+        if not torch.equal(got[nothing], want_lse[nothing]):
+            raise CheckError(f"{where}: LSE of a query that sees nothing is not -inf")
+        error = ((got - want_lse).abs() / (1 + want_lse.abs()))[~nothing]
+        self.bounded("lse_error", where, float(error.max()) if error.numel() else 0.0, self.limit)
+
+    def sequences(self, name: str, where: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Tensors [batch, ...], sequence by sequence."""
+        errors = torch.stack([(got.double() - want).flatten(1).norm(dim=1), want.flatten(1).norm(dim=1)])
+        ratio = errors[0] / errors[1].masked_fill(errors[1] == 0, 1.0)
+        worst = float(ratio.max()) if bool(torch.isfinite(ratio).all()) else float("inf")
+        self.bounded(name, f"{where}, sequence {int(ratio.nan_to_num(torch.inf).argmax())}", worst, self.limit)
+
+    def codes(self, where: str, layout: PackedLayout, which: Which, blocks: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        """Codes and scales of packed blocks, uint8 [..., block_bytes], against the reference's."""
+        got = read_codes(layout, which, blocks)
+        where = f"codes of {which} {where}"
+        for name, x, truth in (("code", got.codes, codes), ("scale", got.scale, scale)):
+            if torch.equal(x, truth):
+                self.accuracy.setdefault(f"{name}_mismatches", 0.0)
+                continue
+            self.bounded(f"{name}_mismatches", where, float((x != truth).double().mean()), self.ties)
+            if name == "code":
+                self.bounded("code_steps", where, float((x.int() - truth.int()).abs().max()), 1.0)
+
+    @staticmethod
+    def same_bits(where: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        """The same inputs give the same bits, NaNs included."""
+        whole = {2: torch.int16, 4: torch.int32}[got.element_size()]
+        if not torch.equal(got.view(whole), want.view(whole)):
+            raise CheckError(f"{where}: the same inputs gave other bits")
+
+
+def poisoned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory in which nothing was written yet: all NaN."""
+    return torch.full(shape, torch.nan, dtype=dtype, device=device)

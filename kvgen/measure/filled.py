@@ -1,0 +1,232 @@
+"""Large caches full of known tokens, and fp64 attention over them for any lengths at the cost of a few blocks.
+
+A *pattern* is a small number of packed blocks. A filled cache holds the pattern's blocks in an order of its own for every sequence,
+and residuals that no two sequences share. A query that sees a token of the pattern n times gives it n times its weight, so that
+attention over a million tokens needs no more scores than the pattern has tokens. A block that is skipped, read twice or taken from
+another sequence, head or page changes the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvgen.reference.data import normal
+from kvgen.reference.packing import unpack_blocks
+from kvgen.toolchain.launch import KVCache, Variant
+
+PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Tokens of a pattern: fewer hide an error in one token of a long sequence, more take longer."""
+LEAST_BLOCKS = 4
+SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Scores in fp64 that are held at once: on a CPU as many as glibc's heap keeps for the next step."""
+
+Output = tuple[torch.Tensor, torch.Tensor]
+"""`out` [batch, q_len, q_heads, head_dim] and LSE [batch, q_heads, q_len]."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Blocks that a variant packed, uint8 [count, kv_heads, block_bytes], and their K and V as they read back, fp64 [kv_heads, tokens, dim]."""
+
+    packed: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @classmethod
+    def of(cls, variant: Variant, device: torch.device) -> Pattern:
+        """The pattern of a variant's layout: normal data."""
+        layout, page = variant.layout, variant.spec.cache.page
+        count = max(LEAST_BLOCKS, PATTERN_TOKENS[device.type] // layout.tokens)
+        tokens = count * layout.tokens
+        inputs = normal(variant.spec, 1, tokens, seed=2)
+        cache = variant.new_cache(1, tokens if page is None else max(tokens, page), device)
+        variant.prefill(cache, inputs.k.to(device), inputs.v.to(device))
+        packed = cache.packed.transpose(1, 2).flatten(0, 1)[:count].contiguous()
+        k, v = (x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(layout, packed, variant.dtype))
+        return cls(packed, k, v)
+
+    @property
+    def count(self) -> int:
+        """Blocks."""
+        return self.packed.shape[0]
+
+
+class FilledCache:
+    """A cache of `batch` sequences with `room` tokens each, all of them known. Lengths and bound are the caller's to set.
+
+    `copies` of it can be had for inputs that rotate. `restore` undoes what `decode` left in residuals and lengths.
+    """
+
+    def __init__(self, variant: Variant, batch: int, room: int, device: torch.device | str, pattern: Pattern | None = None) -> None:
+        self.device = torch.device(device)
+        self.spec, self.layout = variant.spec, variant.layout
+        self.pattern = pattern or Pattern.of(variant, self.device)
+        self.cache = variant.new_cache(batch, room, self.device)
+        self._order = self._fill()
+        self._seen = self._count()
+        random = torch.Generator(self.device).manual_seed(4)
+        for residual in (self.cache.k_residual, self.cache.v_residual):
+            residual.copy_(torch.randn(residual.shape, generator=random, device=self.device))
+        self._residuals = self.cache.k_residual.clone(), self.cache.v_residual.clone()
+        self.known: dict[object, Output] = {}
+        """References that were computed already, by what they are of."""
+
+    def copy(self, variant: Variant) -> KVCache:
+        """Another cache with the same contents at the same places."""
+        other = variant.new_cache(self.cache.batch, self.cache.max_len, self.device)
+        for mine, theirs in zip(self.cache.tensors, other.tensors, strict=True):
+            if mine is not None and theirs is not None:
+                theirs.copy_(mine)
+        other.bound = self.cache.bound
+        return other
+
+    def set(self, lengths: Sequence[int], bound: int | None = None) -> None:
+        """Give the sequences lengths; the host's bound is the longest unless `bound` says more."""
+        self.cache.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
+        self.cache.bound = max(lengths) if bound is None else bound
+
+    def restore(self, cache: KVCache | None = None) -> None:
+        """Residuals as they were filled, in this cache or a copy of it."""
+        cache = cache or self.cache
+        cache.k_residual.copy_(self._residuals[0])
+        cache.v_residual.copy_(self._residuals[1])
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        lengths: Sequence[int],
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
+        sequences: Sequence[int] | None = None,
+    ) -> Output:
+        """Attention in fp64 of q [rows, q_len, q_heads, head_dim] over `lengths` tokens of `sequences` (all, in order, by default).
+
+        `new` K and V [rows, q_len, kv_heads, head_dim] follow them, as in `decode`.
+        """
+        rows = q.shape[0]
+        where = torch.arange(rows) if sequences is None else torch.tensor(sequences)
+        where, tokens = where.to(self.device), torch.tensor(lengths).to(self.device)
+        step = max(1, SCORES[self.device.type] // max(1, q.shape[1] * q.shape[2] * self.pattern.k.shape[1]))
+        parts = [slice(start, start + step) for start in range(0, rows, step)]
+        found = [self._attend(q[p], tokens[p], where[p], None if new is None else (new[0][p], new[1][p])) for p in parts]
+        return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found])
+
+    # --- filling -----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> torch.Tensor:
+        """Shuffle pages, put the pattern's blocks in place; which of them lie where, [batch, blocks]."""
+        packed, table, count = self.cache.packed, self.cache.block_table, self.pattern.count
+        random = torch.Generator().manual_seed(3)
+        if table is not None:
+            pages = torch.randperm(packed.shape[0], generator=random)[: table.numel()].to(torch.int32)
+            table.copy_(pages.reshape(table.shape))
+        blocks = packed.shape[2] * (1 if table is None else table.shape[1])
+        turns = torch.rand(self.cache.batch, -(-blocks // count), count, generator=random)
+        order = turns.argsort(-1).flatten(1)[:, :blocks].to(self.device)
+        for b in range(self.cache.batch):
+            mine = self.pattern.packed[order[b]]  # [blocks, kv_heads, block_bytes]
+            if table is None:
+                packed[b].copy_(mine.transpose(0, 1))
+            else:
+                packed[table[b].long()] = mine.reshape(table.shape[1], packed.shape[2], *mine.shape[1:]).transpose(1, 2)
+        return order
+
+    def _count(self) -> torch.Tensor:
+        """How often each block of the pattern is among the first n blocks of a sequence, [batch, blocks + 1, pattern]."""
+        batch, blocks = self._order.shape
+        ones = torch.zeros(batch, blocks + 1, self.pattern.count, dtype=torch.int32, device=self.device)
+        ones[:, 1:].scatter_(2, self._order.unsqueeze(2), 1)
+        return ones.cumsum(1, dtype=torch.int32)
+
+    # --- attention ---------------------------------------------------------------------------------------------------
+
+    def _attend(self, q: torch.Tensor, lengths: torch.Tensor, where: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None) -> Output:
+        attention, q_len = self.spec.attention, q.shape[1]
+        packed = lengths // self.layout.tokens * self.layout.tokens
+        total = lengths + (0 if new is None else q_len)
+        end = (total.unsqueeze(1) - q_len + torch.arange(1, q_len + 1, device=self.device)).clamp(min=0)  # [rows, q_len]
+        begin = torch.zeros_like(end) if attention.window is None else (end - attention.window).clamp(min=0)
+        limit = packed.unsqueeze(1)
+        often = self._often(where, torch.minimum(end, limit)) - self._often(where, torch.minimum(begin, limit))
+        k, v, visible = self._plain(lengths, packed, where, new, begin, end)
+        queries = q.double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
+        queries = queries * attention.head_dim**-0.5  # [kv_heads, rows, group, q_len, dim]
+        shape = (*queries.shape[:4], -1)
+        far = self._softcap((queries.flatten(1, 3) @ self.pattern.k.transpose(1, 2)).reshape(shape))
+        far = far.masked_fill_((often == 0)[:, None], -torch.inf)  # once for all rows: K of the pattern is read once
+        near = self._softcap((queries.flatten(2, 3) @ k.permute(1, 0, 3, 2)).reshape(shape))
+        near = near.masked_fill_(~visible[:, None], -torch.inf)
+        top = torch.maximum(far.amax(-1), near.amax(-1)).unsqueeze(-1)
+        top = top.masked_fill(top == -torch.inf, 0.0)
+        far, near = far.sub_(top).exp_().mul_(often[:, None]), near.sub_(top).exp_()
+        weight = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)
+        seen = (far.flatten(1, 3) @ self.pattern.v).reshape(shape)
+        seen += (near.flatten(2, 3) @ v.transpose(0, 1)).reshape(shape)
+        out = seen / weight.masked_fill(weight == 0, 1.0)
+        lse = (top + weight.log()).squeeze(-1)
+        return out.permute(1, 3, 0, 2, 4).flatten(2, 3), lse.permute(1, 0, 2, 3).flatten(1, 2)
+
+    def _often(self, where: torch.Tensor, upto: torch.Tensor) -> torch.Tensor:
+        """How often each token of the pattern is among the first `upto` [rows, q_len] of a sequence: fp64 [rows, q_len, tokens]."""
+        tokens = self.layout.tokens
+        block, rest = upto // tokens, upto % tokens
+        whole = self._seen[where.unsqueeze(1), block].double()  # [rows, q_len, pattern]
+        last = self._order[where.unsqueeze(1), block.clamp(max=self._order.shape[1] - 1)]
+        partly = torch.arange(tokens, device=self.device) < rest.unsqueeze(-1)  # [rows, q_len, tokens of a block]
+        often = whole.unsqueeze(-1).expand(*whole.shape, tokens).clone()
+        often.scatter_add_(2, last[..., None, None].expand(*last.shape, 1, tokens), partly.double().unsqueeze(2))
+        return often.flatten(2)
+
+    def _plain(
+        self,
+        lengths: torch.Tensor,
+        packed: torch.Tensor,
+        where: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
+        begin: torch.Tensor,
+        end: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """K and V [rows, kv_heads, slots, dim] of residual and new tokens, and which queries see them, [rows, q_len, slots]."""
+        k, v = (residual[where].double() for residual in self._residuals)
+        slot = torch.arange(self.layout.tokens, device=self.device)
+        at = packed.unsqueeze(1) + slot
+        held = at < lengths.unsqueeze(1)
+        if new is not None:
+            k, v = (torch.cat([old, x.double().transpose(1, 2)], 2) for old, x in zip((k, v), new, strict=True))
+            fresh = lengths.unsqueeze(1) + torch.arange(new[0].shape[1], device=self.device)
+            at, held = torch.cat([at, fresh], 1), torch.cat([held, torch.ones_like(fresh, dtype=torch.bool)], 1)
+        at, held = at.unsqueeze(1), held.unsqueeze(1)
+        return k, v, held & (at < end.unsqueeze(2)) & (at >= begin.unsqueeze(2))
+
+    def _softcap(self, scores: torch.Tensor) -> torch.Tensor:
+        cap = self.spec.attention.softcap
+        return cap * torch.tanh(scores / cap) if cap > 0 else scores
+
+
+class Kept:
+    """Patterns by layout, and filled caches over them, for as long as the caches that are held take no more than `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._patterns: dict[object, Pattern] = {}
+        self._caches: dict[object, FilledCache] = {}
+
+    def get(self, variant: Variant, batch: int, tokens: int, device: torch.device) -> FilledCache:
+        """A filled cache; one that was kept where there is one. The oldest go first."""
+        layout = (variant.spec.format_id, variant.layout.id, device)
+        key = (*layout, batch, tokens)
+        found = self._caches.pop(key, None)
+        if found is None:
+            while self._caches and sum(self._sizes()) > self.room:
+                del self._caches[next(iter(self._caches))]
+            self._patterns = {at: pattern for at, pattern in self._patterns.items() if at == layout}
+            pattern = self._patterns.get(layout) or self._patterns.setdefault(layout, Pattern.of(variant, device))
+            found = FilledCache(variant, batch, tokens, device, pattern)
+            variant.release(found.cache)
+        self._caches[key] = found
+        return found
+
+    def _sizes(self) -> Iterator[int]:
+        return (filled.cache.nbytes for filled in self._caches.values())

@@ -1,0 +1,144 @@
+"""Verification of `attend` over large filled caches: one long sequence, several, and more than any table on a device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from kvgen.errors import CheckError
+from kvgen.measure.compare import Comparison, poisoned
+from kvgen.measure.filled import FilledCache, Kept, Output
+from kvgen.measure.scenario import prompt_tokens
+from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
+from kvgen.reference.data import normal
+from kvgen.reference.layout import PackedLayout
+from kvgen.spec import KernelSpec
+from kvgen.toolchain.launch import Variant
+
+ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
+"""Packed bytes of a cache: bounds how many splits a sequence can get here."""
+KEPT_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+SEVERAL = 9
+MANY = {"cpu": (19, 19), "cuda": (133, 1024)}
+"""At least and at most so many sequences, as many as fit: the CUDA back end takes 1024, and a CTA of it keeps the lengths of the first
+128 in shared memory."""
+MANY_BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call over a filled cache and what it must give."""
+
+    name: str
+    filled: FilledCache
+    q: torch.Tensor
+    lengths: tuple[int, ...]
+    bound: int
+    want: Output
+
+
+class Reads:
+    """The cases of one variant. `prepare` computes references, `run` calls the variant; filled caches are kept for the next variant."""
+
+    def __init__(self, variant: Variant, device: torch.device, comparison: Comparison, most_tokens: int) -> None:
+        self.variant, self.device, self._comparison, self._most_tokens = variant, device, comparison, most_tokens
+        self._cases: list[Case] = []
+
+    def prepare(self) -> None:
+        """Fill caches and compute what every case must give."""
+        room = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], self._most_tokens)
+        self._cases = [*self._one(room), *self._several(room // SEVERAL), *self._many()]
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+        for filled in dict.fromkeys(case.filled for case in self._cases):
+            mine = [case for case in self._cases if case.filled is filled]
+            outputs = [self._call(case) for case in mine]
+            for case, output in zip(mine, outputs, strict=True):
+                self._comparison.output(case.name, *output, *case.want)
+            self.variant.release(filled.cache)
+
+    def _call(self, case: Case) -> Output:
+        case.filled.set(case.lengths, case.bound)
+        out = poisoned(case.q.shape, case.q.dtype, self.device)
+        lse = poisoned(case.want[1].shape, torch.float32, self.device)
+        self.variant.attend(case.q, case.filled.cache, out=out, lse=lse)
+        return out, lse
+
+    def _one(self, room: int) -> Iterator[Case]:
+        filled = self._filled(1, room)
+        for q_len in self._query_lengths():
+            pairs = single_lengths(self._split_tokens(1, q_len), self.variant.layout.tokens, room)
+            if q_len > 1:  # one split more, and the most
+                pairs = [pair for pair in pairs if pair[0] == pair[1]][-2:]
+            q = self._query(1, q_len)
+            lengths = tuple(length for length, _ in pairs)
+            out, lse = self._want(filled, q.expand(len(pairs), -1, -1, -1), lengths, (0,) * len(pairs))
+            for index, (length, bound) in enumerate(pairs):
+                name = f"attend of {q_len} queries over {length} tokens, bound {bound}"
+                yield Case(name, filled, q, (length,), bound, (out[index : index + 1], lse[index : index + 1]))
+
+    def _several(self, room: int) -> Iterator[Case]:
+        filled = self._filled(SEVERAL, room)
+        for q_len in range(1, self.variant.spec.attention.q_len + 1):
+            drawn = ragged_lengths(self._split_tokens(SEVERAL, q_len), self.variant.layout.tokens, room, SEVERAL, seed=q_len)
+            for lengths in drawn if q_len == 1 else drawn[:1]:
+                yield self._case(f"attend of {q_len} queries over {list(lengths)} tokens", filled, q_len, lengths)
+
+    def _many(self) -> Iterator[Case]:
+        block, room = self.variant.layout.tokens, MANY_BLOCKS * self.variant.layout.tokens
+        each = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], 1 << 30) // room
+        least, most = MANY[self.device.type]
+        batch = min(most, max(least, each))
+        lengths = tuple(number * (block // 2 + 5) % (room + 1) for number in range(batch))
+        yield self._case(f"attend over {batch} sequences", self._filled(batch, room), 1, lengths)
+
+    def _case(self, name: str, filled: FilledCache, q_len: int, lengths: Sequence[int]) -> Case:
+        q = self._query(len(lengths), q_len)
+        return Case(name, filled, q, tuple(lengths), max(lengths), self._want(filled, q, tuple(lengths)))
+
+    def _split_tokens(self, batch: int, q_len: int) -> SplitTokens:
+        """The launch's own plan, as the module tells it. Raises CheckError where it does not."""
+        ask = self.variant.module.split_tokens
+        if ask is None:
+            raise CheckError("the module does not tell its splits (split_tokens): it was compiled by an older kvgen")
+
+        def split_tokens(bound: int) -> int:
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                return int(ask(batch, bound, q_len))
+
+        return split_tokens
+
+    @staticmethod
+    def _want(filled: FilledCache, q: torch.Tensor, lengths: tuple[int, ...], sequences: tuple[int, ...] | None = None) -> Output:
+        """The reference, once for all variants that ask for the same."""
+        key = q.shape[1], lengths
+        return filled.known.get(key) or filled.known.setdefault(key, filled.attend(q, lengths, sequences=sequences))
+
+    def _filled(self, batch: int, tokens: int) -> FilledCache:
+        return _kept(self.device.type).get(self.variant, batch, tokens, self.device)
+
+    def _query_lengths(self) -> Iterator[int]:
+        """All that the module serves; on the CPU, where there is no most, one prompt beyond a block of query rows."""
+        attention = self.variant.spec.attention
+        yield from range(1, attention.q_len + 1)
+        if self.device.type == "cpu":
+            yield prompt_tokens(self.variant.spec)
+
+    def _query(self, batch: int, q_len: int) -> torch.Tensor:
+        return normal(self.variant.spec, batch, 1, q_len=q_len, seed=5).q.to(self.device)
+
+
+def room_tokens(spec: KernelSpec, layout: PackedLayout, nbytes: int, most: int) -> int:
+    """Tokens of one sequence that fit in so many bytes of packed blocks: whole blocks, at least as many as several short sequences need."""
+    block = layout.block_bytes * spec.attention.kv_heads
+    return max(4 * SEVERAL, min(nbytes // block, most // layout.tokens)) * layout.tokens
+
+
+@cache
+def _kept(device: str) -> Kept:
+    return Kept(KEPT_BYTES[device])

@@ -1,0 +1,156 @@
+"""Verification of a variant at a workload that is timed, on the very caches that are timed.
+
+Every row of every output is compared with fp64: at the workload's lengths, which all splits of all sequences take part in; at unequal
+lengths within the same caches; and after a `decode` that fills a block, with the block it packs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+
+from kvgen.errors import CheckError
+from kvgen.measure.bench import Bench
+from kvgen.measure.compare import Comparison, poisoned
+from kvgen.measure.filled import Output
+from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
+from kvgen.toolchain.launch import KVCache, Variant
+
+SAMPLED = 16
+"""Sequences whose packed block is compared: the first, the last, and others in between."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the calls over a bench must give; the same for every variant of its layout."""
+
+    equal: Output
+    ragged: dict[tuple[int, ...], Output]
+    decode: Output
+    blocks: torch.Tensor
+    """What the sampled sequences' full block must hold: uint8 [sampled, kv_heads, block_bytes]."""
+
+
+class TimedCheck:
+    """A bench and one variant. `prepare` computes references unless the bench has them, `run` calls the variant."""
+
+    def __init__(self, bench: Bench, variant: Variant, comparison: Comparison) -> None:
+        self._bench, self._variant, self._comparison = bench, variant, comparison
+        self._name = bench.workload.key
+        self._first: Output | None = None
+
+    def prepare(self) -> None:
+        """References, kept with the bench."""
+        if self._bench.wanted is None:
+            self._bench.wanted = self._references()
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number. Leaves the caches as they were."""
+        wanted = self._wanted
+        self._equal(wanted)
+        for lengths, want in wanted.ragged.items():
+            self._bench.filled.set(lengths, self._bench.length)
+            self._comparison.output(f"attend at {self._name} over unequal lengths", *self._attend(self._caches[0]), *want)
+        self._decode(wanted)
+        self._bench.rewind()
+
+    def again(self) -> None:
+        """Raises CheckError where the first call of `run` now gives other bits."""
+        if self._first is not None:
+            self._same(f"attend at {self._name} after timing", self._attend(self._caches[0]), self._first)
+
+    def _equal(self, wanted: _Wanted) -> None:
+        outputs = [self._attend(cache) for cache in self._caches]
+        self._first = outputs[0]
+        self._comparison.output(f"attend at {self._name}", *outputs[0], *wanted.equal)
+        for output in (*outputs[1:], self._attend(self._caches[0])):
+            self._same(f"attend at {self._name} repeated", output, outputs[0])
+
+    def _decode(self, wanted: _Wanted) -> None:
+        """The first new token fills a block; the others are the next residual."""
+        bench, cache, where = self._bench, self._caches[0], f"decode at {self._name}"
+        q_len = bench.workload.q_len
+        bench.filled.set([self._almost_full] * cache.batch)
+        out, lse = self._poisoned()
+        self._variant.decode(bench.q, bench.k, bench.v, cache, out=out, lse=lse)
+        self._comparison.output(where, out, lse, *wanted.decode)
+        if not bool((cache.lengths == self._almost_full + q_len).all()):
+            raise CheckError(f"{where}: lengths are not {q_len} more than before")
+        mine = self._blocks(cache)
+        for which in OPERANDS:
+            if self._variant.layout.operand(which).quantized:
+                want = read_codes(self._variant.layout, which, wanted.blocks)
+                self._comparison.codes(f"after {where}", self._variant.layout, which, mine, want.codes, want.scale)
+        for residual, new in ((cache.k_residual, bench.k), (cache.v_residual, bench.v)):
+            kept = residual[:, :, : q_len - 1].transpose(1, 2)
+            self._comparison.same_bits(f"residual after {where}", kept.contiguous(), new[:, 1:].contiguous())
+
+    def _references(self) -> _Wanted:
+        bench, filled = self._bench, self._bench.filled
+        batch, tokens = bench.workload.batch, self._variant.layout.tokens
+        ragged = {lengths: filled.attend(bench.q, lengths) for lengths in unequal(batch, bench.length)}
+        decode = filled.attend(bench.q, [self._almost_full] * batch, (bench.k, bench.v))
+        filled.restore()
+        sampled = self._sampled
+        k, v = (
+            torch.cat([residual[sampled, :, : tokens - 1], new[sampled, :1].transpose(1, 2)], 2)
+            for residual, new in ((filled.cache.k_residual, bench.k), (filled.cache.v_residual, bench.v))
+        )
+        return _Wanted(filled.attend(bench.q, [bench.length] * batch), ragged, decode, pack_blocks(self._variant.layout, k, v))
+
+    def _attend(self, cache: KVCache) -> Output:
+        out, lse = self._poisoned()
+        self._variant.attend(self._bench.q, cache, out=out, lse=lse)
+        return out, lse
+
+    def _poisoned(self) -> Output:
+        q, device = self._bench.q, self._bench.device
+        return poisoned(q.shape, q.dtype, device), poisoned((q.shape[0], q.shape[2], q.shape[1]), torch.float32, device)
+
+    def _same(self, where: str, got: Output, want: Output) -> None:
+        self._comparison.same_bits(where, got[0], want[0])
+        self._comparison.same_bits(f"LSE of {where}", got[1], want[1])
+
+    def _blocks(self, cache: KVCache) -> torch.Tensor:
+        """The block that `decode` packed, of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
+        block = self._almost_full // self._variant.layout.tokens
+        if cache.block_table is None:
+            return cache.packed[self._sampled, :, block]
+        page, place = divmod(block, cache.packed.shape[2])
+        return cache.packed[cache.block_table[self._sampled, page].long(), :, place]
+
+    @property
+    def _almost_full(self) -> int:
+        """A length near the workload's, whose residual has room for one token."""
+        tokens = self._variant.layout.tokens
+        return self._bench.length // tokens * tokens + tokens - 1
+
+    @property
+    def _sampled(self) -> torch.Tensor:
+        batch = self._bench.workload.batch
+        return torch.linspace(0, batch - 1, min(batch, SAMPLED)).long().to(self._bench.device)
+
+    @property
+    def _caches(self) -> list[KVCache]:
+        return self._bench.caches
+
+    @property
+    def _wanted(self) -> _Wanted:
+        wanted = self._bench.wanted
+        assert isinstance(wanted, _Wanted)
+        return wanted
+
+
+def unequal(batch: int, longest: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Lengths of the sequences of a batch: log-uniform ones, and one long sequence beside short ones. Of one sequence there are none."""
+    if batch == 1:
+        return []
+    draw = random.Random(seed)
+    log = [max(1, int(math.exp(draw.uniform(0.0, math.log(longest))))) for _ in range(batch)]
+    log[batch // 2] = longest
+    short = [max(1, longest // 64 - number % 7) for number in range(batch)]
+    short[-1] = longest
+    return [tuple(log), tuple(short)]

@@ -1,0 +1,119 @@
+"""Faults that only show at the size that is timed: late splits, late sequences, late tokens, blocks that a step fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvgen.errors import CheckError
+from kvgen.measure.bench import Bench
+from kvgen.measure.check import check
+from kvgen.measure.compare import Comparison
+from kvgen.measure.job import CheckPolicy
+from kvgen.measure.timed import TimedCheck, unequal
+from kvgen.spec import Workload
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import FUNCTIONS, load
+from tests.support.naive import naive_artifact, naive_layout, naive_spec
+
+LENGTHS, PACKED, RESIDUAL, OUT = 4, 1, 2, 6
+"""Places of arguments of `attend`; those of `decode` are two further on, but for q."""
+WORKLOADS = (Workload(batch=12, kv_len=96), Workload(batch=2, kv_len=4096))
+
+
+def variant(**wrapped: Callable[..., object]) -> Variant:
+    module = load(naive_artifact().path)
+    functions = {name: getattr(module, name) for name in FUNCTIONS}
+    for name, wrapper in wrapped.items():
+        functions[name] = lambda *args, f=functions[name], w=wrapper: w(f, *args)
+    spec = naive_spec()
+    return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None, split_tokens=module.split_tokens))  # type: ignore[arg-type]
+
+
+def timed(workload: Workload, **wrapped: Callable[..., object]) -> TimedCheck:
+    candidate = variant(**wrapped)
+    found = TimedCheck(Bench(candidate, workload, "cpu", cold=0), candidate, Comparison(candidate.dtype, torch.device("cpu")))
+    found.prepare()
+    return found
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda work: work.key)
+def test_a_right_module_passes_at_the_workload_and_leaves_its_caches_alone(workload: Workload) -> None:
+    check = timed(workload)
+    cache = check._caches[0]
+    before = [None if x is None else x.clone() for x in cache.tensors[1:]]
+    check.run()
+    check.again()
+    assert all(a is b or torch.equal(a, b) for a, b in zip(before, cache.tensors[1:], strict=True) if a is not None and b is not None)
+
+
+def wrong_sequence_11(f, q, *args) -> None:
+    f(q, *args)
+    if q.shape[0] > 11:
+        args[OUT - 1][11] *= 1.1
+
+
+def forgets_tokens_beyond_3000(f, q, packed, k_residual, v_residual, lengths, *args) -> None:
+    short = torch.where(lengths > 3000, lengths - 32, lengths)
+    f(q, packed, k_residual, v_residual, short, *args)
+
+
+def flushes_nothing(f, q, k, v, packed, *args) -> None:
+    before = packed.clone()
+    f(q, k, v, packed, *args)
+    packed.copy_(before)
+
+
+def loses_what_follows_a_flush(f, q, k, v, packed, k_residual, *args) -> None:
+    f(q, k, v, packed, k_residual, *args)
+    k_residual[:, :, 0] = 0
+
+
+def counts_one_token(f, q, k, v, packed, k_residual, v_residual, lengths, *args) -> None:
+    f(q, k, v, packed, k_residual, v_residual, lengths, *args)
+    lengths.sub_(q.shape[1] - 1)
+
+
+@pytest.mark.parametrize(
+    ("workload", "function", "fault", "message"),
+    [
+        (WORKLOADS[0], "attend", wrong_sequence_11, "attend at 12x96"),
+        (WORKLOADS[1], "attend", forgets_tokens_beyond_3000, "attend at 2x4096: relative l2"),
+        (Workload(batch=2, kv_len=96, q_len=2), "decode", loses_what_follows_a_flush, "residual after decode"),
+        (Workload(batch=2, kv_len=96, q_len=2), "decode", counts_one_token, "lengths are not 2 more"),
+    ],
+)
+def test_what_small_lives_do_not_meet_is_found_at_the_workload(
+    workload: Workload, function: str, fault: Callable[..., object], message: str
+) -> None:
+    with pytest.raises(CheckError, match=message):
+        timed(workload, **{function: fault}).run()
+
+
+def test_a_fault_of_two_query_tokens_is_found_by_lives_and_reads() -> None:
+    def last_query(f, q, *args) -> None:
+        f(q, *args)
+        if q.shape[1] > 1:
+            args[OUT - 1][:, -1] *= 1.1
+
+    with pytest.raises(CheckError):
+        check(variant(attend=last_query), "cpu", CheckPolicy(long_tokens=100, most_tokens=1024))
+
+
+def test_memory_overwritten_while_timing_is_found() -> None:
+    check = timed(WORKLOADS[0])
+    check.run()
+    check._caches[0].k_residual.mul_(1.5)
+    with pytest.raises(CheckError, match="after timing: the same inputs gave other bits"):
+        check.again()
+
+
+def test_unequal_lengths_hold_the_longest_and_fit() -> None:
+    assert unequal(1, 1000) == []
+    for lengths in unequal(24, 5000):
+        assert len(lengths) == 24
+        assert max(lengths) == 5000
+        assert min(lengths) >= 1
