@@ -29,7 +29,7 @@ Output = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Blocks that a variant packed, uint8 [count, kv_heads, block_bytes], and their K and V as they read back, fp64 [kv_heads, tokens, dim]."""
+    """Blocks that a variant packed, uint8 [count, kv_heads, block_bytes]; K and V as they read back, fp64 [kv_heads, tokens, head_dim]."""
 
     packed: torch.Tensor
     k: torch.Tensor

@@ -32,7 +32,7 @@ class CheckPolicy:
     """Calls that must agree bit for bit."""
     long_tokens: int = 1000
     """Tokens, at least, of the long scenario."""
-    most_tokens: int = 1 << 17
+    most_tokens: int = 1 << 16
     """Tokens, at most, of the long sequences that `attend` reads."""
     workloads_only: bool = False
     """The artifact has passed everything that no workload is part of."""

@@ -46,19 +46,22 @@ class Cage:
         *,
         memory_bytes: int | None = None,
         timeout_s: float = TIMEOUT_S,
+        check: CheckPolicy | None = None,
     ) -> None:
         """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`.
 
-        A candidate may take `memory_bytes` of host memory (half of what is free by default) and `timeout_s` per stage.
+        Candidates are verified by `check`. One may take `memory_bytes` of host memory (half of what is free by default) and
+        `timeout_s` per stage.
         """
         self._timeout_s = timeout_s
+        self._check = check or CheckPolicy()
         self._verified: dict[str, Mapping[str, float]] = {}  # by artifact: what no workload is part of is verified once
         self._spec, self._target = spec, target
         names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
         self.devices = len(names)
         self.exclusive = target == "cpu"
         self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
-        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(CheckPolicy())}
+        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(self._check)}
         self._workers = [Worker(memory_bytes, {} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
@@ -77,7 +80,7 @@ class Cage:
     def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
         """See `Bench`."""
         verified = self._verified.get(artifact.id)
-        job = self._job(point, artifact, self._search, CheckPolicy(workloads_only=verified is not None))
+        job = self._job(point, artifact, self._search, replace(self._check, workloads_only=verified is not None))
         with self._alone(device):
             outcome = self._workers[device].run(job, self._timeout_s)
         outcome = replace(outcome, accuracy=worst(verified or {}, outcome.accuracy))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.measure.job import CheckPolicy
 from kvgen.registry import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
@@ -20,7 +21,7 @@ KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "wrong": "wrong", "b
 
 def run(root: Path) -> TuningResult:
     cache = ArtifactCache(root / "cache")
-    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=1 << 29, timeout_s=30.0)
+    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=1 << 29, timeout_s=30.0, check=CheckPolicy(most_tokens=1 << 11))
     return tune(naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, bench=cage)
 
 

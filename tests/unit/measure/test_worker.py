@@ -22,7 +22,7 @@ MEMORY = 512 << 20
 
 def job(fault: str | None = None, timing: TimingPolicy | None = TIMING) -> Job:
     spec = naive_spec()
-    policy = CheckPolicy(long_tokens=200)
+    policy = CheckPolicy(long_tokens=200, most_tokens=1 << 11)
     return Job(spec, naive_schedule(), "cpu", naive_artifact(fault).path, spec.workloads, policy, timing)
 
 
