@@ -98,7 +98,7 @@ class _Reader:
             data[name.value] = self.read(value, inner)
         return data
 
-    def scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+    def scalar(self, node: yaml.Node, place: Place) -> Any:
         kind = node.tag[len(TAG) :]
         text: str = node.value
         if kind in ("str", "timestamp"):  # a date is text here

@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
         self.depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.check(self.count.add(self.depth), self.peek_event().start_mark.line)
+        self.check(self.count.add(self.depth), self.peek_event().start_mark.line)  # type: ignore[no-untyped-call]
         self.depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """The tag of a node without one. A sexagesimal number of YAML 1.1 (1:30 for 90) is text."""
-        tag = super().resolve(kind, value, implicit)
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         return self.DEFAULT_SCALAR_TAG if tag in NUMBERS and ":" in value else tag
 
     def check(self, reason: str | None, line: int) -> None:
