@@ -96,8 +96,8 @@ class AttentionSpec(Model):
     """Type of q, new k and v, the residual and the output."""
     q_len: int = Field(default=1, ge=1, le=65536)
     """Most query tokens that a kernel is compiled for, causal among themselves; longer calls are prompts."""
-    softcap: Number = Field(default=0.0, ge=0.0)
-    """Scores become softcap * tanh(score / softcap); 0 switches it off."""
+    softcap: Number = Field(default=0.0, ge=0.0, le=1e6)
+    """Scores become softcap * tanh(score / softcap), at least 0.001; 0 switches it off."""
     window: int | None = Field(default=None, gt=0, le=MAX_KV_LEN)
     """Each query sees only the last `window` tokens, its own included."""
     sinks: bool = False
@@ -187,7 +187,7 @@ class Workload(Model):
     """Tokens per sequence, the new ones included."""
     q_len: int = Field(default=1, ge=1, le=65536)
     """Query tokens per sequence."""
-    weight: Number = Field(default=1.0, gt=0)
+    weight: Number = Field(default=1.0, ge=1e-6, le=1e6)
     """Share in the geometric mean that picks the layout."""
 
     @property
