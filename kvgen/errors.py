@@ -9,14 +9,29 @@ class KvgenError(Exception):
     """Base of all errors raised by kvgen."""
 
 
+MAX_ISSUES = 100
+"""Mistakes that a SpecError lists."""
+MAX_ISSUE_TEXT = 300
+"""Characters of an issue's path, message and hint, each."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpecIssue:
-    """One mistake in a spec: where (dotted path), what, the line in the file if known, and a suggestion."""
+    """One mistake in a spec: where (dotted path), what, the line in the file if known, and a suggestion.
+
+    Path, message and hint are one printable line each, cut where longer than MAX_ISSUE_TEXT, whatever the spec holds.
+    """
 
     path: str
     message: str
     line: int | None = None
     hint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("path", "message", "hint"):
+            text = getattr(self, name)
+            if text is not None:
+                object.__setattr__(self, name, _one_line(text))
 
     def __str__(self) -> str:
         where = f"line {self.line}: " if self.line is not None else ""
@@ -25,14 +40,26 @@ class SpecIssue:
 
 
 class SpecError(KvgenError):
-    """A spec that cannot be accepted; `issues` lists every mistake found, not only the first."""
+    """A spec that cannot be accepted; `issues` lists the mistakes found, not only the first: MAX_ISSUES at most."""
 
     def __init__(self, issues: list[SpecIssue], source: str | None = None) -> None:
-        self.issues = issues
+        self.issues = issues[:MAX_ISSUES]
         self.source = source
-        head = f"{source}: " if source else ""
-        count = "1 mistake" if len(issues) == 1 else f"{len(issues)} mistakes"
-        super().__init__(f"{head}{count} in the spec\n" + "\n".join(f"  {issue}" for issue in issues))
+        head = f"{_one_line(source)}: " if source else ""
+        more = len(issues) > MAX_ISSUES
+        count = f"more than {MAX_ISSUES} mistakes" if more else "1 mistake" if len(issues) == 1 else f"{len(issues)} mistakes"
+        lines = [f"{head}{count} in the spec", *(f"  {issue}" for issue in self.issues)]
+        if more:
+            lines.append(f"  there are more mistakes: these are the first {MAX_ISSUES}")
+        super().__init__("\n".join(lines))
+
+
+def _one_line(text: str) -> str:
+    """At most MAX_ISSUE_TEXT characters, those that are not printable (line breaks, halves of surrogate pairs) as escapes."""
+    start = text[: MAX_ISSUE_TEXT + 1]
+    if not start.isprintable():
+        start = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    return start if len(start) <= MAX_ISSUE_TEXT else start[: MAX_ISSUE_TEXT - 3] + "..."
 
 
 class UnsupportedError(KvgenError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.distance import coordinates, coordinates_of, nearest
 from kvgen.toolchain.launch import KVCache, Variant
 
 
@@ -21,7 +21,7 @@ class Kernel:
 
     Shapes: q and out [batch, q_len, q_heads, head_dim]; k, v, k_new and v_new [batch, tokens, kv_heads, head_dim], all of the
     spec's dtype; lse float32 [batch, q_heads, q_len], natural logarithm. Each call takes the launch tuned for the workload
-    nearest to (batch, the cache's bound of length, q_len), which the host knows; it never waits for the device.
+    nearest to (batch, the cache's bound of length, q_len), which the host knows (`kvgen.spec.distance`); it never waits for the device.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Kernel:
         self._launches = [variant for _, variant in launches]
         self._variants = list(dict.fromkeys(self._launches))
         self._only = self._variants[0] if len(self._variants) == 1 else None
-        self._places = [(math.log2(w.batch), math.log2(w.kv_len), math.log2(w.q_len), index) for index, (w, _) in enumerate(launches)]
+        self._tuned = [coordinates_of(workload) for workload, _ in launches]
 
     @property
     def entry(self) -> Entry | None:
@@ -148,9 +148,8 @@ class Kernel:
         return self._launches[self._nearest(cache.batch, length, tokens)]
 
     def _nearest(self, batch: int, length: int, tokens: int) -> int:
-        """Index of the launch tuned nearest in log2 of batch, length and query length; the first of equals."""
-        b, n, t = math.log2(batch), math.log2(max(1, length)), math.log2(max(1, tokens))
-        return min(self._places, key=lambda place: abs(place[0] - b) + abs(place[1] - n) + abs(place[2] - t))[3]
+        """Index of the launch tuned for the nearest workload, as `kvgen.spec.distance` counts."""
+        return nearest(self._tuned, coordinates(batch, length, tokens))
 
     def _device(self, device: torch.device | str | None, block_table: torch.Tensor | None) -> torch.device | str | None:
         return "cpu" if device is None and block_table is None and self.target == "cpu" else device

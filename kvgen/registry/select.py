@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +11,7 @@ from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.distance import Coordinates, apart, coordinates_of, nearest
 
 How = Literal["exact", "nearest", "default"]
 
@@ -38,16 +38,6 @@ class _Candidate(NamedTuple):
     def rank(self) -> tuple[bool, float, int]:
         """Tuned on this device first, then the nearest workloads, then the store nearest to the user."""
         return self.other_device, self.distance, self.place
-
-
-def distance(one: Workload, other: Workload) -> float:
-    """How unlike two workloads are: factors of two in batch, length and query length, added up."""
-    return abs(math.log2(one.batch / other.batch)) + abs(math.log2(one.kv_len / other.kv_len)) + abs(math.log2(one.q_len / other.q_len))
-
-
-def nearest(workloads: Sequence[Workload], wanted: Workload) -> int:
-    """Index of the workload nearest to the wanted one."""
-    return min(range(len(workloads)), key=lambda index: distance(workloads[index], wanted))
 
 
 def select(
@@ -107,9 +97,13 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
 
 def _coverage(entry: Entry, wanted: Sequence[Workload]) -> float:
     """Mean distance, by weight, of the wanted workloads to the entry's nearest; 0 where it was tuned for all of them."""
-    tuned = [launch.workload for launch in entry.launches]
+    tuned = [coordinates_of(launch.workload) for launch in entry.launches]
     total = sum(work.weight for work in wanted)
-    return sum(work.weight * distance(tuned[nearest(tuned, work)], work) for work in wanted) / total
+    return sum(work.weight * _to_nearest(tuned, coordinates_of(work)) for work in wanted) / total
+
+
+def _to_nearest(tuned: Sequence[Coordinates], wanted: Coordinates) -> float:
+    return apart(tuned[nearest(tuned, wanted)], wanted)
 
 
 def _stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:

@@ -8,22 +8,18 @@ from typing import Any
 
 import yaml
 
-from kvgen.errors import SpecIssue
+from kvgen.errors import MAX_ISSUES, SpecIssue
 from kvgen.spec.issues import path_text
+from kvgen.spec.limits import MAX_NUMBER, MAX_TEXT, UNREADABLE, Count, Place, TooLarge, refusal
+from kvgen.spec.yaml_nodes import NUMBERS, TAG, compose
 
-MAX_CHARS = 1 << 20
-MAX_NODES = 10_000
-MAX_DEPTH = 32
-
-_TAG = "tag:yaml.org,2002:"
-_PLAIN = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "map", "seq")}
-
-Place = tuple[str | int, ...]
+_SCALARS = {TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp")}
+_PLAIN = {yaml.MappingNode: {TAG + "map"}, yaml.SequenceNode: {TAG + "seq"}, yaml.ScalarNode: _SCALARS}
 
 
 @dataclass
 class Document:
-    """Parsed YAML: `data` as plain Python, `issues` found on the way."""
+    """Parsed YAML: `data` as plain Python, UNREADABLE where `issues` say why; None where the text is empty."""
 
     data: Any = None
     issues: list[SpecIssue] = field(default_factory=list)
@@ -41,22 +37,21 @@ class Document:
 def parse(text: str) -> Document:
     """Read one YAML document. Never raises for what the text says: mistakes are in `issues`."""
     document = Document()
-    if len(text) > MAX_CHARS:
-        document.issues.append(SpecIssue("", f"a spec has at most {MAX_CHARS} characters, this has {len(text)}"))
-        return document
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if len(text) > MAX_TEXT or len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
+            raise TooLarge(SpecIssue("", f"too large: a spec has at most {MAX_TEXT} bytes of text"))
+        node = compose(text)
+        if node is not None:
+            document.data = _Reader(document).read(node, ())
+    except TooLarge as error:
+        document.data = UNREADABLE
+        document.issues.append(error.issue)
     except yaml.YAMLError as error:
+        document.data = UNREADABLE
         document.issues.append(_syntax_issue(error))
-        return document
-    except RecursionError:
-        document.issues.append(SpecIssue("", "not valid YAML: nested too deeply"))
-        return document
-    except ValueError as error:  # PyYAML lets some bad escapes through to chr()
+    except (ValueError, OverflowError) as error:  # PyYAML lets some bad escapes through to chr()
+        document.data = UNREADABLE
         document.issues.append(SpecIssue("", f"not valid YAML: {error}"))
-        return document
-    if node is not None:
-        document.data = _Reader(document).read(node, ())
     return document
 
 
@@ -69,24 +64,18 @@ def _syntax_issue(error: yaml.YAMLError) -> SpecIssue:
 
 
 class _Reader:
-    """Walks nodes, keeps lines, and stops where a document grows beyond any spec."""
+    """Walks nodes, keeps lines, and counts what aliases expand to."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.scalars = yaml.SafeLoader("")
-        self.nodes = 0
+        self.scalars = yaml.constructor.SafeConstructor()
+        self.count = Count()
 
     def read(self, node: yaml.Node, place: Place) -> Any:
         self.document._lines.setdefault(place, node.start_mark.line + 1)
-        self.nodes += 1
-        if self.nodes > MAX_NODES or len(place) > MAX_DEPTH:
-            if self.nodes <= MAX_NODES + 1:
-                self.note(node, place, "too large or nested too deeply for a spec")
-            self.nodes = max(self.nodes, MAX_NODES + 1)  # stop expanding everywhere
-            return None
-        if node.tag not in _PLAIN:
-            self.note(node, place, f"the YAML tag {node.tag} has no place in a spec")
-            return None
+        self.add(node, place)
+        if node.tag not in _PLAIN[type(node)]:
+            return self.refuse(node, place, f"the YAML tag {node.tag} has no place in a spec")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
@@ -96,27 +85,39 @@ class _Reader:
     def mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for name, value in node.value:
-            line = name.start_mark.line + 1
-            if not isinstance(name, yaml.ScalarNode) or name.tag != _TAG + "str":
-                shown = name.value if isinstance(name, yaml.ScalarNode) else "a list or mapping"
-                self.note(name, place, f"field names are plain text, not {shown}")
+            if not isinstance(name, yaml.ScalarNode) or name.tag != TAG + "str" or refusal(name.value):
+                shown = repr(name.value) if isinstance(name, yaml.ScalarNode) else "a list or mapping"
+                self.refuse(name, place, f"field names are plain text, not {shown}")
                 continue
             inner = (*place, name.value)
+            self.add(name, inner)
             if name.value in data:
-                self.note(name, inner, f"given twice, first on line {self.document._lines[inner]}")
+                self.refuse(name, inner, f"given twice, first on line {self.document._lines[inner]}")
                 continue
-            self.document._lines[inner] = line
+            self.document._lines[inner] = name.start_mark.line + 1
             data[name.value] = self.read(value, inner)
         return data
 
     def scalar(self, node: yaml.Node, place: Place) -> Any:
-        if node.tag == _TAG + "timestamp":  # a date is text here
-            return node.value
+        kind = node.tag[len(TAG) :]
+        text: str = node.value
+        if kind in ("str", "timestamp"):  # a date is text here
+            reason = refusal(text)
+            return text if reason is None else self.refuse(node, place, reason)
         try:
-            return self.scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError, KeyError):
-            self.note(node, place, f"not a readable {node.tag[len(_TAG) :]}: {node.value[:20]!r}")
-            return None
+            if node.tag in NUMBERS and (len(text) > MAX_NUMBER or ":" in text):
+                raise ValueError("a number has no parts, and ends")
+            return self.scalars.yaml_constructors[node.tag](self.scalars, node)
+        except (yaml.YAMLError, ValueError, ArithmeticError, LookupError):
+            return self.refuse(node, place, f"not a readable {kind}: {text[:20]!r}")
 
-    def note(self, node: yaml.Node, place: Place, message: str) -> None:
-        self.document.issues.append(SpecIssue(path_text(place), message, node.start_mark.line + 1))
+    def add(self, node: yaml.Node, place: Place) -> None:
+        reason = self.count.add(len(place), node.value if isinstance(node, yaml.ScalarNode) else "")
+        if reason is not None:
+            raise TooLarge(SpecIssue(path_text(place), reason, node.start_mark.line + 1))
+
+    def refuse(self, node: yaml.Node, place: Place, message: str) -> Any:
+        """Note an issue; the value is unreadable. Beyond what a SpecError shows, nothing is kept."""
+        if len(self.document.issues) <= MAX_ISSUES:
+            self.document.issues.append(SpecIssue(path_text(place), message, node.start_mark.line + 1))
+        return UNREADABLE

@@ -8,12 +8,15 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kvgen.errors import SpecError, SpecIssue
+from kvgen.errors import MAX_ISSUES, SpecError, SpecIssue
+from kvgen.spec.limits import UNREADABLE
 
 Place = Sequence[str | int]
 LineOf = Callable[[Place], "int | None"]
 
 LONGEST_VALUE = 40
+LARGEST_SHOWN = 1024
+"""Bits of an integer that is written out."""
 _EXPECTED = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -44,7 +47,7 @@ def path_text(place: Place) -> str:
     """Dotted path: workloads[0].batch."""
     text = ""
     for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
 
 
@@ -54,10 +57,11 @@ def shown(value: object) -> str:
         return "nothing"
     if isinstance(value, (list, tuple, dict)):
         return next(name for kind, name in _KINDS if isinstance(value, kind))
-    try:
-        text = repr(value)
-    except ValueError:  # an integer with more digits than Python prints
+    if not isinstance(value, (bool, int, float, str, bytes)):
+        return f"an object of type {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > LARGEST_SHOWN:  # Python may refuse to print it
         return "a huge number"
+    text = repr(value[:LONGEST_VALUE] if isinstance(value, (str, bytes)) else value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
@@ -70,12 +74,14 @@ def spec_issues(error: ValidationError, model: type[BaseModel], line_of: LineOf 
     """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
     errors = error.errors(include_url=False)
     nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
-    issues = [
-        _issue(dict(e), model, line_of)
+    told = [
+        e
         for e in errors
-        if not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
+        if e["input"] is not UNREADABLE  # said already
+        and not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
     ]
-    return in_order(issues)
+    told.sort(key=lambda e: line_of(e["loc"]) or 0)
+    return in_order([_issue(dict(e), model, line_of) for e in told[: MAX_ISSUES + 1]])  # one more says that there are more
 
 
 def in_order(issues: Sequence[SpecIssue]) -> list[SpecIssue]:
@@ -121,7 +127,7 @@ def _choice(place: Place, model: type[BaseModel], value: object) -> tuple[str, s
     """Message and did-you-mean for a value outside a fixed set."""
     owner = _model_at(place[:-1], model)
     choices = _literals(owner.model_fields[str(place[-1])].annotation) if owner else []
-    close = get_close_matches(str(value).lower(), [str(c) for c in choices], n=1, cutoff=0.5)
+    close = get_close_matches(shown(value).strip("'").lower(), [str(c) for c in choices], n=1, cutoff=0.5)
     listed = ", ".join(str(c) for c in choices)
     return f"must be one of {listed}, not {shown(value)}", f"did you mean {close[0]}?" if close else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,10 @@ from pydantic import BaseModel, ValidationError
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.spec import rules
 from kvgen.spec.issues import LineOf, in_order, no_line, path_text, spec_issues
+from kvgen.spec.limits import MAX_TEXT, UNREADABLE
 from kvgen.spec.model import FIELDS_ONLY, AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
+from kvgen.spec.plain import plain
 from kvgen.spec.presets import start_from
-
-MAX_BYTES = 1 << 22
-"""More than any text that `document.parse` accepts; a device file has no end."""
 
 _SECTIONS: dict[str, type[BaseModel]] = {"attention": AttentionSpec, "key": KeySpec, "value": ValueSpec, "cache": CacheSpec}
 
@@ -24,12 +25,13 @@ def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec
     """The spec in a YAML file, a YAML text or a mapping.
 
     A string is YAML when it holds a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
-    mistake, with lines where the source is YAML.
+    mistake up to the hundredth, with lines where the source is YAML; and nothing else, whatever the source holds. What is larger
+    than `kvgen.spec.limits` allows is refused as such.
     """
     if isinstance(source, KernelSpec):
         return source
     if isinstance(source, Mapping):
-        return _validate(_plain(source), [], no_line, None)
+        return _validate(*plain(source), no_line, None)
     if isinstance(source, str) and ("\n" in source or ": " in source or source.lstrip().startswith(("{", "["))):
         return _load_text(source, None)
     if not isinstance(source, (str, Path)):
@@ -46,13 +48,23 @@ def dump_spec(spec: KernelSpec) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES).decode("utf-8-sig")
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SpecError([SpecIssue("", "not a regular file, but a pipe, a socket or a device")], str(path))
+            content = file.read(MAX_TEXT + 1) or b""
+        if len(content) > MAX_TEXT:
+            raise SpecError([SpecIssue("", f"too large: a spec has at most {MAX_TEXT} bytes of text")], str(path))
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError([SpecIssue("", f"the file is not UTF-8 text (byte {error.start})")], str(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError([SpecIssue("", f"cannot read the file: {reason}")], str(path)) from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file that may be a pipe which nothing is written to."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _load_text(text: str, name: str | None) -> KernelSpec:
@@ -67,6 +79,8 @@ def _load_text(text: str, name: str | None) -> KernelSpec:
 def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | None) -> KernelSpec:
     """The spec, or all of `found` and the mistakes in `data` as one SpecError."""
     issues = list(found)
+    if data is UNREADABLE:
+        raise SpecError(issues, name)
     if not isinstance(data, dict):
         raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
     if "preset" in data:
@@ -102,10 +116,3 @@ def _valid(model: type[BaseModel], data: Any) -> Any:
         return model.model_validate(data, context=FIELDS_ONLY)
     except ValidationError:
         return None
-
-
-def _plain(data: Any) -> Any:
-    """Mappings as dicts, so that any Mapping will do."""
-    if isinstance(data, Mapping):
-        return {key: _plain(value) for key, value in data.items()}
-    return data

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from kvgen.digest import digest
@@ -23,14 +23,28 @@ def _integer(value: Any) -> Any:
     raise PydanticCustomError("int_type", "Input should be a valid integer")
 
 
+def _without_sign(value: float) -> float:
+    """-0.0 equals 0.0, but is another text in JSON and so another digest."""
+    return value + 0.0
+
+
+def _not_too_many(value: Any) -> Any:
+    """pydantic looks at all items of a list that is too long, and keeps an error for each."""
+    if isinstance(value, (list, tuple)) and len(value) > MAX_WORKLOADS:
+        raise PydanticCustomError("rule", f"at most {MAX_WORKLOADS} workloads, not {len(value)}")
+    return value
+
+
 Axis = Literal["channel", "token"]
 Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer, json_schema_input_type=Literal[2, 4, 8, 16])]
+Number = Annotated[float, AfterValidator(_without_sign)]
 DType = Literal["float16", "bfloat16", "float32"]
 Arch = Literal["native", "cpu", "sm80", "sm89", "sm90"]
 
 MAX_KV_LEN = 1 << 24
 MAX_BATCH = 1 << 16
 MAX_GROUP = 1 << 16
+MAX_WORKLOADS = 256
 
 
 class Model(BaseModel):
@@ -82,8 +96,8 @@ class AttentionSpec(Model):
     """Type of q, new k and v, the residual and the output."""
     q_len: int = Field(default=1, ge=1, le=65536)
     """Most query tokens that a kernel is compiled for, causal among themselves; longer calls are prompts."""
-    softcap: float = Field(default=0.0, ge=0.0)
-    """Scores become softcap * tanh(score / softcap); 0 switches it off."""
+    softcap: Number = Field(default=0.0, ge=0.0, le=1e6)
+    """Scores become softcap * tanh(score / softcap), at least 0.001; 0 switches it off."""
     window: int | None = Field(default=None, gt=0, le=MAX_KV_LEN)
     """Each query sees only the last `window` tokens, its own included."""
     sinks: bool = False
@@ -103,7 +117,7 @@ class AttentionSpec(Model):
 class BoostSpec(Model):
     """Channels of a 2-bit K kept in 4 bits (Kitty)."""
 
-    fraction: float = Field(default=0.0, ge=0.0, le=1.0)
+    fraction: Number = Field(default=0.0, ge=0.0, le=1.0)
     """Share of channels per group that gets 4 bits."""
     select: Literal["mean_abs", "range", "static"] = "mean_abs"
     """How boosted channels are chosen: largest mean |k|, largest max-min, or the first ones."""
@@ -173,7 +187,7 @@ class Workload(Model):
     """Tokens per sequence, the new ones included."""
     q_len: int = Field(default=1, ge=1, le=65536)
     """Query tokens per sequence."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: Number = Field(default=1.0, ge=1e-6, le=1e6)
     """Share in the geometric mean that picks the layout."""
 
     @property
@@ -197,7 +211,9 @@ class KernelSpec(Model):
     """How V is stored."""
     cache: CacheSpec = CacheSpec()
     """How the cache is laid out."""
-    workloads: tuple[Workload, ...] = Field(default=(Workload(batch=1, kv_len=4096),), min_length=1, max_length=256, strict=False)
+    workloads: Annotated[tuple[Workload, ...], BeforeValidator(_not_too_many)] = Field(
+        default=(Workload(batch=1, kv_len=4096),), min_length=1, max_length=MAX_WORKLOADS, strict=False
+    )
     """Shapes to tune for."""
 
     def format(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 
 from kvgen.errors import SpecIssue
+from kvgen.spec.issues import shown
+from kvgen.spec.limits import UNREADABLE
 from kvgen.spec.model import KernelSpec
 
 _SHAPE = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -65,9 +67,11 @@ def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
     name = data["preset"]
     if isinstance(name, str) and name in FORMATS:
         return _merge(FORMATS[name], own), None
-    close = get_close_matches(str(name).lower(), FORMATS, n=1, cutoff=0.5)
+    if name is UNREADABLE:
+        return own, None
+    close = get_close_matches(name.lower(), FORMATS, n=1, cutoff=0.5) if isinstance(name, str) else []
     hint = f"did you mean {close[0]}?" if close else f"known presets: {', '.join(FORMATS)}"
-    return own, SpecIssue("preset", f"no such preset: {str(name)[:40]}", None, hint)
+    return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

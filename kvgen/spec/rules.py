@@ -13,12 +13,16 @@ Problem = tuple[Place, str]
 
 TOKEN_STEP = 16
 """Tokens that every back end handles together: groups and pages are multiples of it."""
+SMALLEST_SOFTCAP = 0.001
+"""Kernels divide by it in float32, where far smaller ones are 0."""
 
 
 def attention_problems(attention: AttentionSpec) -> Iterator[Problem]:
     """Rules within `attention`."""
     if attention.q_heads % attention.kv_heads:
         yield ("q_heads",), f"q_heads ({attention.q_heads}) must be a multiple of kv_heads ({attention.kv_heads})"
+    if 0 < attention.softcap < SMALLEST_SOFTCAP:
+        yield ("softcap",), f"softcap ({attention.softcap:g}) must be 0, which switches it off, or at least {SMALLEST_SOFTCAP}"
 
 
 def key_problems(key: KeySpec) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.distance import Coordinates, apart, coordinates
 from kvgen.tune.plan import Contender
 from kvgen.tune.point import Point
 
@@ -50,12 +51,11 @@ def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[
 
 
 def _apart(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
-    """How far two workloads are apart: by heads, tokens, bytes of a token, and columns that share them, in powers of two."""
-    mine, theirs = _sizes(spec, work), _sizes(other, there)
-    return sum(abs(math.log2(one / two)) for one, two in zip(mine, theirs, strict=True))
+    """How far two workloads of two formats are apart: the distance of their coordinates, and doublings of the bits of a token."""
+    bits = [one.attention.head_dim * (one.key.bits + one.value.bits) for one in (spec, other)]
+    return apart(_coordinates(spec, work), _coordinates(other, there)) + abs(math.log2(bits[0] / bits[1]))
 
 
-def _sizes(spec: KernelSpec, work: Workload) -> tuple[int, int, int, int]:
-    attention = spec.attention
-    token = (spec.key.bits + spec.value.bits) * attention.head_dim
-    return work.batch * attention.kv_heads, work.kv_len, token, attention.group * work.q_len
+def _coordinates(spec: KernelSpec, work: Workload) -> Coordinates:
+    """Every KV head of every sequence is work of its own, and its rows are the query tokens of all heads that share it."""
+    return coordinates(work.batch * spec.attention.kv_heads, work.kv_len, work.q_len * spec.attention.group)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvgen.reference.layout import Order, PackedLayout, packed_layout
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import KernelSpec, Workload, load_spec
 
 
 def base(**sections: Any) -> dict[str, Any]:
@@ -80,6 +80,11 @@ def spec_data(draw: st.DrawFn) -> dict[str, Any]:
 def specs() -> st.SearchStrategy[KernelSpec]:
     """Valid specs."""
     return spec_data().map(load_spec)
+
+
+def workloads() -> st.SearchStrategy[Workload]:
+    """Valid workloads."""
+    return st.builds(Workload, batch=st.integers(1, 512), kv_len=st.integers(8, 1 << 20), q_len=st.integers(1, 8))
 
 
 def possible_layouts(spec: KernelSpec) -> list[PackedLayout]:

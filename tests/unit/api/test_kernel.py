@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvgen
+from kvgen.api.kernel import Kernel
 from kvgen.errors import CacheMismatch
+from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
+from kvgen.spec.distance import distance
+from tests.support.naive import naive_layout, naive_spec
+from tests.support.specs import workloads
 from tests.unit.api.conftest import naive_entry, wanting
 
 BATCH, TOKENS = 2, 70
@@ -91,6 +98,26 @@ def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
     out = kernel.attend(q, cache)
     assert called == ["short", "long"]
     torch.testing.assert_close(out.double(), _expected(q, k, v, spec.attention.group)[0], rtol=1e-5, atol=1e-5)
+
+
+def chooser(spec, *shapes):
+    """A kernel whose launches are the names of their workloads: it can choose, not run."""
+    works = [Workload(batch=batch, kv_len=kv_len, q_len=q_len) for batch, kv_len, q_len in shapes]
+    return Kernel(spec, "cpu", Selection(None, "default", ()), naive_layout(spec), [(work, work.key) for work in works])
+
+
+@pytest.mark.parametrize("other", ["1x32768", "8x32768", "32x8192"])
+def test_many_short_sequences_do_not_take_the_launch_of_one_short_sequence(spec, other):
+    batch, length = map(int, other.split("x"))
+    kernel = chooser(spec, (1, 4096, 1), (batch, length, 1))
+    assert kernel.variant(Workload(batch=64, kv_len=1024)) == other
+    assert kernel.variant(Workload(batch=1, kv_len=2048)) == "1x4096"
+
+
+@given(st.lists(workloads(), min_size=2, max_size=6, unique_by=lambda work: work.key), workloads())
+def test_a_launch_is_chosen_by_the_distance_that_entries_are_chosen_by(tuned, wanted):
+    kernel = chooser(naive_spec(), *((work.batch, work.kv_len, work.q_len) for work in tuned))
+    assert kernel.variant(wanted) == min(tuned, key=lambda work: distance(work, wanted)).key
 
 
 def test_launches_of_two_back_ends_take_turns_over_one_cache(places, spec):

@@ -8,9 +8,10 @@ import pytest
 
 from kvgen.lower import backends
 from kvgen.lower.space import Parameter, SearchSpace
-from kvgen.registry.select import distance, nearest, select
+from kvgen.registry.select import select
 from kvgen.registry.store import Store
 from kvgen.spec import Workload, load_spec
+from kvgen.spec.distance import distance
 
 HERE = {"name": "Test CPU", "threads": 2}
 
@@ -40,8 +41,18 @@ def test_nearest_workload(store, make_entry, spec):
     store.put(far)
     selection = _select(spec, store)
     assert (selection.how, selection.entry) == ("nearest", near)
-    assert any("1.0 doublings" in line for line in selection.why)
+    assert any("2.0 doublings" in line for line in selection.why)
     assert any("9.0 doublings" in line for line in selection.why)
+
+
+@pytest.mark.parametrize("wanted", [(64, 1024), (256, 2048), (16, 4096), (4, 8192), (1, 100)])
+def test_the_entry_is_the_one_at_the_least_distance(store, make_entry, spec, wanted):
+    entries = [make_entry((shape,)) for shape in ((1, 4096), (1, 32768), (8, 32768), (32, 8192))]
+    for entry in entries:
+        store.put(entry)
+    work = Workload(batch=wanted[0], kv_len=wanted[1])
+    chosen = min(entries, key=lambda entry: distance(entry.launches[0].workload, work))
+    assert _select(spec, store, workload=work).entry == chosen
 
 
 def test_an_entry_must_cover_every_workload_to_be_exact(store, make_entry, spec):
@@ -165,10 +176,3 @@ def test_damage_is_told(store, make_entry, spec):
     selection = _select(spec, store)
     assert selection.how == "default"
     assert any("passed over" in line and "is missing" in line for line in selection.why)
-
-
-def test_distance_counts_doublings():
-    one = Workload(batch=1, kv_len=4096)
-    assert distance(one, one) == 0
-    assert distance(one, Workload(batch=4, kv_len=2048)) == 3
-    assert nearest(_workloads((1, 4096), (1, 32768), (32, 8192)), Workload(batch=16, kv_len=16384)) == 2

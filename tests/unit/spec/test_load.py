@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,23 @@ def test_hints(line: str, path: str, hint: str) -> None:
         ("bits: 4, axis: channel", "bits: null, axis: channel", "key.bits", "must be an integer, not nothing"),
         ("q_heads: 4", "q_heads: 4.0", "attention.q_heads", "must be an integer, not 4.0"),
         ("q_heads: 4", "q_heads: yes", "attention.q_heads", "must be an integer, not True"),
+        ("head_dim: 64", "head_dim: 64, softcap: 1.0e+30", "attention.softcap", "must be less than or equal to 1000000"),
+        (
+            "name: good",
+            "workloads: [{batch: 1, kv_len: 9, weight: 0.0}]",
+            "workloads[0].weight",
+            "must be greater than or equal to 0.000001",
+        ),
+        ("q_heads: 4", "q_heads: 1:30", "attention.q_heads", "must be an integer, not '1:30'"),
+        ("head_dim: 64", "head_dim: 64, softcap: 1:30.5", "attention.softcap", "must be a number, not '1:30.5'"),
+        ("q_heads: 4", "q_heads: !!int '1:30'", "attention.q_heads", "not a readable int: '1:30'"),
+        ("q_heads: 4", "q_heads: " + "9" * 6000, "attention.q_heads", "not a readable int: '99999999999999999999'"),
+        ("q_heads: 4", "q_heads: 0x" + "9" * 6000, "attention.q_heads", "not a readable int: '0x999999999999999999'"),
+        ("name: good", "arch: 0x" + "9" * 6000, "arch", "not a readable int"),
+        ("name: good", "preset: 0x" + "9" * 6000, "preset", "not a readable int"),
+        ("name: good", 'name: "\\ud800"', "name", "half of a surrogate pair"),
+        ("name: good", "cache: !!map x", "cache", "no place in a spec"),
+        ("key: {bits", "key: !!int {bits", "key", "no place in a spec"),
         ("q_heads: 4", "q_heads: -4", "attention.q_heads", "must be greater than 0, not -4"),
         ("q_heads: 4", "q_heads: " + "9" * 60, "attention.q_heads", "must be less than or equal to 4096, not 9999999"),
         ("head_dim: 64", "head_dim: 65", "attention.head_dim", "must be a multiple of 16, not 65"),
@@ -154,10 +172,19 @@ def test_types_are_strict(old: str, new: str, path: str, message: str) -> None:
         (GOOD + "cache: {sink: !!int x}\n", 5, "not a readable int"),
         (GOOD + "cache: {sink: !!bool x}\n", 5, "not a readable bool"),
         (GOOD + "cache: !!binary aGk=\n", 5, "no place in a spec"),
-        (GOOD + "cache: &a {sink: *a}\n", 5, "too large or nested too deeply"),
+        (GOOD + "cache: &a {sink: *a}\n", 5, "nested too deeply"),
         (GOOD + "cache: {sink: " + "9" * 5000 + "}\n", 5, "not a readable int"),
+        (GOOD + "cache: {sink: !!int ''}\n", 5, "not a readable int"),
+        (GOOD + 'name: "\\UFFFFFFFF"\n', None, "not valid YAML"),
+        (GOOD + '"\\ud800": 1\n', 5, "field names are plain text, not '\\ud800'"),
+        ("a: &a {b: *a, c: *a}\n", 1, "nested too deeply"),
+        ("&a [*a, *a]\n", 1, "nested too deeply"),
+        ("- " * 5000 + "\n", 1, "nested too deeply"),
+        ("\n[" + "1," * 5000 + "\n", 2, "at most 4096 names and values"),
+        (f"a: &a [{'x' * 30000}]\nb: [*a, *a]\n", 1, "the texts of a spec have at most 65536 characters"),
+        (GOOD + "# " + "é" * (1 << 15) + "\n", None, "at most 65536 bytes of text"),
         (GOOD + "cache: \x07\n", None, "not valid YAML"),
-        ("[" * 5000 + "\n", None, "nested too deeply"),
+        ("[" * 5000 + "\n", 1, "nested too deeply"),
         ("a: " + "x" * (1 << 20) + "\n", None, "at most"),
     ],
 )
@@ -176,6 +203,85 @@ def test_aliases_within_reason_are_fine() -> None:
     assert load_spec(text).value.group == 32
 
 
+@pytest.mark.parametrize(
+    ("sections", "path", "message"),
+    [
+        ({"name": 10**6000}, "name", "not a readable integer: it has more than 64 digits"),
+        ({"arch": -(10**6000)}, "arch", "not a readable integer"),
+        ({"preset": 10**6000}, "preset", "not a readable integer"),
+        ({"cache": {"sink": 10**6000}}, "cache.sink", "not a readable integer"),
+        ({"name": "\ud800"}, "name", "half of a surrogate pair"),
+        ({"name": "a\n"}, "name", "should match pattern"),
+        ({"name": object()}, "name", "must be text, not an object of type object"),
+        ({"name": "x" * (1 << 17)}, "name", "the texts of a spec have at most 65536 characters"),
+        ({"workloads": [{}] * 10**6}, "workloads", "at most 4096 names and values"),
+        ({"workloads": [{}] * 300}, "workloads", "at most 256 workloads, not 300"),
+        ({7: 1}, "", "field names are plain text, not 7"),
+        ({10**6000: 1}, "", "field names are plain text, not a huge number"),
+        ({"\ud800": 1}, "", "field names are plain text, not '\\ud800'"),
+        ({"cache": {None: 1}}, "cache", "field names are plain text, not nothing"),
+    ],
+)
+def test_mappings_that_are_no_spec(sections: Any, path: str, message: str) -> None:
+    (issue,) = issues({**base(), **sections})
+    assert issue.path.startswith(path)
+    assert message in issue.message
+
+
+def test_mappings_and_lists_that_hold_themselves() -> None:
+    knot: dict[str, Any] = {}
+    knot["cache"] = knot
+    ring: list[Any] = []
+    ring.append(ring)
+    for data in (knot, base(cache=knot), base(workloads=ring), base(preset=ring)):
+        (issue,) = issues(data)
+        assert "nested too deeply" in issue.message
+
+
+def test_constructors_refuse_the_same_without_other_errors() -> None:
+    with pytest.raises(SpecError, match=r"key\.bits: must be a smaller number, not a huge number"):
+        KernelSpec(**base(key={"bits": 10**6000}))
+    with pytest.raises(SpecError, match="arch: must be one of native"):
+        KernelSpec(**base(arch=10**6000))
+    with pytest.raises(SpecError, match="at most 256 workloads, not 1000000"):
+        KernelSpec(**base(workloads=[{}] * 10**6))
+
+
+def test_the_largest_specs_are_read() -> None:
+    works = "".join(f"  - {{batch: {batch}, kv_len: 4096, q_len: 1, weight: 1.0}}\n" for batch in range(1, 257))
+    text = f"{GOOD}workloads:\n{works}"
+    text += "#" * ((1 << 16) - len(text))
+    assert len(load_spec(text).workloads) == 256
+    assert load_spec(load_spec(text).model_dump()) == load_spec(text)
+    assert "at most 65536 bytes" in issues(text + "#")[0].message
+
+
+def test_the_first_hundred_mistakes_are_reported_and_that_there_are_more() -> None:
+    for source in (GOOD + "".join(f"k{i}: 1\n" for i in range(1000)), base(**{f"k{i}": 1 for i in range(1000)})):
+        with pytest.raises(SpecError) as caught:
+            load_spec(source)
+        assert [issue.path for issue in caught.value.issues] == [f"k{i}" for i in range(100)]
+        lines = str(caught.value).splitlines()
+        assert lines[0] == "more than 100 mistakes in the spec"
+        assert lines[-1] == "  there are more mistakes: these are the first 100"
+        assert len(lines) == 102
+    with pytest.raises(SpecError, match="^100 mistakes in the spec"):
+        load_spec(GOOD + "".join(f"k{i}: 1\n" for i in range(100)))
+
+
+def test_an_issue_is_one_short_line_whatever_the_spec_holds() -> None:
+    for name in ("z" * 60000, "a\nb", "\x1b[31m", "\u2028"):
+        (issue,) = issues({**base(), name: 1})
+        assert issue.path == (name[:297] + "..." if len(name) > 300 else name.encode("unicode_escape").decode())
+        assert str(issue).isprintable()
+    assert all(
+        len(text) == 300
+        for text in (SpecIssue("x" * 400, "y").path, SpecIssue("x", "y" * 400).message, SpecIssue("", "y", 1, "z" * 400).hint)
+    )
+    names = issues(("n" * 3000 + ": 1\n") * 20)
+    assert all(len(str(issue)) < 1000 for issue in names)
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in issues(tmp_path / "binary.yaml")[0].message
@@ -183,7 +289,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "Is a directory" in issues(tmp_path)[0].message
     assert "cannot read" in issues("nul\0byte")[0].message
     assert "not int" in issues(4)[0].message
-    assert issues("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for special in (tmp_path / "pipe", "/dev/zero", "/dev/null"):
+        assert "not a regular file" in issues(special)[0].message
+    with (tmp_path / "endless.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    assert "at most 65536 bytes" in issues(tmp_path / "endless.yaml")[0].message
 
 
 def test_the_message_names_the_file(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvgen.spec import QuantSpec, Workload, load_spec
+from kvgen.digest import digest
+from kvgen.spec import AttentionSpec, BoostSpec, QuantSpec, Workload, dump_spec, load_spec
 from tests.support.specs import base
 
 
@@ -47,3 +48,19 @@ def test_short_names_and_derived_values() -> None:
     assert load_spec(base()).attention.group == 2
     assert not QuantSpec(bits=16, axis="token").quantized
     assert QuantSpec(bits=8, axis="token").quantized
+
+
+def test_the_sign_of_a_zero_says_nothing() -> None:
+    heads = {"q_heads": 4, "kv_heads": 2, "head_dim": 64}
+    quant = {"bits": 2, "axis": "channel", "group": 32}
+    for section, zero, negative in (
+        ("attention", {**heads, "softcap": 0.0}, {**heads, "softcap": -0.0}),
+        ("key", {**quant, "boost": {"fraction": 0.0}}, {**quant, "boost": {"fraction": -0.0}}),
+    ):
+        one, two = load_spec(base(**{section: zero})), load_spec(base(**{section: negative}))
+        assert one.format_id == two.format_id
+        assert one == two
+        assert dump_spec(one) == dump_spec(two)
+        assert digest(one.model_dump(mode="json")) == digest(two.model_dump(mode="json"))
+    assert str(AttentionSpec(**heads, softcap=-0.0).softcap) == str(BoostSpec(fraction=-0.0).fraction) == "0.0"
+    assert load_spec(dump_spec(load_spec(base())).replace("softcap: 0.0", "softcap: -0.0")).format_id == format_id()

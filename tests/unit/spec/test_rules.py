@@ -115,6 +115,12 @@ def attention(**changes: Any) -> dict[str, Any]:
             {"workloads": [{"batch": 1, "kv_len": 3, "q_len": 3}], "attention": attention(q_len=4)},
         ),
         (
+            {"attention": attention(softcap=1e-9)},
+            "attention.softcap",
+            r"softcap \(1e-09\) must be 0, which switches it off, or at least 0.001",
+            {"attention": attention(softcap=0.001)},
+        ),
+        (
             {"workloads": [{"batch": 1, "kv_len": 64}, {"batch": 1, "kv_len": 64, "weight": 2.0}]},
             "workloads[1]",
             r"1x64 is listed twice, first as workloads\[0\]",
