@@ -49,8 +49,10 @@ def dump_spec(spec: KernelSpec) -> str:
 def _read(path: Path) -> str:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SpecError([SpecIssue("", "not a regular file, but a pipe, a socket or a device")], str(path))
+            mode = os.fstat(file.fileno()).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise SpecError([SpecIssue("", "not a file, but a socket or a device")], str(path))
+            os.set_blocking(file.fileno(), True)  # a pipe that has a writer is read to its end
             content = file.read(MAX_TEXT + 1) or b""
         if len(content) > MAX_TEXT:
             raise SpecError([SpecIssue("", f"too large: a spec has at most {MAX_TEXT} bytes of text")], str(path))
@@ -63,7 +65,7 @@ def _read(path: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file that may be a pipe which nothing is written to."""
+    """Open a file that may be a pipe without a writer: it then reads as empty."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 

@@ -290,11 +290,20 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot read" in issues("nul\0byte")[0].message
     assert "not int" in issues(4)[0].message
     os.mkfifo(tmp_path / "pipe")
-    for special in (tmp_path / "pipe", "/dev/zero", "/dev/null"):
-        assert "not a regular file" in issues(special)[0].message
+    assert "empty" in issues(tmp_path / "pipe")[0].message
+    for special in ("/dev/zero", "/dev/null"):
+        assert "socket or a device" in issues(special)[0].message
     with (tmp_path / "endless.yaml").open("wb") as file:
         file.truncate(1 << 40)
     assert "at most 65536 bytes" in issues(tmp_path / "endless.yaml")[0].message
+
+
+def test_a_spec_may_come_through_a_pipe() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        pipe.write(GOOD)
+    assert load_spec(f"/dev/fd/{reading}") == load_spec(GOOD)
+    os.close(reading)
 
 
 def test_the_message_names_the_file(tmp_path: Path) -> None:
