@@ -9,7 +9,9 @@ from statistics import median
 import torch
 
 from kvgen.errors import CheckError, UnsupportedError
+from kvgen.measure.allowance import Allowance
 from kvgen.measure.bench import Bench
+from kvgen.measure.candidate import Allow, Candidate, load_candidate
 from kvgen.measure.check import Checker
 from kvgen.measure.job import LEAST_ROUNDS, Job, Kind, Outcome, TimingPolicy
 from kvgen.measure.scenario import scenarios
@@ -17,7 +19,6 @@ from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 
 Stage = Callable[[str], None]
 """Told what comes next: load, reference, verify, time."""
@@ -27,26 +28,26 @@ KEPT_SHARE = 0.3
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 
-def perform(job: Job, stage: Stage) -> Outcome:
-    """Do a job; exceptions of the candidate become its outcome."""
+def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
+    """Do a job; exceptions of the candidate become its outcome. `allow` gives each candidate its allowance of host memory."""
     clock = _Clock(stage)
     timings: list[Timing] = []
     accuracy: dict[str, float] = {}
     try:
         clock("load")
-        variant = _load(job)
+        candidate = load_candidate(job, allow)
         checker = None
         if job.check is not None:
             clock("reference")
-            scenarios(job.spec, variant.layout, job.check, job.device)
+            scenarios(job.spec, candidate.variant.layout, job.check, job.device)
             clock("verify")
-            checker = Checker(variant, job.device, job.check)
+            checker = Checker(candidate.variant, job.device, job.check)
             accuracy = checker.accuracy
             checker.run()
         if job.timing is not None:
             for workload in job.workloads:
                 clock("time")
-                timings.append(_time(job, job.timing, variant, workload))
+                timings.append(_time(job, job.timing, candidate, workload))
         if checker is not None and timings:
             clock("verify")
             checker.again()
@@ -56,14 +57,16 @@ def perform(job: Job, stage: Stage) -> Outcome:
     return Outcome("ok", "", tuple(timings), accuracy, clock.seconds)
 
 
-def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None) -> list[Outcome]:
+def perform_interleaved(
+    jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, allow: Allow = Allowance
+) -> list[Outcome]:
     """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone.
 
     With `seconds`, every workload has an equal share of what is left, and no more rounds than fit in, LEAST_ROUNDS apart.
     """
     clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
-    variants: dict[int, Variant] = {}
+    candidates: dict[int, Candidate] = {}
     failed: dict[int, Outcome] = {}
     samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
@@ -78,9 +81,9 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds:
                     continue
                 clock(f"time {index}")
                 try:
-                    variant = variants.get(index) or variants.setdefault(index, _load(job))
-                    bench = _shared_bench(benches, variant, workload, job)
-                    samples[index].setdefault(workload, []).append(median(bench.time(variant, policy)))
+                    candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
+                    bench = _shared_bench(benches, candidate.variant, workload, job)
+                    samples[index].setdefault(workload, []).append(median(candidate.time(bench, policy)))
                     if policy.read:
                         if bench.nbytes not in read_us:
                             read_us[bench.nbytes] = median(_yardstick(job).samples(bench.nbytes, policy))
@@ -91,13 +94,9 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds:
     return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
 
 
-def _load(job: Job) -> Variant:
-    return Variant(job.spec, job.layout(), load(job.artifact))
-
-
-def _time(job: Job, policy: TimingPolicy, variant: Variant, workload: Workload) -> Timing:
-    bench = _kept_bench(variant, workload, job.device, policy.cold_bytes)
-    samples = bench.time(variant, policy)
+def _time(job: Job, policy: TimingPolicy, candidate: Candidate, workload: Workload) -> Timing:
+    bench = _kept_bench(candidate.variant, workload, job.device, policy.cold_bytes)
+    samples = candidate.time(bench, policy)
     read_us = median(_yardstick(job).samples(bench.nbytes, policy)) if policy.read else None
     return Timing(workload, median(samples), samples, read_us)
 

@@ -12,7 +12,8 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
 BLOCK = 32
-FAULTS = ("crash", "hang", "eat", "wrong")
+FAULTS = ("crash", "hang", "eat", "leak", "greed", "wrong")
+"""eat: without end in one call; leak: 8 MiB a call, for good; greed: a workspace of 1 TiB a sequence."""
 
 
 def naive_spec(paged: bool = False, q_len: int = 2) -> KernelSpec:
