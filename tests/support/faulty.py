@@ -13,7 +13,9 @@ FAULTY = ("crash", "hang", "eat", "leak", "wrong")
 
 
 class FaultyBackend:
-    """The default is right; every other point of the space crashes, hangs, allocates without end at once or call by call, is wrong or does not compile."""
+    """The default is right. Every other point fails in one way: it crashes, hangs, takes all memory, at once or call by call, is wrong
+    or does not compile.
+    """
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
