@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from kvgen.lower.base import Source
@@ -45,5 +44,5 @@ def naive_source(fault: str | None = None) -> Source:
 
 
 def naive_artifact(fault: str | None = None, cache: ArtifactCache | None = None) -> Artifact:
-    """Compiled once for all test runs of this machine."""
-    return build(naive_source(fault), cache or ArtifactCache(Path(tempfile.gettempdir()) / "kvgen-tests"))
+    """Compiled once for all test runs that share a cache."""
+    return build(naive_source(fault), cache)
