@@ -107,7 +107,7 @@ class Worker:
 
     @staticmethod
     def _ready_yardstick(jobs: Sequence[Job]) -> None:
-        """Compile read kernels here: a caged process has no memory to spare for compilers."""
+        """Compile read kernels here: a stage of a worker has no time to spare for compilers."""
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
             ready_yardstick(target)
 
