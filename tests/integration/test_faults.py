@@ -31,6 +31,7 @@ def run(root: Path) -> TuningResult:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_fault_ends_the_run_and_each_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KVGEN_MACHINE", json.dumps(LARGE_CACHE))
     assert cold_bytes("cpu") > LIMIT
