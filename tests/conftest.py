@@ -1,8 +1,28 @@
-"""What every test shares."""
+"""What every test shares: an environment of its own, whoever runs it where."""
 
 from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kvgen", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("kvgen")
+
+SCRATCH = Path(tempfile.gettempdir()) / f"kvgen-tests-{os.getuid()}"
+"""Compiled modules are kept here from run to run, unless `KVGEN_CACHE_DIR` says where."""
+READ_BY_TERMINALS = ("FORCE_COLOR", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+
+
+def _own_environment() -> None:
+    """Tests neither read nor write the user's files, and print as to a pipe. It holds for the processes that they start, too."""
+    for name in (*READ_BY_TERMINALS, "KVGEN_DATA_DIR", "KVGEN_DEBUG"):
+        os.environ.pop(name, None)
+    os.environ.setdefault("KVGEN_CACHE_DIR", str(SCRATCH / "cache"))
+    os.environ["KVGEN_REGISTRY_DIR"] = str(SCRATCH / "no-user-registry")
+    os.environ["KVGEN_SITE_DIR"] = str(SCRATCH / "no-site-registry")
+
+
+_own_environment()

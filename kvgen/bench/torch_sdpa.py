@@ -126,6 +126,6 @@ def free_bytes(device: torch.device) -> int:
     """Memory that can still be taken on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
-    from kvgen.measure.memory import available_bytes
+    from kvgen._machine import available_bytes
 
     return available_bytes()

@@ -40,6 +40,8 @@ class Bench:
         inputs = normal(variant.spec, workload.batch, workload.q_len, q_len=workload.q_len, seed=1)
         self.q, self.k, self.v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
         self._outs = [torch.empty_like(self.q) for _ in range(copies)]
+        for cache in self.caches:
+            variant.release(cache)  # of the one that filled it
         self.wanted: object | None = None
         """What calls must give: `kvgen.measure.timed` keeps it here."""
 

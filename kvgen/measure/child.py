@@ -1,7 +1,9 @@
-"""The worker process: `python -m kvgen.measure.child REQUESTS ANSWERS MEMORY`, two pipe ends and a bound in bytes (0: none).
+"""The worker process: `python -m kvgen.measure.child REQUESTS ANSWERS MEMORY BOUND PARENT`.
 
-Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; the answers to it are any number
-of {"stage"} and then one {"outcomes"}. The first answer of all is {"ready"}, once torch is loaded.
+Two pipe ends, the bytes of host memory that a candidate may take, whether the system is to enforce that (1 or 0), and the process
+that started this one. Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; the answers to it
+are any number of {"stage"} and of {"stretch"} (`kvgen.measure.allowance`), and then one {"outcomes"}. The first answer of all is
+{"ready"}, once torch is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -25,18 +26,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def limit_memory(extra_bytes: int) -> None:
-    """Let allocations beyond what is mapped now plus `extra_bytes` fail."""
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, mapped + extra_bytes))
-
-
 def main() -> None:
     """Serve requests until the pipe closes."""
-    requests, answers, memory, parent = (int(arg) for arg in sys.argv[1:5])
+    requests, answers, memory, bound, parent = (int(arg) for arg in sys.argv[1:6])
     die_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
+    from kvgen.measure.allowance import Allowance, Stretch
     from kvgen.measure.job import Job
     from kvgen.measure.perform import perform, perform_interleaved
 
@@ -49,16 +45,20 @@ def main() -> None:
         def stage(name: str) -> None:
             say(stage=name)
 
-        if memory:
-            limit_memory(memory)
+        def stretch(begun: Stretch | None) -> None:
+            say(stretch=begun)
+
+        def allow() -> Allowance:
+            return Allowance(memory, stretch, bound=bool(bound))
+
         say(ready=True)
         for line in incoming:
             request = json.loads(line)
             if "job" in request:
-                outcomes = [perform(Job.from_json(request["job"]), stage)]
+                outcomes = [perform(Job.from_json(request["job"]), stage, allow)]
             else:
                 jobs = [Job.from_json(job) for job in request["jobs"]]
-                outcomes = perform_interleaved(jobs, request["rounds"], stage, request["seconds"])
+                outcomes = perform_interleaved(jobs, request["rounds"], stage, request["seconds"], allow)
             say(outcomes=[outcome.to_json() for outcome in outcomes])
 
 

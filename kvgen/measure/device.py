@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from kvgen._machine import cores, llc_bytes
 from kvgen.digest import digest
 from kvgen.spec.target import Target
 from kvgen.toolchain.compilers import cpu_features, cpu_name
 
-CPU_LLC_BYTES = 32 << 20
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
 CUDA_COLD_FACTOR = 3
 
@@ -27,9 +26,9 @@ def cpu_fingerprint() -> dict[str, Any]:
     return {
         "kind": "cpu",
         "name": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "features": digest(cpu_features()),
-        "llc_bytes": cpu_llc_bytes(),
+        "llc_bytes": llc_bytes(),
     }
 
 
@@ -55,8 +54,8 @@ def gpu_fingerprint(index: int = 0) -> dict[str, Any]:
 def conditions(target: Target, index: int = 0) -> dict[str, Any]:
     """What could disturb a measurement now: other load, other tenants of the GPU, throttling. Empty where nothing does."""
     notes: dict[str, Any] = {}
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load > cores + 0.5:
+    load = os.getloadavg()[0]
+    if load > cores() + 0.5:
         notes["load"] = round(load, 1)
     if target != "cpu":
         with nvml_device(index) as found:
@@ -83,20 +82,10 @@ def cold_bytes(device: str) -> int:
     A virtual machine often sees less of the CPU's cache than it uses: there the margin is wider.
     """
     if device == "cpu":
-        return min(CPU_COLD_FACTOR * cpu_llc_bytes(), CPU_COLD_MOST)
+        return min(CPU_COLD_FACTOR * llc_bytes(), CPU_COLD_MOST)
     import torch
 
     return CUDA_COLD_FACTOR * int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
-
-
-def cpu_llc_bytes() -> int:
-    """Size of the last-level cache that the first processor sees."""
-    sizes = []
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()
-        if text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1))
-    return max(sizes, default=CPU_LLC_BYTES)
 
 
 @contextmanager

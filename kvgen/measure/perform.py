@@ -9,7 +9,9 @@ from statistics import median
 import torch
 
 from kvgen.errors import CheckError, UnsupportedError
+from kvgen.measure.allowance import Allowance
 from kvgen.measure.bench import Bench
+from kvgen.measure.candidate import Allow, Candidate, load_candidate
 from kvgen.measure.check import Checker
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
 from kvgen.measure.scenario import scenarios
@@ -18,7 +20,6 @@ from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 
 Stage = Callable[[str], None]
 """Told what comes next: load, reference, verify, time."""
@@ -28,22 +29,22 @@ KEPT_SHARE = 0.3
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 
-def perform(job: Job, stage: Stage) -> Outcome:
-    """Do a job; exceptions of the candidate become its outcome."""
+def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
+    """Do a job; exceptions of the candidate become its outcome. `allow` gives each candidate its allowance of host memory."""
     clock = _Clock(stage)
     timings: list[Timing] = []
     accuracy: dict[str, float] = {}
     try:
         clock("load")
-        variant = _load(job)
+        candidate = load_candidate(job, allow)
         checker = None
         if job.check is not None:
-            checker = Checker(variant, job.device, job.check)
+            checker = Checker(candidate.variant, job.device, job.check)
             accuracy = checker.comparison.accuracy
             if not job.check.workloads_only:
                 _verify(job, job.check, checker, clock)
         for workload in job.workloads:
-            timings += _at_workload(job, workload, variant, checker, clock)
+            timings += _at_workload(job, workload, candidate, checker, clock)
         if checker is not None and timings:
             clock("verify")
             checker.again()
@@ -67,37 +68,41 @@ def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> N
     _settle(job)
 
 
-def _at_workload(job: Job, workload: Workload, variant: Variant, checker: Checker | None, clock: _Clock) -> list[Timing]:
+def _at_workload(job: Job, workload: Workload, candidate: Candidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
     """Verify on the caches that are timed, time, verify again; no timing where none is asked for."""
     clock("reference")
     cold = 0 if job.timing is None else job.timing.cold_bytes
-    bench = _kept_bench(variant, workload, job.device, cold)
+    bench = _kept_bench(candidate.variant, workload, job.device, cold)
     timed = None
     if checker is not None:
-        timed = TimedCheck(bench, variant, checker.comparison)
+        timed = TimedCheck(bench, candidate.variant, checker.comparison)
         timed.prepare()
         clock("verify")
         timed.run()
         _settle(job)
-    if job.timing is None:
-        return []
-    clock("time")
-    samples = bench.time(variant, job.timing)
-    read_us = median(_yardstick(job).samples(bench.nbytes, job.timing)) if job.timing.read else None
+    found = []
+    if job.timing is not None:
+        clock("time")
+        samples = candidate.time(bench, job.timing)
+        read_us = median(_yardstick(job).samples(bench.nbytes, job.timing)) if job.timing.read else None
+        found.append(Timing(workload, median(samples), samples, read_us))
     if timed is not None:
         clock("verify")
         timed.again()
-    return [Timing(workload, median(samples), samples, read_us)]
+        timed.close()
+    return found
 
 
-def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None) -> list[Outcome]:
+def perform_interleaved(
+    jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, allow: Allow = Allowance
+) -> list[Outcome]:
     """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone.
 
     With `seconds`, every workload has an equal share of what is left, and no more rounds than fit in, LEAST_ROUNDS apart.
     """
     clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
-    variants: dict[int, Variant] = {}
+    candidates: dict[int, Candidate] = {}
     failed: dict[int, Outcome] = {}
     samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
@@ -112,9 +117,9 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds:
                     continue
                 clock(f"time {index}")
                 try:
-                    variant = variants.get(index) or variants.setdefault(index, _load(job))
-                    bench = _shared_bench(benches, variant, workload, job)
-                    samples[index].setdefault(workload, []).append(median(bench.time(variant, policy)))
+                    candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
+                    bench = _shared_bench(benches, candidate.variant, workload, job)
+                    samples[index].setdefault(workload, []).append(median(candidate.time(bench, policy)))
                     if policy.read:
                         if bench.nbytes not in read_us:
                             read_us[bench.nbytes] = median(_yardstick(job).samples(bench.nbytes, policy))
@@ -123,10 +128,6 @@ def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds:
                 except Exception as error:
                     failed[index] = Outcome(_kind(error), _sentence(error))
     return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
-
-
-def _load(job: Job) -> Variant:
-    return Variant(job.spec, job.layout(), load(job.artifact))
 
 
 def _kept_bench(variant: Variant, workload: Workload, device: str, cold: int | None) -> Bench:

@@ -62,6 +62,11 @@ class TimedCheck:
         if self._first is not None:
             self._same(f"attend at {self._name} after timing", self._attend(self._caches[0]), self._first)
 
+    def close(self) -> None:
+        """Give the variant's workspaces back."""
+        for cache in self._caches:
+            self._variant.release(cache)
+
     def _equal(self, wanted: _Wanted) -> None:
         outputs = [self._attend(cache) for cache in self._caches]
         self._first = outputs[0]

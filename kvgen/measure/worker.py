@@ -22,9 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvgen._machine import available_bytes
 from kvgen.errors import MeasureError
 from kvgen.measure.job import Job, Outcome
-from kvgen.measure.memory import available_bytes, resident_bytes
+from kvgen.measure.memory import resident_bytes
+from kvgen.measure.watch import Watch
 from kvgen.spec.target import Target
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
@@ -34,7 +36,6 @@ START_S = 180.0
 REFERENCE_S = 900.0
 VERIFY_FLOOR_S, VERIFY_FACTOR = 10.0, 20.0
 POLL_S = 0.02
-NEARLY = 0.8
 LOG_LINES = 3
 PINNED = {"OMP_PROC_BIND": "true"}
 """CPU threads stay on cores of their own: two that share one, while another process holds the other, wait for time slices."""
@@ -56,8 +57,9 @@ def run_job(job: Job, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = N
 class Worker:
     """A process for candidates of one device, started when needed. Use as a context manager, from one thread at a time.
 
-    `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default); `environment` adds
-    to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with this one, however that ends.
+    `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default), beside what kvgen itself
+    allocates there; `environment` adds to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with this one, however
+    that ends.
     """
 
     def __init__(self, memory_bytes: int | None = None, environment: dict[str, str] | None = None) -> None:
@@ -105,7 +107,7 @@ class Worker:
 
     @staticmethod
     def _ready_yardstick(jobs: Sequence[Job]) -> None:
-        """Compile read kernels here: a caged process has no memory to spare for compilers."""
+        """Compile read kernels here: a stage of a worker has no time to spare for compilers."""
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
             ready_yardstick(target)
 
@@ -169,13 +171,13 @@ class _Process:
 
     def __init__(self, device: str, memory_bytes: int, environment: dict[str, str]) -> None:
         self.device = device
-        self.memory_bytes = memory_bytes
+        self._watch = Watch(memory_bytes, available_bytes())
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         requests, self._to_child = os.pipe()
         self._from_child, answers = os.pipe()
-        # CUDA reserves address space far beyond memory, so there only resident memory is watched.
-        bound = memory_bytes if device == "cpu" else 0
-        command = [sys.executable, "-m", "kvgen.measure.child", *(str(n) for n in (requests, answers, bound, os.getpid()))]
+        # CUDA maps far more than it uses, so there only resident memory is watched.
+        numbers = (requests, answers, memory_bytes, int(device == "cpu"), os.getpid())
+        command = [sys.executable, "-m", "kvgen.measure.child", *map(str, numbers)]
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
         try:
@@ -189,8 +191,6 @@ class _Process:
             os.close(requests)
             os.close(answers)
         self._buffer = b""
-        self._base_bytes = 0
-        self._peak_bytes = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._from_child, selectors.EVENT_READ)
 
@@ -204,10 +204,11 @@ class _Process:
             tail = self.log_tail()
             self.kill()
             raise MeasureError(f"a worker process did not start{': ' + tail if tail else ''}")
-        self._base_bytes = resident_bytes(self._popen.pid)
+        self._watch.base = resident_bytes(self._popen.pid)
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a request; a process that is gone shows when its answer is read."""
+        self._watch.renew()
         data = (json.dumps(message) + "\n").encode()
         with suppress(BrokenPipeError):
             while data:
@@ -215,25 +216,38 @@ class _Process:
 
     def answer(self, deadline: float) -> dict[str, Any] | None:
         """The next message; None when the process ended, took too much memory, or the deadline passed."""
+        while True:
+            line = self._line(deadline)
+            if line is None:
+                return None
+            message: dict[str, Any] = json.loads(line)
+            if "stretch" not in message:
+                return message
+            self._watch.tell(message["stretch"])
+
+    def _line(self, deadline: float) -> bytes | None:
+        """The next line that the process writes, under the eye of the watch.
+
+        What the process says before it allocates must be read before that allocation is judged, so a reading of its memory
+        counts only where no message came after it.
+        """
         while b"\n" not in self._buffer:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._watch.over:
                 return None
-            if self._base_bytes:
-                self._peak_bytes = max(self._peak_bytes, resident_bytes(self._popen.pid) - self._base_bytes)
-            if self._peak_bytes > self.memory_bytes:
+            resident = resident_bytes(self._popen.pid)
+            if not self._selector.select(0 if self._watch.exceeds(resident) else POLL_S):
+                self._watch.count(resident)
+                continue
+            data = os.read(self._from_child, 1 << 16)
+            if not data:
                 return None
-            if self._selector.select(POLL_S):
-                data = os.read(self._from_child, 1 << 16)
-                if not data:
-                    return None
-                self._buffer += data
+            self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return line
 
     def post_mortem(self, stage: str, limit: float) -> Outcome:
         """Why there is no answer. Kills what is left."""
-        over = self._peak_bytes > self.memory_bytes
+        over = self._watch.over
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(0 if over else 0.5)
         status = self._popen.returncode
@@ -241,8 +255,8 @@ class _Process:
         self.kill()
         if status is None and not over:
             return Outcome("timeout", f"it did not finish {stage} within {limit:.3g} s")
-        if self._peak_bytes > NEARLY * self.memory_bytes:  # also where a failed allocation was not looked at
-            return Outcome("oom", f"it used up {self.memory_bytes >> 20} MiB of host memory during {stage}")
+        if self._watch.verdict:  # also where a failed allocation was not looked at
+            return Outcome("oom", f"{self._watch.verdict} during {stage}")
         assert status is not None
         reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return Outcome("crash", f"it died of {reason} during {stage}{': ' + tail if tail else ''}")

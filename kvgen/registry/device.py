@@ -7,6 +7,7 @@ import platform
 from functools import cache
 from typing import Any
 
+from kvgen._machine import cores
 from kvgen.digest import digest
 from kvgen.spec.target import Target
 from kvgen.toolchain.compilers import cpu_features, cpu_name, tvm_ffi_version
@@ -19,7 +20,7 @@ def here(target: Target) -> dict[str, Any]:
     The name is empty where there is no such device.
     """
     if target == "cpu":
-        return {"name": cpu_name(), "threads": len(os.sched_getaffinity(0))}
+        return {"name": cpu_name(), "threads": cores()}
     return _gpu()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +78,36 @@ def parse_ptxas(log: str) -> dict[str, KernelResources]:
 
 
 def short_names(mangled: list[str]) -> list[str]:
-    """Readable unique names: demangled by `c++filt` where there is one, without return type, namespaces and arguments."""
-    filt = shutil.which("c++filt")
-    if not mangled or filt is None:
+    """Readable unique names: demangled, without return type, namespaces and arguments."""
+    demangle = _demangler()
+    if demangle is None:
         return mangled
-    run = subprocess.run([filt], input="\n".join(mangled), capture_output=True, text=True, check=False)
-    full = run.stdout.splitlines()
-    if run.returncode or len(full) != len(mangled):
-        return mangled
+    full = [demangle(name) for name in mangled]
     short = [_shorten(name) for name in full]
     return short if len(set(short)) == len(short) else full
+
+
+@cache
+def _demangler() -> Callable[[str], str] | None:
+    """`__cxa_demangle` of the C++ runtime, which every module needs, so that names do not depend on the tools of a machine."""
+    try:
+        runtime, libc = ctypes.CDLL("libstdc++.so.6"), ctypes.CDLL(None)
+        function = runtime["__cxa_demangle"]
+    except (OSError, AttributeError):
+        return None
+    function.restype, function.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
+
+    def demangle(name: str) -> str:
+        text = function(name.encode(), None, None, None) if name.startswith("_Z") else None
+        if not text:
+            return name
+        try:
+            return ctypes.string_at(text).decode()
+        finally:
+            libc.free(text)
+
+    return demangle
 
 
 def _shorten(name: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
+from kvgen._machine import cores
 from kvgen.errors import CompileError
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact
@@ -29,7 +29,7 @@ def build_many(
     cache = cache or ArtifactCache()
     for language in {source.language for source in sources}:
         compiler_for(language)
-    with ThreadPoolExecutor(max_workers=workers or len(os.sched_getaffinity(0)), thread_name_prefix="compile") as pool:
+    with ThreadPoolExecutor(max_workers=workers or cores(), thread_name_prefix="compile") as pool:
         futures: dict[Future[Artifact], int] = {}
         for index, source in enumerate(sources):
             futures[pool.submit(build, source, cache, ptx_only=ptx_only, timeout_s=timeout_s)] = index

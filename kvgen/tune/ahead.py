@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
+from kvgen._machine import cores
 from kvgen.lower.base import Backend, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
@@ -21,7 +21,7 @@ class Ahead:
         self, spec: KernelSpec, target: Target, backends: Mapping[str, Backend], cache: ArtifactCache, workers: int | None = None
     ) -> None:
         self._spec, self._target, self._backends, self._cache = spec, target, backends, cache
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or cores()
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
         self._jobs: dict[str, Future[Artifact]] = {}
         self._others: list[Future[object]] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import CheckPolicy
 from kvgen.registry import Store
 from kvgen.toolchain import ArtifactCache
@@ -16,17 +18,25 @@ from kvgen.tune.tuner import tune
 from tests.support.faulty import FaultyBackend
 from tests.support.naive import naive_spec
 
-KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "wrong": "wrong", "broken": "compile_error"}
+KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "leak": "oom", "wrong": "wrong", "broken": "compile_error"}
+
+LIMIT = 256 << 20
+LARGE_CACHE = {"llc_bytes": 480 << 20}
+"""Past a last-level cache of this size the buffers of a cold measurement are twice as large as the limit."""
 
 
 def run(root: Path) -> TuningResult:
     cache = ArtifactCache(root / "cache")
-    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=1 << 29, timeout_s=30.0, check=CheckPolicy(most_tokens=1 << 11))
+    check = CheckPolicy(most_tokens=1 << 11)
+    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
     return tune(naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, bench=cage)
 
 
 @pytest.mark.slow
-def test_no_fault_ends_the_run_and_each_is_named(tmp_path: Path):
+@pytest.mark.timeout(900)
+def test_no_fault_ends_the_run_and_each_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KVGEN_MACHINE", json.dumps(LARGE_CACHE))
+    assert cold_bytes("cpu") > LIMIT
     result = run(tmp_path)
     failures = {record.point.schedule.launch["fault"]: record for record in result.failures}
     assert {fault: record.kind for fault, record in failures.items()} == KINDS

@@ -12,6 +12,10 @@ import pytest
 
 from tests.support.commands import Machine
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PATIENCE_S = 400
+"""For what takes some seconds on a machine that has nothing else to do."""
+
 RECORDS = """
 import json, pathlib
 from kvgen.tune.study import RECORD, journal_storage
@@ -32,7 +36,7 @@ def finished_points(machine: Machine) -> int:
 
 
 def wait_for_points(machine: Machine, process: subprocess.Popen[str], count: int) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     while finished_points(machine) < count:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end
@@ -52,10 +56,9 @@ def leftovers(machine: Machine) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_resumed_and_nothing_is_measured_twice(tmp_path: Path):
     machine = Machine(tmp_path / "machine")
-    build = ("build", machine.spec, "--backend", "cpu", "--trials", "6", "--json")
+    build = ("build", machine.spec, "--backend", "cpu", "--trials", "4", "--json")
     process = machine.start(*build)
     wait_for_points(machine, process, 2)
     process.send_signal(signal.SIGKILL)
@@ -69,13 +72,12 @@ def test_a_killed_run_is_resumed_and_nothing_is_measured_twice(tmp_path: Path):
     assert leftovers(machine) == []
 
 
-@pytest.mark.slow
 def test_ctrl_c_registers_the_best_so_far(tmp_path: Path):
     machine = Machine(tmp_path / "machine")
     process = machine.start("build", machine.spec, "--backend", "cpu", "--budget", "10m", "--json")
     wait_for_points(machine, process, 2)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert json.loads(output)[0]["interrupted"] is True
     assert "Traceback" not in errors
@@ -83,17 +85,16 @@ def test_ctrl_c_registers_the_best_so_far(tmp_path: Path):
     assert answer["how"] == "exact"
 
 
-@pytest.mark.slow
 def test_eight_builds_at_once_one_killed_leave_one_good_entry(tmp_path: Path):
     machine = Machine(tmp_path / "machine")
     processes = [machine.start("build", machine.spec, "--backend", "cpu", "--trials", "3", "--json") for _ in range(8)]
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     while not finished_points(machine) and time.monotonic() < end:
         time.sleep(0.05)
     locks = list((machine.root / "cache" / "tuning").glob("*.lock"))
     assert locks
     processes[3].send_signal(signal.SIGKILL)
-    outputs = [process.communicate(timeout=280) for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in processes]
     codes = [process.returncode for process in processes]
     assert codes.count(0) == 7, [error for _, error in outputs]
     assert codes[3] == -signal.SIGKILL

@@ -75,6 +75,10 @@ def outside(installed: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def _tracked(folder: str) -> set[str]:
+    """Files of a folder, as a checkout or an unpacked source distribution has them."""
+    if not (ROOT / ".git").exists():
+        files = (file for file in (ROOT / folder).rglob("*") if file.is_file() and file.suffix != ".pyc")
+        return {str(file.relative_to(ROOT)) for file in files}
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", folder], capture_output=True, text=True, check=True).stdout
     return set(listed.splitlines())
 

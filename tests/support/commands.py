@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 280
+"""Within what pytest gives a test; commands take some seconds on a machine that has nothing else to do."""
 
 TINY = """
 name: tiny
@@ -49,7 +51,7 @@ class Machine:
     def run(self, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end; the exit code must be `code`, and no traceback shows."""
         done = subprocess.run(
-            self.command(*words), env=self.environment, cwd=self.root, text=True, capture_output=True, timeout=240, check=False
+            self.command(*words), env=self.environment, cwd=self.root, text=True, capture_output=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
@@ -61,7 +63,7 @@ class Machine:
     def python(self, text: str) -> Any:
         """What a program prints as JSON."""
         done = subprocess.run(
-            [sys.executable, "-c", text], env=self.environment, cwd="/", text=True, capture_output=True, timeout=240, check=False
+            [sys.executable, "-c", text], env=self.environment, cwd="/", text=True, capture_output=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

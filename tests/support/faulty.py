@@ -7,11 +7,15 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
-from tests.support.naive import BLOCK, FAULTS, naive_layout, naive_source
+from tests.support.naive import BLOCK, naive_layout, naive_source
+
+FAULTY = ("crash", "hang", "eat", "leak", "wrong")
 
 
 class FaultyBackend:
-    """The default is right; every other point of the space crashes, hangs, allocates without end, is wrong or does not compile."""
+    """The default is right. Every other point fails in one way: it crashes, hangs, takes all memory, at once or call by call, is wrong
+    or does not compile.
+    """
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
@@ -26,7 +30,7 @@ class FaultyBackend:
             [
                 Parameter("block", "layout", (BLOCK,), "tokens"),
                 Parameter("order", "layout", ("simd",), "order"),
-                Parameter("fault", "launch", ("none", *FAULTS, "broken"), "what it does"),
+                Parameter("fault", "launch", ("none", *FAULTY, "broken"), "what it does"),
             ],
             workloads=spec.workloads,
         )

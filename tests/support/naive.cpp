@@ -18,6 +18,11 @@ using tvm::ffi::TensorView;
 
 [[maybe_unused]] volatile char* eaten = nullptr;
 
+[[maybe_unused]] void eat(size_t bytes) {
+  eaten = static_cast<char*>(operator new(bytes));
+  for (size_t i = 0; i < bytes; i += 4096) eaten[i] = 1;
+}
+
 void misbehave() {
 #if defined(FAULT_CRASH)
   std::raise(SIGSEGV);
@@ -25,11 +30,9 @@ void misbehave() {
   for (volatile int i = 0;; i = i + 1) {
   }
 #elif defined(FAULT_EAT)
-  for (;;) {
-    const size_t bytes = size_t{1} << 26;
-    eaten = static_cast<char*>(operator new(bytes));
-    for (size_t i = 0; i < bytes; i += 4096) eaten[i] = 1;
-  }
+  for (;;) eat(size_t{1} << 26);
+#elif defined(FAULT_LEAK)
+  eat(size_t{1} << 23);
 #endif
 }
 
@@ -172,7 +175,12 @@ void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, Ten
   }
 }
 
-int64_t workspace_bytes(int64_t batch, int64_t, int64_t) { return 64 * batch; }
+int64_t workspace_bytes(int64_t batch, int64_t, int64_t) {
+#if defined(FAULT_GREED)
+  return batch << 40;
+#endif
+  return 64 * batch;
+}
 int64_t split_tokens(int64_t, int64_t, int64_t) { return 0; }
 
 }  // namespace

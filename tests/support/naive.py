@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from kvgen.lower.base import Source
@@ -12,7 +11,8 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
 BLOCK = 32
-FAULTS = ("crash", "hang", "eat", "wrong")
+FAULTS = ("crash", "hang", "eat", "leak", "greed", "wrong")
+"""eat: without end in one call; leak: 8 MiB a call, for good; greed: a workspace of 1 TiB a sequence."""
 
 
 def naive_spec(paged: bool = False, q_len: int = 2) -> KernelSpec:
@@ -44,5 +44,5 @@ def naive_source(fault: str | None = None) -> Source:
 
 
 def naive_artifact(fault: str | None = None, cache: ArtifactCache | None = None) -> Artifact:
-    """Compiled once for all test runs of this machine."""
-    return build(naive_source(fault), cache or ArtifactCache(Path(tempfile.gettempdir()) / "kvgen-tests"))
+    """Compiled once for all test runs that share a cache."""
+    return build(naive_source(fault), cache)

@@ -73,7 +73,9 @@ def _run(request: str, timeout_s: float) -> Lowered:
     command = [sys.executable, "-m", "kvgen.lower.tilelang.worker"]
     root = str(Path(kvgen.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+    # TileLang makes its folders at import, in the home directory unless it is told where.
+    own = {"TILELANG_CACHE_DIR": str(user_cache() / "tilelang")}
+    environment = {**own, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
     except subprocess.TimeoutExpired:

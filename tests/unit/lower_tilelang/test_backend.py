@@ -165,6 +165,22 @@ def test_a_failure_of_tilelang_is_a_compile_error(own_cache: Path, monkeypatch: 
         backend.lower(spec("k4v4"), schedule, "sm90")
 
 
+def test_tilelang_keeps_its_files_in_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home directory may be read-only; where the user says where, that counts."""
+    seen: list[str] = []
+
+    def run(command: list[str], *, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[str]:
+        seen.append(env["TILELANG_CACHE_DIR"])
+        return subprocess.CompletedProcess(command, 0, json.dumps(KERNEL), "")
+
+    monkeypatch.setattr(isolate.subprocess, "run", run)
+    monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
+    isolate._run("{}", 1.0)
+    monkeypatch.setenv("TILELANG_CACHE_DIR", "/elsewhere")
+    isolate._run("{}", 1.0)
+    assert seen == [str(own_cache / "tilelang"), "/elsewhere"]
+
+
 def test_clusters_are_for_sm90() -> None:
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm80")

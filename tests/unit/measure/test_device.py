@@ -5,9 +5,10 @@ import os
 
 import pytest
 
+from kvgen._machine import cores
 from kvgen.measure import device
 from kvgen.measure.device import cold_bytes, conditions, fingerprint
-from kvgen.measure.memory import available_bytes, resident_bytes
+from kvgen.measure.memory import data_bytes, resident_bytes, threads
 
 
 def test_cpu_fingerprint_is_stable_plain_data() -> None:
@@ -15,7 +16,7 @@ def test_cpu_fingerprint_is_stable_plain_data() -> None:
     assert facts == fingerprint("cpu")
     assert json.loads(json.dumps(facts)) == facts
     assert facts["kind"] == "cpu"
-    assert facts["cores"] == len(os.sched_getaffinity(0))
+    assert facts["cores"] == cores()
     assert facts["name"]
 
 
@@ -32,14 +33,24 @@ def test_load_of_others_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert conditions("cpu") == {}
 
 
-def test_inputs_rotate_past_the_last_cache() -> None:
-    assert cold_bytes("cpu") > device.cpu_llc_bytes()
+@pytest.mark.parametrize("llc", [1 << 20, 32 << 20, 480 << 20])
+def test_inputs_rotate_past_the_last_cache(monkeypatch: pytest.MonkeyPatch, llc: int) -> None:
+    monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"llc_bytes": llc, "cores": 64}))
+    assert cold_bytes("cpu") > llc
+    assert (fingerprint("cpu")["llc_bytes"], fingerprint("cpu")["cores"]) == (llc, 64)
 
 
-def test_memory_figures_are_of_this_machine() -> None:
-    assert resident_bytes(os.getpid()) > 1 << 20
-    assert resident_bytes(0x7FFFFFFF) == 0
-    assert available_bytes() > 1 << 20
+def test_memory_figures_are_of_a_process() -> None:
+    for figure in (resident_bytes, data_bytes):
+        assert figure(os.getpid()) > 1 << 20
+        assert figure(0x7FFFFFFF) == 0
+    before = data_bytes(), resident_bytes()
+    kept = bytearray(64 << 20)
+    assert data_bytes() - before[0] >= 60 << 20
+    kept[:] = b"1" * len(kept)
+    assert resident_bytes() - before[1] >= 60 << 20
+    assert threads() >= 1
+    assert threads(0x7FFFFFFF) == 0
 
 
 def test_gpus_are_counted_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
 from kvgen.measure.worker import Worker, run_job
+from kvgen.spec import Workload
 from tests.support.naive import naive_artifact, naive_schedule, naive_spec
 
 TIMING = TimingPolicy(cold_bytes=1 << 18, seconds=0.01, warmup_seconds=0.0, samples=5)
@@ -94,13 +96,43 @@ def test_bad_candidates_are_named_and_the_next_one_is_served(worker: Worker, fau
     assert worker.run(job(timing=None)).ok
 
 
-def test_memory_is_watched_where_address_space_is_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgen.measure.child.limit_memory", lambda extra: None)
-    with Worker(256 << 20) as small:
-        process = small._alive("cpu")
-        process.memory_bytes = 256 << 20
-        outcome = small.run(job("eat"), timeout_s=60.0)
-    assert outcome.kind == "oom"
+@pytest.fixture(params=["enforced", "watched"])
+def small(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    """A worker of 64 MiB. Where it is only watched, the system enforces nothing, as for CUDA."""
+    with Worker(64 << 20) as kept:
+        if request.param == "watched":
+            kept._alive("cuda").device = "cpu"
+        yield kept
+
+
+def test_memory_of_kvgen_is_not_the_candidates(small: Worker) -> None:
+    """The buffers of a cold measurement alone are larger than the limit, and so they are for the next candidate."""
+    cold = replace(TIMING, cold_bytes=160 << 20, read=True)
+    wide = replace(job(timing=cold), workloads=(Workload(batch=64, kv_len=96),))
+    for _ in range(2):
+        assert (small.run(wide).kind, small.run(wide).detail) == ("ok", "")
+    assert [outcome.kind for outcome in small.interleave([wide, wide], 2)] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(("small", "fault"), [("enforced", "leak"), ("watched", "leak"), ("watched", "eat")], indirect=["small"])
+def test_a_candidate_that_eats_memory_is_out_of_memory(small: Worker, fault: str) -> None:
+    outcome = small.run(job(fault))
+    assert outcome.kind == "oom", outcome.detail
+    assert "memory" in outcome.detail
+
+
+def test_a_workspace_that_is_too_large_is_out_of_memory(worker: Worker) -> None:
+    outcome = worker.run(job("greed"))
+    assert (outcome.kind, "its workspace takes" in outcome.detail) == ("oom", True)
+
+
+def test_a_process_is_ended_before_the_machine_has_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"available_bytes": 128 << 20}))
+    with Worker() as poor:
+        outcome = poor.run(
+            replace(job(timing=replace(TIMING, cold_bytes=512 << 20)), workloads=(Workload(batch=512, kv_len=96),), check=None)
+        )
+    assert (outcome.kind, outcome.detail) == ("oom", "its process used up all 128 MiB of host memory that were free during time")
 
 
 def test_a_module_that_cannot_be_loaded_is_an_outcome(worker: Worker, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from kvgen.spec import schema
@@ -11,7 +12,8 @@ COMMITTED = Path(__file__).parents[3] / "docs" / "kvgen-spec.schema.json"
 
 
 def test_the_committed_schema_is_current() -> None:
-    assert COMMITTED.read_text() == schema.dumps(), "run: python -m kvgen.spec.schema > docs/kvgen-spec.schema.json"
+    """As data: releases of pydantic write 0 and 0.0, and keys in another order."""
+    assert json.loads(COMMITTED.read_text()) == json.loads(schema.dumps()), "run: python -m kvgen.spec.schema > docs/kvgen-spec.schema.json"
 
 
 def test_every_field_is_described_and_nothing_else_is_allowed() -> None:

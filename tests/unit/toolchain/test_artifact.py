@@ -33,6 +33,11 @@ def test_names_that_would_collide_stay_whole() -> None:
     assert names == ["a::fill()", "b::fill()"]
 
 
+def test_names_that_are_not_mangled_stay() -> None:
+    assert short_names(["main", "_Z4fillv"]) == ["main", "fill"]
+    assert short_names([]) == []
+
+
 def test_worst_kernel_decides_the_spills() -> None:
     assert Resources("nvcc 13.0.88", 2.0, parse_ptxas(LOG)).spill_bytes == 32
     assert Resources("g++ 12.2.0", 2.0).spill_bytes == 0

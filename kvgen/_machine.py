@@ -1,0 +1,96 @@
+"""What this machine has: processors, the last-level cache, free memory. The only module that asks the system for them.
+
+`KVGEN_MACHINE`, a JSON object, replaces what the system says: `{"cores": 64, "llc_bytes": 503316480, "available_bytes": 2147483648}`.
+It is for virtual machines that hide their caches and for containers that show their host's processors. Tests use it to stand on another
+machine: it reaches every process that kvgen starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+from kvgen.errors import KvgenError
+
+Fact = Literal["cores", "llc_bytes", "available_bytes"]
+LLC_BYTES = 32 << 20
+"""Where the system does not tell the size of the last-level cache."""
+AVAILABLE_BYTES = 8 << 30
+"""Where the system does not tell how much memory is free."""
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+GROUPS = Path("/sys/fs/cgroup")
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return _told("cores") or len(os.sched_getaffinity(0))
+
+
+def llc_bytes() -> int:
+    """Size of the last-level cache that the first processor sees."""
+    told = _told("llc_bytes")
+    if told is not None:
+        return told
+    sizes = [_size(line) for file in CACHES.glob("index*/size") for line in _lines(file)[:1]]
+    return max(sizes, default=0) or LLC_BYTES
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping: the least of what the machine and the control groups of this process leave."""
+    told = _told("available_bytes")
+    if told is not None:
+        return told
+    free = [int(line.split()[1]) << 10 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
+    return min((*(free or [AVAILABLE_BYTES]), *_left_by_groups()))
+
+
+def _told(fact: Fact) -> int | None:
+    """A fact of `KVGEN_MACHINE`, None where it says nothing of it. Raises KvgenError where it is not what the module's text says."""
+    text = os.environ.get("KVGEN_MACHINE")
+    if not text:
+        return None
+    known = get_args(Fact)
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict) or not facts.keys() <= set(known) or not all(type(n) is int and n > 0 for n in facts.values()):
+        raise KvgenError(f"KVGEN_MACHINE must be a JSON object of positive integers, any of {', '.join(known)}, not {text}")
+    told: int | None = facts.get(fact)
+    return told
+
+
+def _left_by_groups() -> list[int]:
+    """What the limits of the control group of this process and of those around it leave (cgroup v2). File pages can be given back."""
+    left = []
+    path = next((line.removeprefix("0::/") for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::/")), "")
+    own = GROUPS / path
+    for group in (own, *own.parents):
+        most, used = (_number(_lines(group / f"memory.{name}")) for name in ("max", "current"))
+        if most is not None and used is not None:
+            stat = (line.split() for line in _lines(group / "memory.stat"))
+            pages = (_number(words[1:]) or 0 for words in stat if words[0] in ("active_file", "inactive_file"))
+            left.append(max(0, most - used + sum(pages)))
+        if group == GROUPS:
+            break
+    return left
+
+
+def _size(text: str) -> int:
+    """Bytes of a size with a unit, `480M`; 0 for anything else."""
+    digits, unit = text.rstrip("KMG"), text[-1:]
+    return int(digits) * UNITS.get(unit, 1) if digits.isdigit() else 0
+
+
+def _number(words: list[str]) -> int | None:
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,120 @@
+"""How much host memory a candidate may allocate, counted only while its own code runs.
+
+The process of a candidate also holds memory that is kvgen's: caches, inputs, reference results, read buffers. So the limit binds inside
+`with allowance:` alone, around the candidate's code. There RLIMIT_DATA is what is mapped already plus what is left of the allowance, so
+that allocations beyond it fail; what the candidate keeps when it returns is deducted, so that leaks of many calls add up. RLIMIT_DATA
+counts private writable memory. RLIMIT_AS would count what is only reserved, too: 64 MiB for the malloc arena of every thread.
+
+CUDA maps far more than it uses, so there RLIMIT_DATA stays, and the parent process, which is told of every stretch, watches resident
+memory (`kvgen.measure.watch`).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import resource
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from kvgen._machine import cores
+from kvgen.measure.memory import data_bytes, resident_bytes, threads
+from kvgen.toolchain.module import FUNCTIONS, Module
+
+Tell = Callable[["Stretch | None"], None]
+"""Told what the candidate may take when its code begins to run, and None when that ends."""
+Stretch = dict[str, int]
+"""`resident`: bytes when the candidate's code began to run; `left`: bytes that it may take on top of them."""
+UNLIMITED = resource.RLIM_INFINITY
+DEFAULT_STACK = 8 << 20
+ARENA = 1 << 20
+"""What malloc maps for a thread that allocates little."""
+
+
+class Allowance:
+    """Host memory that one candidate may take; `with allowance:` goes around its code, and may be nested."""
+
+    def __init__(self, nbytes: int | None = None, tell: Tell | None = None, *, bound: bool = True) -> None:
+        """At most `nbytes` (None: no limit). `bound` sets RLIMIT_DATA; without it only `tell` learns of the limit."""
+        self.nbytes = nbytes
+        self.left = nbytes or 0
+        self._bound = bound
+        self._tell = tell or (lambda _: None)
+        self._depth = 0
+
+    def __enter__(self) -> Allowance:
+        self._depth += 1
+        if self.nbytes is not None and self._depth == 1:
+            self._threads, self._data, self._resident = threads(), data_bytes(), resident_bytes()
+            if self._bound:
+                self._limits = resource.getrlimit(resource.RLIMIT_DATA)
+                most = self._data + max(0, self.left) + _most_threads() * _thread_bytes()
+                resource.setrlimit(resource.RLIMIT_DATA, (_least(most, *self._limits), self._limits[1]))
+            self._tell({"resident": self._resident, "left": self.left})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self.nbytes is not None and self._depth == 0:
+            if self._bound:
+                resource.setrlimit(resource.RLIMIT_DATA, self._limits)
+            self.left = min(self.nbytes, self.left - self._kept())
+            self._tell(None)
+
+    def guard(self, module: Module) -> Module:
+        """The module with every call inside the allowance; workspaces count as the candidate's.
+
+        For calls that are not timed: entering and leaving takes some 50 µs.
+        """
+        guarded = copy.copy(module)
+        for name in FUNCTIONS:
+            setattr(guarded, name, self._guarded(getattr(module, name)))
+        guarded.workspace_bytes = self._workspace(guarded.workspace_bytes)
+        return guarded
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function, assigned=())
+        def call(*args: Any) -> Any:
+            with self:
+                return function(*args)
+
+        return call
+
+    def _workspace(self, workspace_bytes: Callable[..., Any]) -> Callable[..., Any]:
+        """kvgen allocates workspaces, but the candidate says how large. A GPU's are not in host memory."""
+
+        def call(*args: Any) -> Any:
+            size = int(workspace_bytes(*args))
+            if self._bound and self.nbytes is not None and size > self.left:
+                raise MemoryError(f"its workspace takes {size >> 20} MiB, and {max(0, self.left) >> 20} MiB are left for it")
+            return size
+
+        return call
+
+    def _kept(self) -> int:
+        """What the stretch that ends now left allocated; negative where it freed what earlier ones left."""
+        if not self._bound:
+            return resident_bytes() - self._resident
+        return data_bytes() - self._data - max(0, threads() - self._threads) * _stack_bytes()
+
+
+def _least(*limits: int) -> int:
+    return min((limit for limit in limits if limit != UNLIMITED), default=UNLIMITED)
+
+
+def _most_threads() -> int:
+    """Threads that a candidate and torch may start on this machine, each a pool of their own."""
+    import torch
+
+    return 2 * max(cores(), len(os.sched_getaffinity(0)), torch.get_num_threads())
+
+
+def _thread_bytes() -> int:
+    """What a thread maps without the candidate's doing. Stacks are not touched as a whole, so resident memory does not have them."""
+    return _stack_bytes() + ARENA
+
+
+def _stack_bytes() -> int:
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return DEFAULT_STACK if stack == UNLIMITED else stack

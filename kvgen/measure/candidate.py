@@ -1,0 +1,39 @@
+"""A loaded module that is not trusted yet: its code runs within its allowance only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvgen.measure.allowance import Allowance
+from kvgen.measure.bench import Bench
+from kvgen.measure.job import Job, TimingPolicy
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load
+
+Allow = Callable[[], Allowance]
+"""Makes the allowance of a candidate."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One module as two variants of one layout, which may share caches."""
+
+    variant: Variant
+    """Every call of it is counted, and what is done between calls is kvgen's: for verification, and to fill caches."""
+    bare: Variant
+    """No call of it is counted, nor slowed down by that: to be used inside `with allowance:`."""
+    allowance: Allowance
+
+    def time(self, bench: Bench, policy: TimingPolicy) -> tuple[float, ...]:
+        """See `Bench.time`."""
+        with self.allowance:
+            return bench.time(self.bare, policy)
+
+
+def load_candidate(job: Job, allow: Allow = Allowance) -> Candidate:
+    """Load a job's module. Raises KvgenError where it cannot be loaded or lacks a function."""
+    allowance, layout = allow(), job.layout()
+    with allowance:
+        module = load(job.artifact)
+    return Candidate(Variant(job.spec, layout, allowance.guard(module)), Variant(job.spec, layout, module), allowance)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvgen import _machine
+from kvgen._machine import available_bytes, cores, llc_bytes
+from kvgen.errors import KvgenError
+
+GIB = 1 << 30
+
+
+def test_facts_are_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVGEN_MACHINE", raising=False)
+    assert cores() == len(os.sched_getaffinity(0))
+    assert llc_bytes() >= 1 << 10
+    assert available_bytes() > 1 << 20
+
+
+def test_facts_can_be_replaced_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGEN_MACHINE", '{"cores": 64, "llc_bytes": 503316480}')
+    assert (cores(), llc_bytes()) == (64, 480 << 20)
+    assert available_bytes() > 1 << 20
+    monkeypatch.setenv("KVGEN_MACHINE", '{"available_bytes": 12345}')
+    assert available_bytes() == 12345
+    assert cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    "text", ["64", "[]", "cores=64", '{"core": 64}', '{"cores": 0}', '{"cores": "64"}', '{"cores": true}', '{"llc_bytes": 1.5}']
+)
+def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("KVGEN_MACHINE", text)
+    with pytest.raises(KvgenError, match="must be a JSON object of positive integers, any of cores, llc_bytes, available_bytes"):
+        cores()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest"), [((), 32 << 20), (("32K", "480M"), 480 << 20), (("2048K", "", "x"), 2 << 20), (("1G",), GIB)]
+)
+def test_the_largest_cache_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[str, ...], largest: int) -> None:
+    monkeypatch.delenv("KVGEN_MACHINE", raising=False)
+    monkeypatch.setattr(_machine, "CACHES", tmp_path)
+    for number, size in enumerate(sizes):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(size and size + "\n")
+    assert llc_bytes() == largest
+
+
+def test_control_groups_bound_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group's limit less what it uses; pages of files that it read can be given back."""
+    monkeypatch.delenv("KVGEN_MACHINE", raising=False)
+    lines = {"/proc/self/cgroup": ["0::/batch/job"], "/proc/meminfo": [f"MemAvailable: {64 * GIB >> 10} kB"]}
+    real = _machine._lines
+    monkeypatch.setattr(_machine, "_lines", lambda file: lines.get(str(file)) or real(file))
+    monkeypatch.setattr(_machine, "GROUPS", tmp_path)
+    assert available_bytes() == 64 * GIB
+    (tmp_path / "batch" / "job").mkdir(parents=True)
+    for group, most in (("batch", str(8 * GIB)), ("batch/job", "max")):
+        (tmp_path / group / "memory.max").write_text(most + "\n")
+        (tmp_path / group / "memory.current").write_text(f"{7 * GIB}\n")
+        (tmp_path / group / "memory.stat").write_text(f"anon {GIB}\ninactive_file {4 * GIB}\nactive_file {2 * GIB}\n")
+    assert available_bytes() == 7 * GIB
+    (tmp_path / "batch" / "job" / "memory.max").write_text(f"{6 * GIB}\n")
+    assert available_bytes() == 5 * GIB
