@@ -9,8 +9,7 @@ from typing import Any
 import tvm_ffi
 
 from kvgen.errors import KvgenError
-
-FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
+from kvgen.lower.base import FUNCTIONS
 
 
 class Module:
