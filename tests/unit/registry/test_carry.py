@@ -74,11 +74,11 @@ def test_an_untuned_entry_brings_every_compiled_point_and_never_replaces_a_tuned
 def test_what_is_no_archive_is_refused_in_a_sentence(there: Machine, tmp_path: Path):
     file = tmp_path / "a.tar.gz"
     file.write_text("nothing")
-    with pytest.raises(KvgenError, match=r"is no archive of kvgen"):
+    with pytest.raises(KvgenError, match=r"is refused, and nothing of it was taken: it is no archive of format 2"):
         carry.load(file, there.store, there.cache)
     with tarfile.open(file, "w:gz"):
         pass
-    with pytest.raises(KvgenError, match=r"is no archive of kvgen"):
+    with pytest.raises(KvgenError, match=r"is refused, and nothing of it was taken: it is no archive of format 2"):
         carry.load(file, there.store, there.cache)
 
 
