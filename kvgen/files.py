@@ -28,11 +28,14 @@ def read_plain(file: Path, most: int) -> bytes:
     """Contents of a plain file of at most `most` bytes. Raises OSError; ValueError for a link, a device, a pipe or more bytes."""
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _no_link(file))
     with os.fdopen(handle, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{file.name} is no plain file")
-        content = opened.read(most + 1)
+        content = opened.read(min(found.st_size, most) + 1)  # no more memory than the file needs
     if len(content) > most:
         raise ValueError(f"{file.name} has more than {most} bytes")
+    if len(content) > found.st_size:
+        raise ValueError(f"{file.name} grew while it was read")
     return content
 
 

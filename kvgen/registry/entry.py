@@ -250,8 +250,10 @@ class Entry:
         Raises Damaged for another schema or a key that does not follow from the contents; KeyError, TypeError or ValueError
         where fields are absent or wrong.
         """
-        if data.get("schema") != SCHEMA:
-            raise OtherSchema(f"it has schema {data.get('schema')!r:.60}, and this kvgen reads {SCHEMA}")
+        if type(data["schema"]) is not int:
+            raise Damaged("its schema is no number")
+        if data["schema"] != SCHEMA:
+            raise OtherSchema(f"it has schema {data['schema']}, and this kvgen reads {SCHEMA}")
         if data["arch"] not in get_args(Target):
             raise Damaged(f"{data['arch']!r:.60} is no target")
         schedule = data["schedule"]
