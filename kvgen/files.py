@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """The names kvgen gives: keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so none leads elsewhere."""
@@ -24,23 +25,24 @@ def child(folder: Path, *names: str) -> Path:
     return folder.joinpath(*names)
 
 
+def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
+    """Open a plain file to read it. Raises OSError; ValueError for a folder, a device, a pipe or, unless to `follow`, a link."""
+    if not follow and file.is_symlink():
+        raise ValueError(f"{file.name} is a link")
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"{file.name} is no plain file")
+    return os.fdopen(handle, "rb")
+
+
 def read_plain(file: Path, most: int) -> bytes:
-    """Contents of a plain file of at most `most` bytes. Raises OSError; ValueError for a link, a device, a pipe or more bytes."""
-    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _no_link(file))
-    with os.fdopen(handle, "rb") as opened:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{file.name} is no plain file")
-        content = opened.read(min(found.st_size, most) + 1)  # no more memory than the file needs
+    """Contents of a plain file of at most `most` bytes. Raises OSError; ValueError for anything else, or for more bytes."""
+    with open_plain(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        content = opened.read(min(size, most) + 1)  # no more memory than the file needs
     if len(content) > most:
         raise ValueError(f"{file.name} has more than {most} bytes")
-    if len(content) > found.st_size:
+    if len(content) > size:
         raise ValueError(f"{file.name} grew while it was read")
     return content
-
-
-def _no_link(file: Path) -> int:
-    """O_NOFOLLOW, with a reason where it would say no more than `too many levels of symbolic links`."""
-    if file.is_symlink():
-        raise ValueError(f"{file.name} is a link")
-    return os.O_NOFOLLOW

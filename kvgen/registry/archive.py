@@ -14,14 +14,13 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from kvgen.errors import KvgenError, host_errors
-from kvgen.files import child
+from kvgen.files import child, open_plain
 from kvgen.registry.gzipped import FORMAT, Deflated, Inflated, Refused, file_digests
 from kvgen.registry.store import parse_json
 from kvgen.registry.ustar import BLOCK, difference, header, padding, size_in
@@ -118,10 +117,11 @@ def read(file: Path, folder: Path, sha256: str | None = None) -> Index:
     Raises HostError where it cannot be read or `folder` not be written.
     """
     with host_errors("read", file):
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise Refused("it is no plain file")
+        try:
+            opened = open_plain(file, follow=True)
+        except ValueError as error:
+            raise Refused("it is no plain file") from error
+        with opened:
             found = file_digests(opened)
             if sha256 is not None and found.whole != sha256:
                 raise Refused(f"its sha256 is {found.whole}, not {sha256}")

@@ -15,7 +15,7 @@ from kvgen.registry import archive as limits
 from kvgen.registry.archive import INDEX
 from kvgen.registry.gzipped import START, comment
 from kvgen.registry.ustar import BLOCK, header, padding
-from tests.attacks.forging import Members, entry_folder, forged, listing, opened, plain, sealed, with_entry
+from tests.attacks.forging import entry_folder, forged, listing, opened, plain, sealed, with_entry
 
 Damage = Callable[[bytes, random.Random], bytes]
 NAMES = (
@@ -27,8 +27,10 @@ FLAGS = (
     "-wrapper", "sh,-c,touch canary", "-fplugin=/tmp/evil.so", "-B/tmp", "@/etc/passwd", "-include/etc/passwd", "-I/", "-o/tmp/evil",
     "-Xlinker", "-Wl,-rpath,/tmp", "-L/tmp", "-lm", "-specs=/tmp/evil", "--options-file", "-ccbin=/tmp/evil", "-DX=1", "-fopenmp ", "",
 )  # fmt: skip
-KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE,
-         tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.AREGTYPE)  # fmt: skip
+KINDS = (
+    tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE, tarfile.XHDTYPE,
+    tarfile.XGLTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
 
 
 def flip_bit(data: bytes, rng: random.Random) -> bytes:
@@ -87,7 +89,7 @@ def old_format(data: bytes, rng: random.Random) -> bytes:
 def swap_contents(data: bytes, rng: random.Random) -> bytes:
     """Two members have each other's contents, by an index that says otherwise."""
     index, members = opened(data)
-    one, two = rng.sample([name for name in sorted(members)], 2)
+    one, two = rng.sample(sorted(members), 2)
     if members[one] == members[two]:
         members[two] += b" "
     return forged(index, {**members, one: members[two], two: members[one]}, relist=False)
@@ -113,7 +115,9 @@ def reorder(data: bytes, rng: random.Random) -> bytes:
     head = plain(INDEX, json.dumps({**index, "files": listing(members)}).encode())
     body = [plain(name, content) for name, content in sorted(members.items())]
     one = rng.randrange(len(body))
-    changed = rng.choice([[*body, head], [head, *body[::-1]], [head, body[one], *body], [head, *body[:one], *body[one + 1 :]], [head, head, *body]])
+    changed = rng.choice(
+        [[*body, head], [head, *body[::-1]], [head, body[one], *body], [head, *body[:one], *body[one + 1 :]], [head, head, *body]]
+    )
     return sealed([*changed, bytes(2 * BLOCK)])
 
 
@@ -194,9 +198,16 @@ def edit_resources(data: bytes, rng: random.Random) -> bytes:
     """A module's resources of another form, digests made right."""
     index, members = opened(data)
     name = next(name for name in sorted(members) if name.startswith("modules/") and name.endswith("resources.json"))
-    words: list[Any] = [[], None, {}, {"compiler": "x", "seconds": "y", "kernels": {}}, {"compiler": "x", "seconds": 1, "kernels": {"a": {"evil": 1}}},
-                        {"compiler": "x", "seconds": 1, "kernels": {"a": {"registers": "$(reboot)"}}}]  # fmt: skip
-    contents = [*(json.dumps(word).encode() for word in words), b"{", b"\xff\xfe", b'{"seconds": NaN, "compiler": "", "kernels": {}}', b"[" * 100_000]
+    kernels: list[Any] = [{"a": {"evil": 1}}, {"a": {"registers": "$(reboot)"}}, {"a": 3}, 3]
+    words: list[Any] = [[], None, {}, *({"compiler": "x", "seconds": 1, "kernels": kernel} for kernel in kernels)]
+    words.append({"compiler": "x", "seconds": "y", "kernels": {}})
+    contents = [
+        *(json.dumps(word).encode() for word in words),
+        b"{",
+        b"\xff\xfe",
+        b'{"seconds": NaN, "compiler": "", "kernels": {}}',
+        b"[" * 100_000,
+    ]
     return forged(index, {**members, name: rng.choice(contents)})
 
 
@@ -236,13 +247,11 @@ def beside_entry(data: bytes, rng: random.Random) -> bytes:
     return forged(index, {name.replace(folder, other): content for name, content in members.items()})
 
 
-DAMAGES: dict[str, Damage] = {
-    function.__name__: function
-    for function in (
-        flip_bit, flip_bit_resealed, truncate, truncate_tar, append, noise, old_format, swap_contents, swap_modules, reorder, name_of_member,
-        name_of_module, other_kind, bomb, edit_index, edit_resources, edit_entry, beside_entry,
-    )
-}  # fmt: skip
+_EVERY = (
+    flip_bit, flip_bit_resealed, truncate, truncate_tar, append, noise, old_format, swap_contents, swap_modules, reorder,
+    name_of_member, name_of_module, other_kind, bomb, edit_index, edit_resources, edit_entry, beside_entry,
+)  # fmt: skip
+DAMAGES: dict[str, Damage] = {function.__name__: function for function in _EVERY}
 
 
 def _raw(name: str, kind: bytes, content: bytes, link: str = "") -> bytes:

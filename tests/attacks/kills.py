@@ -3,7 +3,7 @@
 Killed, with SIGKILL, is a process that runs `kvgen build`, `build --compile-only`, `export`, `import` or `check` through the command
 line's own `main`. It is forked from a parent that has imported kvgen, so that a kill costs no start of Python. Compilers, loading of
 modules, journals, registries, caches and archives are the real ones. What is made up is the back end (sources of one line, which
-compile in a fraction of a second) and the measurements.
+compile in a fraction of a second), the measurements, and what git says.
 
 After each kill every entry that was there is there and readable, every module of the cache is whole, the archive is one; then the
 same command runs to its end, and what was left behind is swept.
@@ -30,7 +30,8 @@ from kvgen.lower.base import Source, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.job import Job, Outcome
 from kvgen.measure.worker import Worker
-from kvgen.registry import Store, archive
+from kvgen.registry import Store, archive, provenance
+from kvgen.registry.device import here, machine
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune import cage
@@ -53,11 +54,12 @@ class SaltedBackend(FakeBackend):
 def prepare() -> None:
     """Put what is made up in place, and import what commands import."""
     import kvgen.cli.app
-    import kvgen.cli.build
-    import kvgen.registry.carry
-    import kvgen.tune.regression
     import kvgen.tune.study
     import kvgen.tune.tuner  # noqa: F401
+    from kvgen.toolchain.compilers import find_gxx, tvm_ffi_include
+
+    kvgen.cli.app._register()
+    find_gxx(), tvm_ffi_include(), here("cpu"), machine("cpu")
 
     def right(self: Worker, job: Job, timeout_s: float = 0.0) -> Outcome:
         return Outcome("ok", accuracy={"relative_l2": 1e-6})
@@ -65,6 +67,7 @@ def prepare() -> None:
     cpu.backend = SaltedBackend
     cage.Cage = lambda *_, **__: FakeBench()  # type: ignore[assignment,misc]
     Worker.run = right  # type: ignore[method-assign]
+    provenance._git = lambda *_: None
 
 
 @dataclass
