@@ -28,8 +28,8 @@ FLAGS = (
     "-Xlinker", "-Wl,-rpath,/tmp", "-L/tmp", "-lm", "-specs=/tmp/evil", "--options-file", "-ccbin=/tmp/evil", "-DX=1", "-fopenmp ", "",
 )  # fmt: skip
 KINDS = (
-    tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE, tarfile.XHDTYPE,
-    tarfile.XGLTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+    tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE,
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def prepare() -> None:
     """Put what is made up in place, and import what commands import."""
     import kvgen.cli.app
     import kvgen.tune.study
-    import kvgen.tune.tuner  # noqa: F401
+    import kvgen.tune.tuner
     from kvgen.toolchain.compilers import find_gxx, tvm_ffi_include
 
     kvgen.cli.app._register()

@@ -172,3 +172,13 @@ def test_distance_counts_doublings():
     assert distance(one, one) == 0
     assert distance(one, Workload(batch=4, kv_len=2048)) == 3
     assert nearest(_workloads((1, 4096), (1, 32768), (32, 8192)), Workload(batch=16, kv_len=16384)) == 2
+
+
+def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, store, make_entry, spec):
+    (tmp_path / "file").touch()
+    store.put(make_entry())
+    broken = Store(tmp_path / "file" / "registry", "site")
+    answer = select(spec, "cpu", stores=[broken, store], device={"name": "Test CPU", "threads": 2})
+    assert answer.how == "exact"
+    assert answer.why[0].startswith("site: passed over: cannot list ")
+    assert "the site registry was passed over: cannot list" in answer.cautions[0]
