@@ -11,6 +11,7 @@ import pytest
 
 from kvgen.cli.app import main
 from tests.support.commands import ROOT, TINY
+from tests.support.tuning import FakeBackend
 
 
 class Answer:
@@ -207,6 +208,7 @@ def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.Mon
 
 
 def test_an_import_says_what_came_from_where_and_can_be_pinned(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvgen.lower.cpu.backend", FakeBackend)
     assert kvgen("build", "tiny.yaml", "--compile-only", "--limit", "1").code == 0
     sent = kvgen("export", "a.tar.gz", "--json").json()
     assert sent["sha256"] == hashlib.sha256((tmp_path / "a.tar.gz").read_bytes()).hexdigest()
@@ -223,7 +225,8 @@ def test_an_import_says_what_came_from_where_and_can_be_pinned(kvgen: Any, tmp_p
     assert f"modules (native code) compiled on: {sent['origins'][0]}" in good.out
 
 
-def test_a_truncated_archive_is_refused_in_a_sentence(kvgen: Any, tmp_path: Path):
+def test_a_truncated_archive_is_refused_in_a_sentence(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvgen.lower.cpu.backend", FakeBackend)
     kvgen("build", "tiny.yaml", "--compile-only", "--limit", "1")
     kvgen("export", "a.tar.gz")
     content = (tmp_path / "a.tar.gz").read_bytes()
