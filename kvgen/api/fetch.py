@@ -67,7 +67,8 @@ def _fetch(spec: KernelSpec) -> tuple[Kernel, tuple[str, ...]]:
     require_device(target)
     selection = select(spec, target)
     if selection.entry is None:
-        return _default(spec, target, selection)
+        kernel, cautions = _default(spec, target, selection)
+        return kernel, (*cautions, *selection.cautions)
     return _registered(spec, selection.entry, selection), selection.cautions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,20 +33,32 @@ def export(
     _tell(carry.export(found, file, ArtifactCache()), f"wrote {file}", as_json=as_json)
 
 
-def load(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kvgen export` wrote.")], as_json: Json = False) -> None:
-    """Take entries and compiled modules in: into the user's registry, and the cache."""
+def load(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kvgen export` wrote.")],
+    sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="Refuse a file with another digest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take entries and compiled modules in: into the user's registry, and the cache.
+
+    A module is native code: it runs in your process, and kvgen does not know who made it. docs/trust.md says what is checked.
+    """
     from kvgen.registry import carry, user_store
     from kvgen.toolchain import ArtifactCache
 
     if not file.is_file():
         raise typer.BadParameter(f"there is no file {file}")
-    _tell(carry.load(file, user_store(), ArtifactCache()), f"took {file} in", as_json=as_json)
+    if sha256 is not None and re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
+        raise typer.BadParameter("a sha256 is 64 hexadecimal digits", param_hint="--sha256")
+    pin = sha256.lower() if sha256 else None
+    _tell(carry.load(file, user_store(), ArtifactCache(), pin), f"took {file} in", as_json=as_json)
 
 
 def _tell(carried: Carried, done: str, *, as_json: bool) -> None:
     if as_json:
         print_json(carried.to_json())
         return
-    typer.echo(f"{done}: {len(carried.entries)} entries, {len(carried.modules)} modules")
+    typer.echo(f"{done}: {len(carried.entries)} entries, {len(carried.modules)} modules (sha256 {carried.sha256})")
+    for machine in carried.origins:
+        typer.echo(f"modules (native code) compiled on: {machine}")
     for reason in carried.left_out:
         typer.echo(f"left out: {reason}")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
 Language = Literal["c++", "cuda"]
 Target = Literal["cpu", "sm80", "sm89", "sm90"]
 
+FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
+"""What a kernel's module exports; `docs/abi.md` lists their arguments."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -31,6 +34,8 @@ class Source:
     """Flags that this variant needs beyond the toolchain's own."""
     headers: tuple[Path, ...] = field(default=(), repr=False)
     """The headers that `text` reaches."""
+    functions: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """What the compiled module must export; not part of the identity, which `text` decides."""
 
     @property
     def id(self) -> str:

@@ -15,6 +15,7 @@ from statistics import median
 import torch
 
 from kvgen import _resources
+from kvgen.lower import flags
 from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
@@ -39,7 +40,7 @@ def source(target: Target) -> Source:
     cpu = target == "cpu"
     text = render("cpu/read.cpp.jinja" if cpu else "cuda/read.cu.jinja", target=target)
     include = tuple(_resources.templates() / room / "include" for room in ("cpu" if cpu else "cuda", "common"))
-    return Source(text, "c++" if cpu else "cuda", target, include, ("-fopenmp",) if cpu else (), reached_headers(text, include))
+    return Source(text, "c++" if cpu else "cuda", target, include, flags.READ if cpu else (), reached_headers(text, include), READS[:1])
 
 
 def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:

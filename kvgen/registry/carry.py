@@ -1,90 +1,119 @@
 """Entries and compiled modules in one file, for machines without a compiler.
 
-An archive (tar, gzip) holds `entries/` as a store has them, `modules/<key>/` as the artifact cache has them, and `index.json`.
-The index says which source each module was compiled from and what it needs of the machine that runs it; a module is found by
-its source where the compiler that would name it is missing.
+An archive holds `entries/` as a store has them, `modules/<key>/` as the artifact cache has them, and an index (`archive`). The index
+says which source each module was compiled from, on which machine, and what it needs of the machine that runs it; a module is found
+by its source where the compiler that would name it is missing. All of an archive is checked before any of it is placed.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
-from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
-from kvgen.lower.base import Source
-from kvgen.registry.device import machine
-from kvgen.registry.entry import Damaged, Entry
-from kvgen.registry.store import Found, Store, read_entry
+from kvgen.errors import RegistryMiss, ToolchainMissing
+from kvgen.files import is_name, read_plain
+from kvgen.lower.base import Source, Target
+from kvgen.registry import archive
+from kvgen.registry.device import machine, origin
+from kvgen.registry.entry import Damaged, Entry, OtherSchema
+from kvgen.registry.gzipped import Refused
+from kvgen.registry.paths import device_folder, format_folder
+from kvgen.registry.store import Found, Store, entry_files, folder_name, parse_json, read_entry
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.artifact import Resources
 from kvgen.toolchain.compilers import compiler_for
 
-INDEX = "index.json"
-FORMAT = 1
+MODULE, RESOURCES = "module.so", "resources.json"
+MOST_ORIGIN = 200
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What an archive held: folders of entries, keys of modules, and what was left out with its reason."""
+    """What an archive held: folders of entries, keys of modules, the machines that compiled these, and what was left out with its
+    reason. `sha256` is the archive's.
+    """
 
     entries: tuple[Path, ...]
     modules: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    sha256: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"entries": [str(path) for path in self.entries], "modules": list(self.modules), "left_out": list(self.left_out)}
+        lists = {"modules": self.modules, "left_out": self.left_out, "origins": self.origins}
+        return {"entries": [str(path) for path in self.entries], **{k: list(v) for k, v in lists.items()}, "sha256": self.sha256}
+
+
+class _Module(NamedTuple):
+    """A module of an archive, checked."""
+
+    key: str
+    file: Path
+    sha256: str
+    resources: Resources
+    source: str
+    target: Target
+    machine: str
+    origin: str
 
 
 def export(found: Iterable[Found], file: Path, cache: ArtifactCache) -> Carried:
     """Write entries with every module of theirs that the cache has: the launches', and where nothing was tuned yet all points
-    of the space that were compiled. Raises RegistryMiss where there is no whole entry.
+    of the space that were compiled. Raises RegistryMiss where there is no whole entry, HostError where the file cannot be written;
+    what was at its place is there then, whole.
     """
-    good = [one for one in found if one.entry is not None]
+    every = list(found)
+    good = [(one, one.entry) for one in every if one.entry is not None]
     if not good:
         raise RegistryMiss("there is no entry to export")
-    modules: dict[str, tuple[Artifact, dict[str, str]]] = {}
-    for one in good:
-        assert one.entry is not None
-        for source in _sources(one.entry):
-            artifact = _artifact(source, one.entry, cache)
+    members: dict[str, bytes | Path] = {}
+    modules: dict[str, dict[str, str]] = {}
+    for _, entry in good:
+        contents = entry_files(entry)
+        folder = f"entries/{device_folder(entry.device)}/{format_folder(entry.spec)}/{folder_name(entry, contents)}"
+        members |= {f"{folder}/{name}": content for name, content in contents.items()}
+        for source in _sources(entry):
+            artifact = _artifact(source, entry, cache)
             if artifact is not None:
-                modules[artifact.id] = artifact, {"source": source.id, "target": one.entry.arch, "machine": machine(one.entry.arch)}
-    with tarfile.open(file, "w:gz") as archive:
-        for one in good:
-            archive.add(one.path, PurePosixPath("entries", *one.path.parts[-3:]).as_posix())
-        for key, (artifact, _) in modules.items():
-            archive.add(artifact.path, f"modules/{key}/module.so")
-            _add_text(archive, f"modules/{key}/resources.json", artifact.resources.to_json())
-        _add_text(archive, INDEX, {"format": FORMAT, "modules": {key: facts for key, (_, facts) in modules.items()}})
-    return Carried(tuple(one.path for one in good), tuple(modules))
+                made_on = artifact.origin or origin()
+                modules[artifact.id] = {"source": source.id, "target": entry.arch, "machine": machine(entry.arch), "origin": made_on}
+                members[f"modules/{artifact.id}/{MODULE}"] = artifact.path
+                members[f"modules/{artifact.id}/{RESOURCES}"] = json.dumps(artifact.resources.to_json(), sort_keys=True).encode()
+    digest = archive.write(file, members, {"modules": modules})
+    damaged = tuple(f"entry {one.key}: {one.problem}" for one in every if one.entry is None)
+    return Carried(tuple(one.path for one, _ in good), tuple(modules), damaged, _origins(modules.values()), digest)
 
 
-def load(file: Path, store: Store, cache: ArtifactCache) -> Carried:
-    """Take an archive in: entries into the store, modules that this machine can run into the cache.
+def load(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = None) -> Carried:
+    """Take an archive in: entries into the store, modules that this machine can run into the cache. `sha256` pins the archive.
 
-    An entry does not replace a tuned one of its key. Raises KvgenError for a file that is no archive of kvgen.
+    An entry does not replace a tuned one of its key. Raises Refused, with nothing taken, for a file that is no whole archive of
+    kvgen, has another digest than `sha256`, or holds what no export writes; HostError where the disk fails.
     """
-    with tempfile.TemporaryDirectory(prefix="kvgen-import-") as scratch:
-        root = Path(scratch)
+    with cache.scratch() as root:
         try:
-            with tarfile.open(file, "r:gz") as archive:
-                archive.extractall(root, filter="data")
-            index = json.loads((root / INDEX).read_text())
-            if index["format"] != FORMAT:
-                raise KvgenError(f"{file} has format {index['format']}, and this kvgen reads {FORMAT}")
-            modules, refused = _take_modules(root, index["modules"], cache)
-        except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
-            raise KvgenError(f"{file} is no archive of kvgen: {error}") from error
-        entries, kept = _take_entries(root, store)
-        return Carried(entries, modules, (*refused, *kept))
+            index = archive.read(file, root, sha256)
+            modules = _modules(root, index)
+            entries, foreign = _entries(root, index)
+        except Refused as error:
+            raise Refused(f"{file} is refused, and nothing of it was taken: {error}") from error
+        store.require_writable()
+        taken, other = _take_modules(modules, cache)
+        paths, kept = _take_entries(entries, store)
+        origins = _origins(one._asdict() for one in taken)
+        return Carried(paths, tuple(one.key for one in taken), (*other, *foreign, *kept), origins, index.sha256)
+
+
+def _origins(modules: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted({str(one["origin"]) for one in modules}))
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
 
 
 def _sources(entry: Entry) -> list[Source]:
@@ -107,39 +136,80 @@ def _artifact(source: Source, entry: Entry, cache: ArtifactCache) -> Artifact | 
     return next((artifact for key in ids if (artifact := cache.get(key)) is not None), None)
 
 
-def _take_modules(root: Path, listed: dict[str, dict[str, str]], cache: ArtifactCache) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    taken, refused = [], []
-    for key, facts in listed.items():
-        target: Any = facts["target"]
-        if facts["machine"] != machine(target):
-            refused.append(f"module {key}: it was compiled for another machine ({target})")
-            continue
-        folder = root / "modules" / key
-        resources = Resources.from_json(json.loads((folder / "resources.json").read_text()))
-        cache.put(key, folder / "module.so", resources)
-        cache.name(facts["source"], key)
-        taken.append(key)
-    return tuple(taken), tuple(refused)
+# --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def _take_entries(root: Path, store: Store) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    taken, kept = [], []
-    for path in sorted((root / "entries").glob("*/*/*")):
+def _modules(root: Path, index: archive.Index) -> list[_Module]:
+    """The modules that the index describes, each with both of its files. Raises Refused."""
+    listed = index.facts.get("modules")
+    if not isinstance(listed, dict) or not all(isinstance(facts, dict) for facts in listed.values()):
+        raise Refused("its index lists no modules")
+    expected = {f"modules/{key}/{name}" for key in listed for name in (MODULE, RESOURCES)}
+    if expected != {name for name in index.files if name.startswith("modules/")}:
+        raise Refused("its modules are not those of its index")
+    return [_module(root, key, facts, index) for key, facts in listed.items()]
+
+
+def _module(root: Path, key: str, facts: Mapping[str, Any], index: archive.Index) -> _Module:
+    wrong = [name for name in ("source", "machine") if not is_name(facts.get(name))]
+    wrong += [] if facts.get("target") in get_args(Target) else ["target"]
+    made_on = facts.get("origin")
+    wrong += [] if isinstance(made_on, str) and made_on.isprintable() and len(made_on) <= MOST_ORIGIN else ["origin"]
+    if wrong:
+        raise Refused(f"module {key}: {facts.get(wrong[0])!r:.120} is no {wrong[0]}")
+    folder = root / "modules" / key
+    try:
+        resources = Resources.from_json(parse_json(read_plain(folder / RESOURCES, archive.MOST_INDEX)))
+        if not all(type(value) is int for used in resources.to_json()["kernels"].values() for value in used.values()):
+            raise TypeError("a number of registers or bytes is none")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Refused(f"module {key}: its resources cannot be read: {type(error).__name__}: {error}") from error
+    target: Target = facts["target"]
+    digest, _ = index.files[f"modules/{key}/{MODULE}"]
+    return _Module(key, folder / MODULE, digest, resources, facts["source"], target, facts["machine"], str(made_on))
+
+
+def _entries(root: Path, index: archive.Index) -> tuple[list[Entry], tuple[str, ...]]:
+    """The entries, and those of other versions of kvgen, which are left out. Raises Refused for one that is not what was written."""
+    entries, foreign = [], []
+    names = [name for name in index.files if name.startswith("entries/")]
+    for folder in sorted({name.rpartition("/")[0] for name in names}):
+        path = root / folder
         try:
             entry = read_entry(path)
-        except Damaged as damage:
-            kept.append(f"entry {path.name}: {damage}")
+        except OtherSchema as other:
+            foreign.append(f"entry {path.name}: {other}")
             continue
+        except Damaged as damage:
+            raise Refused(f"entry {path.name}: {damage}") from damage
+        held = {name.rpartition("/")[2] for name in names if name.startswith(f"{folder}/")}
+        if held != set(entry_files(entry)) or path.name.split(".")[0] != entry.key:
+            raise Refused(f"entry {path.name}: it is not in a folder of its own")
+        entries.append(entry)
+    return entries, tuple(foreign)
+
+
+def _take_modules(modules: Iterable[_Module], cache: ArtifactCache) -> tuple[list[_Module], list[str]]:
+    taken, refused = [], []
+    for one in modules:
+        if one.machine != machine(one.target):
+            refused.append(f"module {one.key}: it was compiled for another machine ({one.target})")
+            continue
+        artifact = cache.put(one.key, one.file, one.resources, origin=one.origin)
+        cache.name(one.source, one.key)
+        if artifact.sha256 == one.sha256:
+            taken.append(one)
+        else:
+            refused.append(f"module {one.key}: one of this key and other bytes is here already, and stays")
+    return taken, refused
+
+
+def _take_entries(entries: Iterable[Entry], store: Store) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    taken, kept = [], []
+    for entry in entries:
         rivals = [one.entry for one in store.find(entry.spec) if one.entry is not None and one.entry.key == entry.key]
         if any(rival.timings for rival in rivals) and not entry.timings:
             kept.append(f"entry {entry.key}: a tuned one is there")
         else:
             taken.append(store.put(entry))
     return tuple(taken), tuple(kept)
-
-
-def _add_text(archive: tarfile.TarFile, name: str, data: Any) -> None:
-    content = (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    archive.addfile(info, io.BytesIO(content))

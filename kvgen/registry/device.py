@@ -40,3 +40,10 @@ def _gpu() -> dict[str, Any]:
 def machine(target: Target) -> str:
     """Digest of what a compiled module needs of the machine that runs it: a CPU's instructions, the FFI's version."""
     return digest([platform.machine(), cpu_features() if target == "cpu" else "", tvm_ffi_version()])
+
+
+def origin() -> str:
+    """This machine in words, for modules that are taken to another."""
+    from kvgen import __version__
+
+    return f"{cpu_name()} ({platform.machine()}, kvgen {__version__})"

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 from kvgen.digest import digest, files_digest
-from kvgen.lower.base import Language, Source, Target
+from kvgen.errors import KvgenError
+from kvgen.files import is_name
+from kvgen.lower import flags as known
+from kvgen.lower.base import FUNCTIONS, Language, Source, Target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.device import machine
-from kvgen.registry.paths import locate, portable
+from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
@@ -29,6 +31,10 @@ SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
 
 class Damaged(Exception):
     """An entry that cannot be used; the message says why. Never leaves the registry."""
+
+
+class OtherSchema(Damaged):
+    """A whole entry of another version of kvgen."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,20 @@ class Code:
     machine: str | None = None
     """Digest of what that module needs of the machine it runs on."""
 
+    def __post_init__(self) -> None:
+        if self.language not in SUFFIX:
+            raise KvgenError(f"{self.language!r:.60} is no language of kvgen's back ends")
+        if (flag := known.refused(self.language, self.flags)) is not None:
+            raise KvgenError(f"it asks for the compiler flag {flag!r:.120}, which no back end of kvgen uses")
+        if not all(name is None or is_name(name) for name in (self.artifact, self.machine)):
+            raise KvgenError(f"{self.artifact!r:.120} is no key of a compiled module")
+
     @classmethod
     def of(cls, source: Source, artifact: Artifact | None = None) -> Code:
-        """The code of a source and, where it was compiled, of its artifact. Raises ValueError for headers of no package."""
+        """The code of a source and, where it was compiled, of its artifact.
+
+        Raises ValueError for headers of no package, KvgenError for flags that `kvgen.lower.flags` does not list.
+        """
         return cls(
             source.text,
             source.language,
@@ -73,7 +90,8 @@ class Code:
             headers = tuple(map(locate, self.headers))
             if files_digest(headers) != self.headers_digest:
                 return None
-            return Source(self.text, self.language, target, tuple(map(locate, self.include)), self.flags, headers)
+            include = tuple(map(locate, self.include))
+            return Source(self.text, self.language, target, include, self.flags, headers, FUNCTIONS)
         except OSError:
             return None
 
@@ -91,10 +109,12 @@ class Code:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], text: str, resources: Mapping[str, Any] | None) -> Code:
-        """Inverse of `to_json`. Raises KeyError or TypeError."""
+        """Inverse of `to_json`. Raises KeyError, TypeError, ValueError or KvgenError."""
         include, flags, headers = (tuple(map(str, data[name])) for name in ("include", "flags", "headers"))
+        for name in (*include, *headers):
+            check_portable(name)
         found = Resources.from_json(resources) if resources else None
-        language, headers_digest = cast(Language, data["language"]), str(data["headers_digest"])
+        language, headers_digest = data["language"], str(data["headers_digest"])
         return cls(text, language, include, flags, headers, headers_digest, found, data["artifact"], data["machine"])
 
 
@@ -230,8 +250,12 @@ class Entry:
         Raises Damaged for another schema or a key that does not follow from the contents; KeyError, TypeError or ValueError
         where fields are absent or wrong.
         """
-        if data.get("schema") != SCHEMA:
-            raise Damaged(f"it has schema {data.get('schema')!r}, and this kvgen reads {SCHEMA}")
+        if type(data["schema"]) is not int:
+            raise Damaged("its schema is no number")
+        if data["schema"] != SCHEMA:
+            raise OtherSchema(f"it has schema {data['schema']}, and this kvgen reads {SCHEMA}")
+        if data["arch"] not in get_args(Target):
+            raise Damaged(f"{data['arch']!r:.60} is no target")
         schedule = data["schedule"]
         launches = tuple(
             Launch(Workload(**item["workload"]), str(item["backend"]), Params(item["launch"]), str(item["source"]))
@@ -261,8 +285,3 @@ class Entry:
 def entry_key(spec: KernelSpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[Workload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
-
-
-def read_texts(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Text of files, byte for byte: line ends are part of the digest."""
-    return {file: (folder / file).read_bytes().decode() for file in files}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgen._resources import templates
+from kvgen.files import is_name
 from kvgen.spec import KernelSpec, QuantSpec
 
 
@@ -28,14 +29,33 @@ def portable(path: Path) -> str:
 
 
 def locate(name: str) -> Path:
-    """Inverse of `portable`. Raises FileNotFoundError where the package is not installed."""
+    """Inverse of `portable`. Raises FileNotFoundError where the package is not installed, ValueError for a name that leads out of
+    the templates or the package.
+    """
+    check_portable(name)
     if not name.startswith("@"):
-        return templates() / name
+        return _inside(templates(), name)
     package, _, place = name[1:].partition("/")
+    if not package.isidentifier():  # a dotted name would import its parents
+        raise ValueError(f"{package!r:.120} is no name of a package")
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        return Path(folder) / place
+        return _inside(Path(folder), place)
     raise FileNotFoundError(f"the package {package} is not installed")
+
+
+def check_portable(name: str) -> None:
+    """Raise ValueError for what `portable` could not have given."""
+    for part in name.removeprefix("@").split("/"):
+        if not is_name(part):
+            raise ValueError(f"{name!r:.120} is no header or folder of kvgen's templates or of a package")
+
+
+def _inside(root: Path, name: str) -> Path:
+    place = root / name
+    if not place.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{name!r:.120} leads out of {root}")
+    return place
 
 
 def slug(text: str) -> str:

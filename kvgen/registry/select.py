@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvgen.errors import KvgenError
+from kvgen.errors import HostError, KvgenError
 from kvgen.lower.base import Target
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
@@ -51,7 +51,8 @@ def select(
     """The entry for a spec's format and target, for one workload or for all of the spec's.
 
     `stores` defaults to the user's, the site's and the packaged one; `device` to this machine's. Nothing is compiled, nothing
-    raised for what is wrong in a store: a damaged or stale entry is passed over with its reason.
+    raised for what is wrong in a store: a damaged or stale entry is passed over with its reason, a store that cannot be read with a
+    caution, too.
     """
     if stores is None:
         from kvgen.registry import stores as all_stores
@@ -60,9 +61,15 @@ def select(
     device = here(target) if device is None else device
     wanted = (workload,) if workload is not None else spec.workloads
     why: list[str] = []
+    unread: list[str] = []
     candidates: list[_Candidate] = []
     for place, store in enumerate(stores):
-        found = store.find(spec)
+        try:
+            found = store.find(spec)
+        except HostError as error:
+            why.append(f"{store.name}: passed over: {error}")
+            unread.append(f"the {store.name} registry was passed over: {error}")
+            continue
         if not found:
             why.append(f"{store.name} ({store.root}): nothing for this format")
         for one in found:
@@ -73,7 +80,8 @@ def select(
                 why.append(f"{one.label}: passed over: {problem}")
             else:
                 candidates.append(_Candidate(one, entry, _coverage(entry, wanted), not _same_device(entry, device), place))
-    return _choose(sorted(candidates, key=lambda candidate: candidate.rank), why, device)
+    selection = _choose(sorted(candidates, key=lambda candidate: candidate.rank), why, device)
+    return selection._replace(cautions=(*selection.cautions, *unread))
 
 
 def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from kvgen.errors import KvgenError
-from kvgen.registry.entry import Damaged, Entry, read_texts
+from kvgen.errors import HostError, KvgenError, host_errors
+from kvgen.files import child, is_name, read_plain
+from kvgen.registry.entry import SUFFIX, Damaged, Entry
 from kvgen.registry.paths import device_folder, format_folder
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.cache import sync
@@ -28,6 +31,8 @@ RESOURCES = "resources.json"
 LOCK = ".lock"
 STAGING = ".staging-"
 RESCANS = 4
+MOST_BYTES = 1 << 24
+"""Bytes of a file of an entry, at most."""
 
 
 class Found(NamedTuple):
@@ -58,6 +63,8 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r}, {self.name!r})"
+
+    # Readers raise HostError where the store cannot be listed, writers where it cannot be written.
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -96,23 +103,39 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> Path:
-        """Write an entry in place of one of the same key; the folder it is in. Raises KvgenError where nothing can be written."""
+        """Write an entry in place of one of the same key; the folder it is in. Raises HostError where nothing can be written,
+        KvgenError for an entry with figures that are no numbers.
+        """
+        contents = entry_files(entry)
+        with self._locked():
+            return self._put(entry, contents)
+
+    def require_writable(self) -> None:
+        """Raise HostError where nothing can be written."""
+        with self._locked():
+            (Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root)) / "room").write_bytes(bytes(4096))
+            self._sweep()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the store's lock; what killed writers left is gone then. An OSError within becomes a HostError."""
         from filelock import FileLock
 
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with FileLock(self.root / LOCK):
                 self._sweep()
-                return self._put(entry)
+                yield
         except OSError as error:
-            raise KvgenError(f"cannot write to the {self.name} registry {self.root}: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise HostError(f"cannot write to the {self.name} registry {self.root}: {reason}", self.root) from error
 
-    def _put(self, entry: Entry) -> Path:
+    def _put(self, entry: Entry, contents: Mapping[str, bytes]) -> Path:
         staged = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
-        revision = _write(entry, staged)
+        _write(contents, staged)
         folder = self.root / device_folder(entry.device) / format_folder(entry.spec)
         folder.mkdir(parents=True, exist_ok=True)
-        final = folder / f"{entry.key}.{revision}"
+        final = folder / folder_name(entry, contents)
         if final.exists() and self._load(final).entry is None:
             self._discard(final)
         if not final.exists():
@@ -127,10 +150,8 @@ class Store:
         return final
 
     def remove(self, found: Found) -> None:
-        """Take an entry away."""
-        from filelock import FileLock
-
-        with FileLock(self.root / LOCK):
+        """Take an entry away. Raises HostError where that cannot be done."""
+        with self._locked():
             if found.path.exists():
                 self._discard(found.path)
                 self._list()
@@ -157,34 +178,77 @@ class Store:
 def read_entry(path: Path) -> Entry:
     """The entry in a folder. Raises Damaged where it is not whole, not what was written, or of another version."""
     try:
-        raw = (path / ENTRY).read_bytes()
-        if _revision(raw) != path.name.rpartition(".")[2]:
+        raw = read_plain(path / ENTRY, MOST_BYTES)
+        if not is_name(path.name) or _revision(raw) != path.name.rpartition(".")[2]:
             raise Damaged(f"{ENTRY} was changed after it was written")
-        data = json.loads(raw)
+        data = parse_json(raw)
+        contents = {file: read_plain(child(path, file), MOST_BYTES) for file in _listed(data)}
         for file, expected in data["files"].items():
-            if hashlib.sha256((path / file).read_bytes()).hexdigest() != expected:
+            if hashlib.sha256(contents[file]).hexdigest() != expected:
                 raise Damaged(f"{file} was changed after it was written")
-        resources = json.loads((path / RESOURCES).read_bytes())
-        return Entry.from_json(data, read_texts(path, data["sources"]), resources)
+        texts = {file: contents[file].decode() for file in data["sources"]}  # byte for byte: line ends are part of the digest
+        return Entry.from_json(data, texts, parse_json(contents[RESOURCES]))
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, KvgenError) as error:
+    except PermissionError as error:
+        raise Damaged(f"{Path(error.filename).name} may not be read: {error.strerror}") from error
+    except KvgenError as error:
+        raise Damaged(str(error)) from error
+    except RecursionError as error:
+        raise Damaged("it cannot be read: it is nested too deeply") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _write(entry: Entry, folder: Path) -> str:
-    """Write an entry's files and make them last; its revision."""
+def _listed(data: Any) -> list[str]:
+    """The files beside `entry.json`: its sources and resources, each with a digest, and no other. Raises Damaged."""
+    files, suffixes = list(data["files"]), tuple(SUFFIX.values())
+    for file in files:
+        if not is_name(file) or (file != RESOURCES and not (file.startswith("kernel-") and file.endswith(suffixes))):
+            raise Damaged(f"{file!r:.120} is no file of an entry")
+    if set(files) != {RESOURCES, *data["sources"]}:
+        raise Damaged("its files are not its sources and resources")
+    return files
+
+
+def entry_files(entry: Entry) -> dict[str, bytes]:
+    """Contents of an entry's files by name. Raises KvgenError where a figure is no finite number."""
     files = {file: code.text.encode() for file, code in entry.codes.items()}
-    files[RESOURCES] = _json(entry.resources())
-    digests = {file: hashlib.sha256(content).hexdigest() for file, content in sorted(files.items())}
-    files[ENTRY] = _json({**entry.to_json(), "files": digests})
-    for name, content in files.items():
-        with open(folder / name, "wb") as file:
+    try:
+        files[RESOURCES] = _json(entry.resources())
+        digests = {file: hashlib.sha256(content).hexdigest() for file, content in sorted(files.items())}
+        files[ENTRY] = _json({**entry.to_json(), "files": digests})
+    except ValueError as error:
+        raise KvgenError(f"the entry {entry.key} cannot be written: {error}") from error
+    return files
+
+
+def folder_name(entry: Entry, contents: Mapping[str, bytes]) -> str:
+    """Name of the folder that holds an entry with these files."""
+    return f"{entry.key}.{_revision(contents[ENTRY])}"
+
+
+def _write(contents: Mapping[str, bytes], folder: Path) -> None:
+    """Write an entry's files and make them last."""
+    for name, content in contents.items():
+        with open(child(folder, name), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     sync(folder)
-    return _revision(files[ENTRY])
+
+
+def parse_json(raw: bytes) -> Any:
+    """JSON of finite numbers. Raises ValueError, RecursionError."""
+
+    def refuse(text: str) -> NoReturn:
+        raise ValueError(f"{text} is no number")
+
+    def finite(text: str) -> float:
+        value = float(text)
+        return value if math.isfinite(value) else refuse(text[:40])
+
+    return json.loads(raw, parse_constant=refuse, parse_float=finite)
 
 
 def _json(data: object) -> bytes:
@@ -202,10 +266,13 @@ def _rank(found: Found) -> tuple[bool, str, str]:
 
 
 def _folders(parent: Path) -> Iterator[Path]:
-    """Folders in a folder, hidden ones apart, in order; none where it is absent."""
+    """Folders in a folder, hidden ones apart, in order; none where it is absent. Raises HostError where it cannot be listed."""
     try:
-        names = sorted(item.name for item in os.scandir(parent) if item.is_dir() and not item.name.startswith("."))
-    except OSError:
-        return
+        with host_errors("list", parent), os.scandir(parent) as items:
+            names = sorted(item.name for item in items if item.is_dir() and not item.name.startswith("."))
+    except HostError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return
+        raise
     for name in names:
         yield parent / name

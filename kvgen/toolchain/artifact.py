@@ -58,6 +58,10 @@ class Artifact:
     id: str
     path: Path
     resources: Resources
+    sha256: str = field(default="", compare=False)
+    """Digest of the library's bytes, as the cache keeps it."""
+    origin: str = field(default="", compare=False)
+    """The machine that compiled it, where that was another one."""
 
 
 def parse_ptxas(log: str) -> dict[str, KernelResources]:

@@ -13,10 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvgen._resources import user_cache
+from kvgen.errors import HostError, KvgenError, host_errors
+from kvgen.files import child, is_name, read_plain
 from kvgen.toolchain.artifact import Artifact, Resources
 
 MODULE = "module.so"
 META = "artifact.json"
+MOST_MODULE = 1 << 30
+"""Bytes of a compiled module, at most."""
+MOST_TEXT = 1 << 24
+"""Bytes of any other file of an entry, at most."""
 
 
 def default_root() -> Path:
@@ -25,7 +31,11 @@ def default_root() -> Path:
 
 
 class ArtifactCache:
-    """Artifacts under `root`. A damaged entry is a miss; any process may be killed at any time and leaves nothing that stays."""
+    """Artifacts under `root`. A damaged entry is a miss; any process may be killed at any time and leaves nothing that stays.
+
+    Keys and source ids are single names: anything else is refused with a KvgenError. What writes raises HostError where the
+    disk is full or `root` cannot be written.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
@@ -35,23 +45,28 @@ class ArtifactCache:
         """The artifact of a key, or None where it is absent or not what was written."""
         folder = self._folder(key)
         try:
-            meta = json.loads((folder / META).read_text())
+            meta = json.loads(read_plain(folder / META, MOST_TEXT))
             module = folder / MODULE
             if _sha256(module) != meta["sha256"]:
                 return None
-            return Artifact(key, module, Resources.from_json(meta["resources"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return Artifact(key, module, Resources.from_json(meta["resources"]), meta["sha256"], str(meta.get("origin", "")))
+        except PermissionError as error:
+            raise HostError(f"cannot read {error.filename}: {error.strerror}", folder) from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def put(self, key: str, module: Path, resources: Resources, extra: dict[str, str] | None = None) -> Artifact:
-        """Publish a compiled module, with text files by name in `extra` beside it; an entry that is there and whole stays."""
+    def put(self, key: str, module: Path, resources: Resources, extra: dict[str, str] | None = None, origin: str = "") -> Artifact:
+        """Publish a compiled module, with text files by name in `extra` beside it; an entry that is there and whole stays.
+
+        `origin` names the machine that compiled it, where that was another one.
+        """
         with self.scratch() as folder:
             staged = folder / "entry"
             staged.mkdir()
             shutil.copyfile(module, staged / MODULE)
             for name, text in (extra or {}).items():
-                (staged / name).write_text(text)
-            meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json()}
+                child(staged, name).write_text(text)
+            meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json(), "origin": origin}
             (staged / META).write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
             for file in staged.iterdir():
                 sync(file)
@@ -59,67 +74,83 @@ class ArtifactCache:
 
     def name(self, source_id: str, key: str) -> None:
         """Let a module be found by its source alone: it was compiled elsewhere, and the compiler that names it may be missing."""
-        folder = self.root / "sources"
-        folder.mkdir(parents=True, exist_ok=True)
+        place, _ = self._source(source_id), self._folder(key)
         with self.scratch() as scratch:
+            place.parent.mkdir(parents=True, exist_ok=True)
             (scratch / "key").write_text(key)
-            (scratch / "key").replace(folder / source_id)
+            (scratch / "key").replace(place)
 
     def named(self, source_id: str) -> Artifact | None:
         """The module that `name` gave to a source, or None."""
         try:
-            return self.get((self.root / "sources" / source_id).read_text())
-        except OSError:
+            key = read_plain(self._source(source_id), MOST_TEXT).decode()
+        except (OSError, ValueError):
             return None
+        return self.get(key) if is_name(key) else None
+
+    def require_writable(self) -> None:
+        """Raise HostError where nothing can be written."""
+        with self.scratch() as folder:
+            (folder / "room").write_bytes(bytes(4096))
 
     def _publish(self, key: str, staged: Path) -> Artifact:
         target = self._folder(key)
         target.parent.mkdir(parents=True, exist_ok=True)
+        last: OSError | None = None
         for _ in range(8):
-            with suppress(OSError):
+            try:
                 staged.rename(target)
                 sync(target.parent)
+            except OSError as error:  # it is there already, whole or damaged
+                last = error
             artifact = self.get(key)
             if artifact is not None:
                 return artifact
             with self.scratch() as aside, suppress(OSError):  # damaged: move it away, then try again
                 target.rename(aside / "damaged")
-        raise OSError(f"cannot write {target}")
+        raise HostError(f"cannot write {target}: {last.strerror if last else 'it is damaged again and again'}", target)
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Only one process at a time compiles a key; the lock's file goes with the last holder."""
         from filelock import FileLock  # not needed to find a module
 
+        self._folder(key)
         file = self.root / "locks" / f"{key}.lock"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file):
-            try:
-                yield
-            finally:
-                file.unlink(missing_ok=True)  # filelock retries on a file that was unlinked while it waited
+        lock = FileLock(file)
+        with host_errors("lock", file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                file.unlink()  # filelock retries on a file that was unlinked while it waited
+            lock.release()
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary folder on the cache's own file system; gone afterwards, or swept later if this process is killed."""
+        """A temporary folder on the cache's own file system; gone afterwards, or swept later if this process is killed.
+
+        An OSError within becomes a HostError.
+        """
         parent = self.root / "tmp"
-        parent.mkdir(parents=True, exist_ok=True)
-        self._sweep_once()
-        folder = Path(tempfile.mkdtemp(prefix=f"{_owner(os.getpid())}-", dir=parent))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with host_errors("write", self.root):
+            parent.mkdir(parents=True, exist_ok=True)
+            self._sweep_once()
+            folder = Path(tempfile.mkdtemp(prefix=owned(), dir=parent))
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
         """Remove what processes of this machine left that are no longer alive."""
         from filelock import FileLock, Timeout
 
         for folder in (self.root / "tmp").glob(f"{socket.gethostname()}+*"):
-            with suppress(ValueError, IndexError):
-                pid = int(folder.name.split("+")[1])
-                if not folder.name.startswith(f"{_owner(pid)}-"):
-                    shutil.rmtree(folder, ignore_errors=True)
+            if left_behind(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
         for file in (self.root / "locks").glob("*.lock"):
             with suppress(Timeout, OSError), FileLock(file, timeout=0):
                 file.unlink(missing_ok=True)
@@ -130,7 +161,27 @@ class ArtifactCache:
             self.sweep()
 
     def _folder(self, key: str) -> Path:
+        if not is_name(key):
+            raise KvgenError(f"{key!r:.120} is no key of a compiled module")
         return self.root / "modules" / key[:2] / key
+
+    def _source(self, source_id: str) -> Path:
+        if not is_name(source_id):
+            raise KvgenError(f"{source_id!r:.120} is no id of a source")
+        return self.root / "sources" / source_id
+
+
+def owned(prefix: str = "") -> str:
+    """The beginning of a temporary file's name that says whose it is; `left_behind` reads it."""
+    return f"{prefix}{_owner(os.getpid())}-"
+
+
+def left_behind(name: str, prefix: str = "") -> bool:
+    """Whether a temporary file belongs to a process of this machine that is gone."""
+    host, _, rest = name.removeprefix(prefix).rpartition("+")[0].rpartition("+")
+    if not name.startswith(prefix) or host != socket.gethostname() or not rest.isdigit():
+        return False
+    return not name.startswith(f"{prefix}{_owner(int(rest))}-")
 
 
 def _owner(pid: int) -> str:
@@ -143,7 +194,7 @@ def _owner(pid: int) -> str:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_plain(file, MOST_MODULE)).hexdigest()
 
 
 def sync(path: Path) -> None:

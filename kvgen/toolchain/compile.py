@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,14 +11,22 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from kvgen.errors import CompileError
+from kvgen.errors import CompileError, CompilerCrash, HostError, host_errors
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact, Resources, parse_ptxas
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compilers import Compiler, compiler_for
+from kvgen.toolchain.probe import probe
 
 COMPILE_TIMEOUT_S = 600.0
 LOG_CHARS = 20_000
+HOST_REASONS = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
+    r"|Cannot allocate memory|virtual memory exhausted|out of memory allocating|Resource temporarily unavailable"
+)
+"""What a compiler prints where this machine failed it, in the words of LC_ALL=C."""
+PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due to signal \d+)")
+"""What g++ and nvcc print where a signal ended one of their passes."""
 
 
 def ptx_only_default() -> bool:
@@ -30,7 +39,9 @@ def build(
 ) -> Artifact:
     """The artifact of a source, compiled unless the cache has it, from here or carried from elsewhere.
 
-    Raises ToolchainMissing without a compiler, CompileError (with its log) where the compiler refuses or takes too long.
+    What was compiled is loaded once, in a process of its own, before it is kept. Raises ToolchainMissing without a compiler,
+    CompileError (with its log) where the compiler refuses, takes too long or writes no module, HostError where this machine fails:
+    its disk is full or cannot be written, or a compiler is killed.
     """
     cache = cache or ArtifactCache()
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
@@ -49,27 +60,30 @@ def build(
 def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache, ptx_only: bool, timeout_s: float) -> Artifact:
     with cache.scratch() as folder:
         file = folder / ("kernel.cu" if source.language == "cuda" else "kernel.cpp")
-        file.write_text(source.text)
+        with host_errors("write", file):
+            file.write_text(source.text)
         output = folder / "out.so"
         started = time.monotonic()
         log = run_compiler(compiler.command(source, file, output, ptx_only=ptx_only), folder, timeout_s)
         seconds = time.monotonic() - started
+        probe(output, source.functions, str(compiler))
         kernels = parse_ptxas(log) if source.language == "cuda" else {}
         return cache.put(key, output, Resources(str(compiler), seconds, kernels), {file.name: source.text, "log.txt": log})
 
 
 def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
-    """Run a compiler with its temporary files in `folder`; what it printed. Raises CompileError.
+    """Run a compiler with its temporary files in `folder`; what it printed. Raises CompileError, HostError.
 
     It dies with this process where `setpriv` can arrange that, and its whole group is killed after `timeout_s` seconds.
     """
     setpriv = shutil.which("setpriv")
     bound = [setpriv, "--pdeathsig", "KILL", *command] if setpriv else command
     environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
-    process = subprocess.Popen(
-        bound, cwd=folder, env=environment, text=True, errors="replace", start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    with host_errors("run", Path(command[0])):
+        process = subprocess.Popen(
+            bound, cwd=folder, env=environment, text=True, errors="replace", start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     try:
         log, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -80,5 +94,16 @@ def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     if process.returncode:
-        raise CompileError(f"{Path(command[0]).name} failed with exit status {process.returncode}", log[:LOG_CHARS])
+        raise _failure(Path(command[0]).name, process.returncode, log, folder)
     return log
+
+
+def _failure(name: str, status: int, log: str, folder: Path) -> CompileError | HostError:
+    """What a compiler's exit status and words mean: it refused the source, or this machine failed it."""
+    if status < 0:
+        return CompilerCrash(f"{name} was ended by {signal.Signals(-status).name}", folder)
+    if reason := HOST_REASONS.search(log):
+        return HostError(f"{name} could not work in {folder}: {reason[0]}", folder)
+    if died := PASS_DIED.search(log):
+        return CompilerCrash(f"{name} failed: {died[0].strip()}", folder)
+    return CompileError(f"{name} failed with exit status {status}", log[:LOG_CHARS])

@@ -9,8 +9,8 @@ from typing import Any
 import tvm_ffi
 
 from kvgen.errors import KvgenError
+from kvgen.lower.base import FUNCTIONS
 
-FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
 OPTIONAL = ("set_threads", "split_tokens")
 """None where a module lacks them: only CPU modules have threads, and modules that older versions compiled do not tell their splits."""
 

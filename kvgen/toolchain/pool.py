@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from kvgen._machine import cores
-from kvgen.errors import CompileError
+from kvgen.errors import CompileError, CompilerCrash
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
@@ -21,10 +21,11 @@ def build_many(
     *,
     ptx_only: bool | None = None,
     timeout_s: float = COMPILE_TIMEOUT_S,
-) -> Iterator[tuple[int, Artifact | CompileError]]:
-    """Yield (index, artifact or the compiler's refusal) as compilations end; `workers` defaults to the CPUs of this process.
+) -> Iterator[tuple[int, Artifact | CompileError | CompilerCrash]]:
+    """Yield (index, artifact or what the compiler failed with) as compilations end; `workers` defaults to the CPUs of this process.
 
-    Closing the iterator drops what has not started. Raises ToolchainMissing before anything is compiled.
+    Closing the iterator drops what has not started. Raises ToolchainMissing before anything is compiled,
+    HostError where the disk or this machine fails.
     """
     cache = cache or ArtifactCache()
     for language in {source.language for source in sources}:
@@ -36,6 +37,6 @@ def build_many(
         try:
             for future in as_completed(futures):
                 error = future.exception()
-                yield futures[future], error if isinstance(error, CompileError) else future.result()
+                yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

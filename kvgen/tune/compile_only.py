@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvgen.errors import CompileError
+from kvgen.errors import CompileError, CompilerCrash
 from kvgen.lower.base import Backend, Source, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
@@ -29,7 +29,7 @@ from kvgen.tune.study import flatten
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of one point: `ok`, `spills` or `compile_error`; resources are those of its hungriest kernel."""
+    """What became of one point: `ok`, `spills`, `compile_error` or `compiler_crash`; resources are those of its hungriest kernel."""
 
     schedule: Schedule
     kind: str
@@ -88,11 +88,14 @@ def compile_space(
 
     With `limit`, at most so many points per back end, chosen so that every value of every parameter occurs (as far as they
     go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
-    UnsupportedError where no back end takes the spec, CompileError where not even a default compiles.
+    UnsupportedError where no back end takes the spec, CompileError where not even a default compiles, HostError where the disk
+    fails: before anything is compiled if the registry or the cache cannot be written.
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends)
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    store.require_writable()
+    cache.require_writable()
     require(spec, target, found, cache, compile_only=True)
     began = time.monotonic()
     points: list[Compiled] = []
@@ -121,8 +124,10 @@ def compile_space(
 
 
 def _register(
-    spec: KernelSpec, target: Target, c: Contender, source: Source, result: Artifact | CompileError, store: Store
+    spec: KernelSpec, target: Target, c: Contender, source: Source, result: Artifact | CompileError | CompilerCrash, store: Store
 ) -> tuple[Entry, Path]:
+    if isinstance(result, CompilerCrash):
+        raise result
     if isinstance(result, CompileError):
         raise CompileError(f"the default schedule of {c.backend.name} does not compile", str(result))
     entry = make_untuned(spec, target, c.backend, c.default, source, result, {})
@@ -132,7 +137,9 @@ def _register(
     return entry, store.put(entry)
 
 
-def _judge(schedule: Schedule, result: Artifact | CompileError) -> Compiled:
+def _judge(schedule: Schedule, result: Artifact | CompileError | CompilerCrash) -> Compiled:
+    if isinstance(result, CompilerCrash):
+        return Compiled(schedule, "compiler_crash", detail=str(result))
     if isinstance(result, CompileError):
         return Compiled(schedule, "compile_error", detail=str(result))
     kernels = result.resources.kernels.values()

@@ -7,6 +7,7 @@ runs them twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import Trial, TrialState
 
+from kvgen.errors import KvgenError, host_errors
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import Workload
@@ -43,20 +45,32 @@ class _JournalLock:
 
 
 def journal_storage(path: Path) -> optuna.storages.BaseStorage:
-    """Storage in one file. A line that a killed process left half written is cut off first."""
+    """Storage in one file. A line that a killed process left half written is cut off first.
+
+    Raises HostError where the file cannot be opened or written.
+    """
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_suffix(".lock")
-    with FileLock(lock):
-        _cut_half_line(path)
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _JournalLock(lock))))
+    with host_errors("open the journal", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_suffix(".lock")
+        with FileLock(lock):
+            _cut_half_line(path)
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _JournalLock(lock))))
 
 
 def url_storage(url: str) -> optuna.storages.BaseStorage:
-    """Storage in a database that several hosts share, e.g. postgresql://user@host/name."""
-    return optuna.storages.RDBStorage(url)
+    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError where it does not open."""
+    try:
+        return optuna.storages.RDBStorage(url)
+    except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise KvgenError(f"cannot open the storage {_without_password(url)}: {reason}") from error
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(?<=//)([^:/@]*):[^@/]*@", r"\1:…@", url)
 
 
 def _cut_half_line(path: Path) -> None:

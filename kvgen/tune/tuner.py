@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from kvgen.digest import digest
-from kvgen.errors import CompileError, KvgenError, MeasureError, ToolchainMissing, UnsupportedError
+from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
 from kvgen.lower.base import Backend, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.registry import stores, user_store
@@ -59,15 +59,18 @@ def tune(
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
     without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: as if nothing were registered.
 
-    Raises UnsupportedError, ToolchainMissing, or MeasureError where no schedule is right at every workload.
+    Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, or HostError where the
+    disk fails: before anything is compiled if the registry or the cache cannot be written.
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends)
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    store.require_writable()
+    cache.require_writable()
     require(spec, target, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh)
-    with _alone(cache, run.key, run) as waited:
+    with host_errors("tune with", cache.root), _alone(cache, run.key, run) as waited:
         if waited:
             for one in store.find(spec):
                 if one.entry is not None and one.entry.key == run.key and str(one.entry.provenance.get("date", "")) >= began:
@@ -259,7 +262,7 @@ class _Run:
         """The point's artifact; None where there is none: that it does not compile is recorded."""
         try:
             return ahead.artifact(point.schedule)
-        except ToolchainMissing as error:  # only what was carried here can be measured; another day this point may be, too
+        except (ToolchainMissing, CompilerCrash) as error:  # it can be compiled another day or elsewhere: nothing is remembered of it
             self.memories[point.backend, point.workload.key].release(point.schedule)
             search.take(Record(point, "unsupported", detail=str(error)))
             return None

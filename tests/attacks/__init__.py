@@ -1,1 +1,1 @@
-"""Attacks: scripts that feed the package what is malformed, cut short or interrupted, and say what it let through."""
+"""Attacks on kvgen: scripts that try to break it, runnable by themselves and, in small, by the tests."""

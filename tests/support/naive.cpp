@@ -1,4 +1,4 @@
-// A small, slow and plain module of the ABI for unquantized float32 caches; -DFAULT_* makes it fail in one way each.
+// A small, slow and plain module of the ABI for unquantized float32 caches; FAULT_* makes it fail in one way each.
 #include <csignal>
 #include <cmath>
 #include <cstdint>

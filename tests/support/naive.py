@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvgen.lower.base import Source
+from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec
@@ -39,8 +39,8 @@ def naive_schedule() -> Schedule:
 
 
 def naive_source(fault: str | None = None) -> Source:
-    flags = ("-O1", *([f"-DFAULT_{fault.upper()}"] if fault else []))
-    return Source((Path(__file__).parent / "naive.cpp").read_text(), "c++", "cpu", flags=flags)
+    text = (Path(__file__).parent / "naive.cpp").read_text()
+    return Source(f"#define FAULT_{fault.upper()}\n{text}" if fault else text, "c++", "cpu", functions=FUNCTIONS)
 
 
 def naive_artifact(fault: str | None = None, cache: ArtifactCache | None = None) -> Artifact:

@@ -68,7 +68,7 @@ class FakeBackend:
             if schedule.launch["threads"] == self.broken
             else f'extern "C" int id() {{ return {int(schedule.id, 16) % 9999}; }}\n'
         )
-        return Source(text, "c++", "cpu", flags=("-O0",))
+        return Source(text, "c++", "cpu")
 
 
 def fake_cost(point: Point) -> float:

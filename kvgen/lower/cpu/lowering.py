@@ -7,14 +7,14 @@ from typing import Any
 
 from kvgen._resources import templates
 from kvgen.errors import UnsupportedError
-from kvgen.lower.base import Source, Target
+from kvgen.lower import flags
+from kvgen.lower.base import FUNCTIONS, Source, Target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, QuantSpec
 
 TEMPLATE = "cpu/module.cpp.jinja"
-FLAGS = ("-fopenmp", "-Wno-psabi")  # every function is internal: no vector crosses a library border
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
 ENOUGH_UNITS = 256
@@ -87,7 +87,7 @@ class CpuBackend:
             raise UnsupportedError(self.name, f"schedule {schedule}: {'; '.join(reasons)}")
         text = render(TEMPLATE, **self._context(spec, schedule))
         include = (templates() / "cpu" / "include", templates() / "common" / "include")
-        return Source(text, "c++", target, include, FLAGS, reached_headers(text, include))
+        return Source(text, "c++", target, include, flags.CPU, reached_headers(text, include), FUNCTIONS)
 
     def _refuse(self, spec: KernelSpec, target: Target) -> None:
         reason = self.unsupported(spec, target)

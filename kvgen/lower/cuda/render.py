@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen._resources import templates
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import FUNCTIONS, Source, Target
 from kvgen.lower.cuda.shared import Shared
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
@@ -32,7 +32,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         overlap=target == "sm90",
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
-    return Source(text, "cuda", target, include, headers=reached_headers(text, include))
+    return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
 
 
 def _combine(name: str) -> dict[str, Any]:

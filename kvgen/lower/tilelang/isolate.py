@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any
 import kvgen
 from kvgen._resources import user_cache
 from kvgen.digest import canonical_json, digest, files_digest
-from kvgen.errors import CompileError, ToolchainMissing
+from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.lower.base import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.plan import make_plan
@@ -27,6 +28,7 @@ from kvgen.spec import KernelSpec
 
 TIMEOUT_S = 120.0
 LOG_CHARS = 4000
+FULL = "No space left on device"
 HOST_PARAMETERS = frozenset({"splits"})
 """Parameters of a launch that leave the device's program alone."""
 
@@ -44,7 +46,8 @@ class Lowered:
 def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
     """The kernel of a schedule.
 
-    Raises ToolchainMissing without TileLang, CompileError where it fails, dies or takes longer than `timeout_s`.
+    Raises ToolchainMissing without TileLang, CompileError where it fails, aborts or takes longer than `timeout_s`, HostError where
+    the disk fails, CompilerCrash where it is killed.
     """
     launch = {name: value for name, value in schedule.launch.items() if name not in HOST_PARAMETERS}
     request = canonical_json(
@@ -77,9 +80,14 @@ def _run(request: str, timeout_s: float) -> Lowered:
     own = {"TILELANG_CACHE_DIR": str(user_cache() / "tilelang")}
     environment = {**own, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
+        with host_errors("run", Path(sys.executable)):
+            done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
     except subprocess.TimeoutExpired:
         raise CompileError(f"TileLang took longer than {timeout_s:g} s and was stopped") from None
+    if done.returncode == -signal.SIGKILL:
+        raise CompilerCrash("TileLang was ended by SIGKILL, for want of memory perhaps")
+    if done.returncode and FULL in done.stderr:
+        raise HostError(f"TileLang could not work: {FULL}")
     if done.returncode:
         raise CompileError(f"TileLang failed with exit status {done.returncode}", done.stderr[-LOG_CHARS:])
     return _from_json(json.loads(done.stdout))
@@ -97,7 +105,13 @@ def _read(file: Path) -> Lowered | None:
 
 
 def _write(file: Path, kernel: Lowered) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-        json.dump(asdict(kernel), part)
-    os.replace(part.name, file)
+    with host_errors("write", file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False)  # noqa: SIM115 - renamed or removed
+        try:
+            with part:
+                json.dump(asdict(kernel), part)
+            os.replace(part.name, file)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvgen._resources import templates
-from kvgen.lower.base import Source, Target
+from kvgen.lower import flags
+from kvgen.lower.base import FUNCTIONS, Source, Target
 from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered
@@ -35,7 +36,7 @@ def source(plan: Plan, kernel: Lowered, launch: Params, target: Target) -> Sourc
         value=quant(plan.value),
         arguments=", ".join(f"t.{name}" for name in kernel.parameters),
     )
-    return Source(text, "cuda", target, include_folders(), ("-diag-suppress=550",), reached_headers(text, include_folders()))
+    return Source(text, "cuda", target, include_folders(), flags.TILELANG, reached_headers(text, include_folders()), FUNCTIONS)
 
 
 def include_folders() -> tuple[Path, ...]:

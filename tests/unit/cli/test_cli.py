@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from kvgen.cli.app import main
 from tests.support.commands import ROOT, TINY
+from tests.support.tuning import FakeBackend
 
 
 class Answer:
@@ -203,3 +205,50 @@ def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.Mon
     answer = kvgen("space", "tiny.yaml", "--backend", "cpu")
     assert answer.code == 3
     assert answer.err.strip() == "kvgen: internal error: AttributeError: oops (--debug shows where)"
+
+
+def test_an_import_says_what_came_from_where_and_can_be_pinned(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvgen.lower.cpu.backend", FakeBackend)
+    assert kvgen("build", "tiny.yaml", "--compile-only", "--limit", "1").code == 0
+    sent = kvgen("export", "a.tar.gz", "--json").json()
+    assert sent["sha256"] == hashlib.sha256((tmp_path / "a.tar.gz").read_bytes()).hexdigest()
+    for name in ("CACHE", "REGISTRY"):
+        monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / f"other {name}"))
+    assert kvgen("import", "a.tar.gz", "--sha256", "abc").code == 2
+    wrong = kvgen("import", "a.tar.gz", "--sha256", "0" * 64)
+    assert (wrong.code, wrong.out) == (3, "")
+    assert f"its sha256 is {sent['sha256']}, not {'0' * 64}" in wrong.err
+    assert not (tmp_path / "other REGISTRY").exists()
+    good = kvgen("import", "a.tar.gz", "--sha256", sent["sha256"].upper())
+    assert good.code == 0
+    assert f"1 entries, 1 modules (sha256 {sent['sha256']})" in good.out
+    assert f"modules (native code) compiled on: {sent['origins'][0]}" in good.out
+
+
+def test_a_truncated_archive_is_refused_in_a_sentence(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvgen.lower.cpu.backend", FakeBackend)
+    kvgen("build", "tiny.yaml", "--compile-only", "--limit", "1")
+    kvgen("export", "a.tar.gz")
+    content = (tmp_path / "a.tar.gz").read_bytes()
+    for size in (0, 5, 60, len(content) // 2, len(content) - 1):
+        (tmp_path / "a.tar.gz").write_bytes(content[:size])
+        answer = kvgen("import", "a.tar.gz")
+        assert answer.code == 3
+        assert answer.err.startswith("kvgen: a.tar.gz is refused, and nothing of it was taken: it is ")
+        assert "Aborted" not in answer.err
+
+
+def test_places_that_cannot_be_written_or_read_are_named(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    for variable in ("KVGEN_REGISTRY_DIR", "KVGEN_CACHE_DIR"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, str(tmp_path / "file" / "x"))
+            for words in (("build", "tiny.yaml"), ("build", "tiny.yaml", "--compile-only")):
+                answer = kvgen(*words)
+                assert answer.code == 3
+                assert f"{tmp_path}/file/x" in answer.err
+                assert answer.err.rstrip().endswith("Not a directory")
+                assert "measur" not in answer.err
+    monkeypatch.setenv("KVGEN_REGISTRY_DIR", str(tmp_path / "file" / "x"))
+    answer = kvgen("list")
+    assert (answer.code, answer.err) == (3, f"kvgen: cannot list {tmp_path}/file/x: Not a directory\n")

@@ -74,7 +74,7 @@ def test_a_changed_header_makes_the_source_unusable(make_entry, data_dir):
 
 def test_a_source_comes_back_with_the_same_identity(make_entry, data_dir):
     header = data_dir / "templates/cpu/include/kernel.h"
-    source = Source("int x;\n", "c++", "cpu", (header.parent,), ("-DX=1",), (header,))
+    source = Source("int x;\n", "c++", "cpu", (header.parent,), ("-fopenmp",), (header,))
     assert Code.of(source).source("cpu").id == source.id
 
 

@@ -176,3 +176,13 @@ def test_damage_is_told(store, make_entry, spec):
     selection = _select(spec, store)
     assert selection.how == "default"
     assert any("passed over" in line and "is missing" in line for line in selection.why)
+
+
+def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, store, make_entry, spec):
+    (tmp_path / "file").touch()
+    store.put(make_entry())
+    broken = Store(tmp_path / "file" / "registry", "site")
+    answer = select(spec, "cpu", stores=[broken, store], device={"name": "Test CPU", "threads": 2})
+    assert answer.how == "exact"
+    assert answer.why[0].startswith("site: passed over: cannot list ")
+    assert "the site registry was passed over: cannot list" in answer.cautions[0]

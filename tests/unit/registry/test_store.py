@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import KvgenError
+from kvgen.errors import HostError, KvgenError
 from kvgen.registry import store as store_module
 from kvgen.registry.store import STAGING, Store
 
@@ -212,3 +213,101 @@ def test_remove(store, make_entry, spec):
     store.remove(found)
     store.remove(found)
     assert store.find(spec) == []
+
+
+def forge(path: Path, change) -> Path:
+    """Change an entry, its digests and its folder's name, so that only its contents are wrong."""
+    data = json.loads((path / "entry.json").read_text())
+    change(data)
+    content = json.dumps(data).encode()
+    (path / "entry.json").write_bytes(content)
+    return path.rename(path.with_name(f"{path.name.split('.')[0]}.{store_module._revision(content)}"))
+
+
+def _source(data):
+    return next(iter(data["sources"].values()))
+
+
+HOSTILE = {
+    "a flag that runs a program": (lambda data: _source(data)["flags"].extend(["-wrapper", "sh,-c,x"]), "compiler flag '-wrapper'"),
+    "a file elsewhere": (lambda data: data["files"].update({"../../evil": "0"}), "'../../evil' is no file of an entry"),
+    "a device as a file": (lambda data: data["files"].update({"/dev/zero": "0"}), "'/dev/zero' is no file of an entry"),
+    "a source elsewhere": (lambda data: data["sources"].update({"../x.cpp": _source(data)}), "its files are not its sources"),
+    "a source without a digest": (lambda data: data["files"].pop(next(iter(data["sources"]))), "its files are not its sources"),
+    "a header elsewhere": (lambda data: _source(data)["headers"].append("../../../dev/zero"), "is no header or folder"),
+    "a folder elsewhere": (lambda data: _source(data)["include"].append("/"), "is no header or folder"),
+    "a module elsewhere": (lambda data: _source(data).update(artifact="../../evil"), "'../../evil' is no key"),
+    "another language": (lambda data: _source(data).update(language="sh"), "'sh' is no language"),
+    "another target": (lambda data: data.update(arch="../cpu"), "'../cpu' is no target"),
+    "no number": (lambda data: data["provenance"].update(x=float("nan")), "NaN is no number"),
+    "no schema": (lambda data: data.update(schema="2"), "its schema is no number"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_entry_under_right_digests_is_passed_over_by_name(store, make_entry, spec, name):
+    change, reason = HOSTILE[name]
+    forge(store.put(make_entry()), change)
+    (found,) = store.find(spec)
+    assert found.entry is None
+    assert reason in found.problem
+
+
+def test_links_in_an_entry_are_not_followed(store, make_entry, spec):
+    path = store.put(make_entry())
+    file = next(path.glob("kernel-*"))
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    (found,) = store.find(spec)
+    assert found.problem.endswith(f"{file.name} is a link")
+
+
+def test_nesting_without_end_is_a_reason(store, make_entry, spec):
+    path = store.put(make_entry())
+    content = b"[" * 200_000
+    (path / "entry.json").write_bytes(content)
+    path.rename(path.with_name(f"{path.name.split('.')[0]}.{store_module._revision(content)}"))
+    (found,) = store.find(spec)
+    assert "nested too deeply" in found.problem
+
+
+def test_an_entry_with_infinite_figures_is_not_written(store, make_entry):
+    with pytest.raises(KvgenError, match="cannot be written"):
+        store.put(make_entry(us=float("inf")))
+    assert store.all() == []
+
+
+def test_every_way_of_writing_says_where_and_why_it_cannot(tmp_path, make_entry, store):
+    (tmp_path / "file").write_text("")
+    found = store._load(store.put(make_entry()))
+    for root in (tmp_path / "file" / "registry", Path("/proc/kvgen")):
+        broken = Store(root)
+        for write in (lambda broken=broken: broken.put(make_entry()), broken.require_writable, lambda broken=broken: broken.remove(found)):
+            with pytest.raises(
+                HostError, match=rf"^cannot write to the user registry {root}: (Not a directory|No such file or directory)$"
+            ):
+                write()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_leaves_the_old_entry(store, make_entry, spec, monkeypatch, code):
+    old = make_entry()
+    store.put(old)
+
+    def fails(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store_module.os, "fsync", fails)
+    with pytest.raises(HostError, match=os.strerror(code)):
+        store.put(make_entry(date="2026-05-05"))
+    monkeypatch.undo()
+    assert [found.entry for found in store.find(spec)] == [old]
+    store.require_writable()
+    assert not _leftovers(store)
+
+
+def test_a_store_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, spec):
+    (tmp_path / "file").write_text("")
+    for read in (lambda store: store.find(spec), lambda store: store.all()):
+        with pytest.raises(HostError, match=r"cannot list .*/registry: Not a directory"):
+            read(Store(tmp_path / "file" / "registry"))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -7,6 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from kvgen.errors import HostError, KvgenError
+from kvgen.lower.base import Source
+from kvgen.toolchain import build
+from kvgen.toolchain import cache as cache_module
 from kvgen.toolchain.artifact import Resources
 from kvgen.toolchain.cache import ArtifactCache, default_root
 
@@ -118,3 +126,89 @@ def test_environment_moves_the_cache(tmp_path: Path, monkeypatch) -> None:
     assert ArtifactCache().root == tmp_path
     monkeypatch.delenv("KVGEN_CACHE_DIR")
     assert default_root().name == "kvgen"
+
+
+@pytest.mark.parametrize("key", ["../evil", "", ".", "..", "a/b", "/etc/passwd", "-x", "a\n", "x" * 300])
+def test_keys_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None:
+    cache = ArtifactCache(tmp_path / "c")
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "canary").touch()
+    calls = (
+        lambda: cache.get(key),
+        lambda: cache.put(key, module(tmp_path), RESOURCES),
+        lambda: cache.name(key, "ab12"),
+        lambda: cache.name("ab12", key),
+        lambda: cache.named(key),
+        lambda: cache.lock(key).__enter__(),
+    )
+    for call in calls:
+        with pytest.raises(KvgenError, match=r"is no (key of a compiled module|id of a source)"):
+            call()
+    assert (tmp_path / "evil" / "canary").exists()
+    assert not (tmp_path / "c" / "sources").exists()
+
+
+def test_a_source_that_names_no_key_is_a_miss(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path)
+    cache.put("ab12", module(tmp_path), RESOURCES)
+    cache.name("source", "ab12")
+    assert cache.named("source") is not None
+    for content in ("../../modules/ab/ab12", "", "ab12\n"):
+        (tmp_path / "sources" / "source").write_text(content)
+        assert cache.named("source") is None
+
+
+def test_links_in_the_cache_are_misses(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "c")
+    for name in ("module.so", "artifact.json"):
+        path = cache.put("ab12", module(tmp_path), RESOURCES).path.parent / name
+        path.unlink()
+        path.symlink_to("/dev/zero")
+        assert cache.get("ab12") is None
+
+
+def test_an_artifact_knows_its_digest_and_where_it_was_compiled(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "c")
+    got = cache.put("ab12", module(tmp_path), RESOURCES, origin="elsewhere")
+    assert (got.sha256, got.origin) == (hashlib.sha256(b"\x7fELF").hexdigest(), "elsewhere")
+    assert cache.put("cd34", module(tmp_path), RESOURCES).origin == ""
+
+
+def test_a_cache_that_cannot_be_written_says_where_and_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file" / "cache", Path("/proc/kvgen")):
+        cache = ArtifactCache(root)
+        calls = (cache.require_writable, lambda cache=cache: cache.put("ab12", module(tmp_path), RESOURCES),
+                 lambda cache=cache: cache.name("ab12", "ab12"), lambda cache=cache: cache.lock("ab12").__enter__())  # fmt: skip
+        for call in calls:
+            with pytest.raises(HostError, match=rf"^cannot (write|lock) {root}.*: (Not a directory|No such file or directory)$"):
+                call()
+        assert cache.get("ab12") is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_disk_is_a_failure_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    cache = ArtifactCache(tmp_path / "c")
+    monkeypatch.setattr(cache_module.os, "fsync", fails)
+    with pytest.raises(HostError, match=os.strerror(code)):
+        cache.put("ab12", module(tmp_path), RESOURCES)
+    monkeypatch.setattr(Path, "write_text", fails)
+    with pytest.raises(HostError, match=os.strerror(code)):
+        build(Source("int x;\n", "c++", "cpu"), cache)
+    assert leftovers(tmp_path / "c") == []
+    assert cache.get("ab12") is None
+
+
+def test_an_unreadable_module_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ArtifactCache(tmp_path)
+    cache.put("ab12", module(tmp_path), RESOURCES)
+
+    def refuses(file: Path, most: int) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(cache_module, "read_plain", refuses)
+    with pytest.raises(HostError, match=r"cannot read .*artifact.json: Permission denied"):
+        cache.get("ab12")

@@ -1,0 +1,48 @@
+"""Names that may become files, and files that are read with a bound: what lies on disk or in an archive may be anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+"""The names kvgen gives: keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so none leads elsewhere."""
+
+
+def is_name(text: object) -> bool:
+    """Whether `text` is one name."""
+    return isinstance(text, str) and NAME.fullmatch(text) is not None
+
+
+def child(folder: Path, *names: str) -> Path:
+    """The path of `names` below `folder`. Raises ValueError where one of them is no name."""
+    for name in names:
+        if not is_name(name):
+            raise ValueError(f"{name!r:.120} is no name of a file of kvgen")
+    return folder.joinpath(*names)
+
+
+def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
+    """Open a plain file to read it. Raises OSError; ValueError for a folder, a device, a pipe or, unless to `follow`, a link."""
+    if not follow and file.is_symlink():
+        raise ValueError(f"{file.name} is a link")
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"{file.name} is no plain file")
+    return os.fdopen(handle, "rb")
+
+
+def read_plain(file: Path, most: int) -> bytes:
+    """Contents of a plain file of at most `most` bytes. Raises OSError; ValueError for anything else, or for more bytes."""
+    with open_plain(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        content = opened.read(min(size, most) + 1)  # no more memory than the file needs
+    if len(content) > most:
+        raise ValueError(f"{file.name} has more than {most} bytes")
+    if len(content) > size:
+        raise ValueError(f"{file.name} grew while it was read")
+    return content

@@ -1,0 +1,20 @@
+"""The compiler flags that back ends ask for beyond the toolchain's own. An entry that asks for any other is refused: a flag may
+name a program to run or a file to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvgen.lower.base import Language
+
+CPU = ("-fopenmp", "-Wno-psabi")  # every function is internal: no vector crosses a library border
+READ = ("-fopenmp",)
+TILELANG = ("-diag-suppress=550",)
+
+ALLOWED: Mapping[Language, frozenset[str]] = {"c++": frozenset((*CPU, *READ)), "cuda": frozenset(TILELANG)}
+
+
+def refused(language: Language, flags: Iterable[str]) -> str | None:
+    """The first flag that no back end emits for a language; None where all are known."""
+    return next((flag for flag in flags if flag not in ALLOWED[language]), None)

@@ -1,0 +1,132 @@
+"""`python -m tests.attacks.archives --count 500 --seed 0`: damaged and hostile archives, none of which may be taken.
+
+An archive with modules is exported, damaged in `--count` ways and imported. Each must be refused with a KvgenError that gives a
+reason; store, cache and a tree of canary files around them must be what they were. Exit code 1 where one is taken or does harm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+
+from kvgen.errors import HostError, KvgenError
+from kvgen.registry import Store, carry
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.compile_only import compile_space
+from tests.attacks.damages import DAMAGES
+from tests.support.tuning import FakeBackend, tiny_spec
+
+MOST_MEMORY = 1 << 30
+"""Bytes of address space that imports may use beyond what is mapped: a bomb that is not refused shows here."""
+
+
+@dataclass
+class Tally:
+    """What became of the attacks."""
+
+    refused: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Everything below a folder, by path: digests of files; the cache's scratch folder and empty locks apart."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        place = path.relative_to(root).as_posix()
+        if place.startswith(("victim/cache/tmp", "archive.tar.gz")) or path.name == ".lock":
+            continue
+        found[place] = "link" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    return found
+
+
+def exported(root: Path) -> bytes:
+    """An archive of one entry and its modules."""
+    store, cache = Store(root / "registry"), ArtifactCache(root / "cache")
+    compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=store, cache=cache, limit=3)
+    sent = carry.export(store.all(), root / "good.tar.gz", cache)
+    assert sent.modules
+    return (root / "good.tar.gz").read_bytes()
+
+
+def canaries(root: Path) -> None:
+    """Files that hostile names aim at, above and beside the store and the cache."""
+    for place in ("evil", "victim/evil", "victim/cache/evil", "victim/cache/modules/evil/x", "victim/registry/evil/x", "etc/evil"):
+        file = root / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file / "canary" if place.endswith("/x") else file).parent.mkdir(parents=True, exist_ok=True)
+        (file / "canary" if place.endswith("/x") else file).write_text("canary")
+
+
+def attack(root: Path, count: int, seed: int) -> Tally:
+    """Damage an archive in `count` ways and try to import each below `root`."""
+    good, rng, tally = exported(root / "sender"), random.Random(seed), Tally()
+    canaries(root)
+    file = root / "archive.tar.gz"
+    store, cache = Store(root / "victim" / "registry"), ArtifactCache(root / "victim" / "cache")
+    before = tree(root)
+    for name in islice(cycle(DAMAGES), count):
+        file.write_bytes(DAMAGES[name](good, rng))
+        began = time.monotonic()
+        try:
+            carry.load(file, store, cache)
+        except HostError as error:
+            tally.failures.append(f"{name}: called a failure of this machine: {error}")
+        except KvgenError as error:
+            tally.refused[name] += 1
+            reason = str(error).rpartition("was taken: ")[2]
+            tally.reasons[reason[:60]] += 1
+            if not reason:
+                tally.failures.append(f"{name}: refused without a reason")
+        except BaseException as error:
+            tally.failures.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            tally.failures.append(f"{name}: it was taken")
+        tally.slowest_s = max(tally.slowest_s, time.monotonic() - began)
+        after = tree(root)
+        if after != before:
+            changed = sorted({path for path, _ in before.items() ^ after.items()})
+            tally.failures.append(f"{name}: it touched {', '.join(changed[:5])}")
+            before = after
+    if list((cache.root / "tmp").glob("*")):
+        tally.failures.append("something is left in the cache's scratch folder")
+    file.write_bytes(good)
+    carry.load(file, store, cache)  # and the good one is taken
+    return tally
+
+
+def main() -> None:
+    """Run the attacks and print what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        began = time.monotonic()
+        root = Path(folder)
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY, limits[1]))
+        tally = attack(root, arguments.count, arguments.seed)
+    for name, number in tally.refused.items():
+        print(f"{number:5} {name} refused")
+    print(f"{len(tally.reasons)} reasons, e.g.: {'; '.join(reason for reason, _ in tally.reasons.most_common(8))}")
+    print(f"{arguments.count} attacks, {sum(tally.refused.values())} refused, {len(tally.failures)} failures,", end=" ")
+    print(f"slowest {tally.slowest_s:.2f} s, {time.monotonic() - began:.0f} s in all")
+    for failure in tally.failures:
+        print(f"FAILED {failure}")
+    sys.exit(bool(tally.failures))
+
+
+if __name__ == "__main__":
+    main()

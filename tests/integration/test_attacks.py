@@ -1,0 +1,29 @@
+"""The attack scripts in small; `python -m tests.attacks.archives` and `.kills` run as many attacks as one likes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.attacks import archives
+from tests.attacks.damages import DAMAGES
+from tests.support.commands import ROOT
+
+
+def test_no_damaged_archive_is_taken(tmp_path: Path):
+    tally = archives.attack(tmp_path, 3 * len(DAMAGES), seed=7)
+    assert tally.failures == []
+    assert set(tally.refused) == set(DAMAGES)
+
+
+@pytest.mark.slow
+def test_killed_commands_leave_what_is_whole():
+    """In a process of its own: it puts a made-up back end and made-up measurements in place."""
+    command = [sys.executable, "-m", "tests.attacks.kills", "--count", "8", "--seed", "3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("8 kills")
+    assert " 0 failures" in done.stdout

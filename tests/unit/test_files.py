@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvgen.files import child, is_name, read_plain
+
+HOSTILE = ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "a b", "x" * 201, None, 7, b"a"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_none(name: object) -> None:
+    assert not is_name(name)
+    with pytest.raises((ValueError, TypeError)):
+        child(Path("/tmp"), name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["3f39c5bf8db36465", "kernel-9748340b.cu", "298e.f47a", "libstdc++.h", "__init__.py", "q2kv1-k4.ab"])
+def test_names_that_kvgen_gives_stay_below_the_folder(name: str) -> None:
+    assert child(Path("/tmp"), name) == Path("/tmp") / name
+
+
+def test_only_plain_files_within_the_bound_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_plain(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_plain(tmp_path / "a", 4)
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "here").symlink_to(tmp_path / "a")
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("zero", "is a link"), ("here", "is a link"), ("pipe", "no plain file"), (".", "no plain file")):
+        with pytest.raises(ValueError, match=reason):
+            read_plain(tmp_path / name, 1 << 30)
+    with pytest.raises(ValueError, match="no plain file"):
+        read_plain(Path("/dev/zero"), 1 << 30)
+    with pytest.raises(FileNotFoundError):
+        read_plain(tmp_path / "absent", 5)

@@ -1,0 +1,98 @@
+"""Failures of this machine while it tunes: said before anything is compiled, and never remembered as a schedule's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kvgen.errors import CompilerCrash, HostError, KvgenError
+from kvgen.lower.base import Source
+from kvgen.registry import Store
+from kvgen.toolchain import Artifact, ArtifactCache, build
+from kvgen.tune import ahead, study
+from kvgen.tune.budget import Budget
+from kvgen.tune.compile_only import compile_space
+from kvgen.tune.study import journal_storage, url_storage
+from kvgen.tune.tuner import tune
+from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+
+
+def places(root: Path) -> list[tuple[Store, ArtifactCache]]:
+    """A registry that cannot be written, and a cache."""
+    (root / "file").touch()
+    good = Store(root / "registry"), ArtifactCache(root / "cache")
+    return [(Store(root / "file" / "registry"), good[1]), (good[0], ArtifactCache(root / "file" / "cache"))]
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def compiles(*_: object, **__: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("kvgen.toolchain.compile.run_compiler", compiles)
+    for store, cache in places(tmp_path):
+        bench = FakeBench()
+        with pytest.raises(HostError, match=r"^cannot write .*: Not a directory$"):
+            tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, bench=bench)
+        assert bench.measured == []
+        with pytest.raises(HostError, match=r"^cannot write .*: Not a directory$"):
+            compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=store, cache=cache)
+
+
+def test_a_full_disk_ends_the_run_and_is_remembered_of_no_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(source: Source, cache: ArtifactCache) -> Artifact:
+        raise HostError("no space")
+
+    store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(ahead, "build", full)
+        with pytest.raises(HostError, match="no space"):
+            tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+    again = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+    assert again.known == 0
+    assert again.failures == []
+
+
+def test_a_schedule_whose_compiler_was_killed_is_tried_again_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    victims = []
+
+    def killed_once(source: Source, cache: ArtifactCache) -> Artifact:
+        if not victims or source.text == victims[0]:
+            default = FakeBackend().lower(tiny_spec(), FakeBackend().default(tiny_spec(), "cpu"), "cpu")
+            if source.text != default.text:
+                victims[:] = [source.text]
+                raise CompilerCrash("g++ was ended by SIGKILL")
+        return build(source, cache)
+
+    store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(ahead, "build", killed_once)
+        first = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+    assert victims
+    assert first.failures == []
+    second = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+    assert second.measured > 0
+    assert second.measured + second.known == len({r.point for r in second.records})
+
+
+def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match=r"cannot open the journal .*/file: File exists"):
+        journal_storage(tmp_path / "file" / "a.journal")
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(study, "_cut_half_line", full)
+    with pytest.raises(HostError, match=r"cannot open the journal .*a.journal: No space left on device"):
+        journal_storage(tmp_path / "a.journal")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://user:secret@host/name", "sqlite:////proc/nowhere/x.db"])
+def test_a_database_that_does_not_open_is_named_without_its_password(url: str):
+    with pytest.raises(KvgenError, match=r"cannot open the storage (nonsense|nosuch://user:…@host|sqlite:)") as caught:
+        url_storage(url)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
