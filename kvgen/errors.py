@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class KvgenError(Exception):
@@ -54,6 +57,31 @@ class CompileError(KvgenError):
     def __init__(self, message: str, log: str = "") -> None:
         self.log = log
         super().__init__(f"{message}\n{log}" if log else message)
+
+
+class HostError(KvgenError):
+    """This machine failed: its disk, permissions, memory or processes. It says nothing about a kernel, and is never recorded as
+    if it did. `path` is the file or folder concerned, None where there is none.
+    """
+
+    def __init__(self, message: str, path: Path | None = None) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class CompilerCrash(HostError):
+    """A compiler, or one of its passes, was ended by a signal, for want of memory say: neither compiled nor refused."""
+
+
+@contextmanager
+def host_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a HostError: `cannot {doing} {file}: {reason}`; the file is the error's own, else `path`."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else None
+        place = Path(named) if named else path
+        raise HostError(f"cannot {doing} {place}: {error.strerror or error}", place) from error
 
 
 class CheckError(KvgenError):

@@ -78,7 +78,7 @@ def select(
         for one in found:
             entry, problem = one.entry, one.problem
             if entry is not None:
-                problem = _stale(entry, spec, target)
+                problem = stale(entry, spec, target)
             if entry is None or problem is not None:
                 why.append(f"{one.label}: passed over: {problem}")
             else:
@@ -112,7 +112,7 @@ def _coverage(entry: Entry, wanted: Sequence[Workload]) -> float:
     return sum(work.weight * distance(tuned[nearest(tuned, work)], work) for work in wanted) / total
 
 
-def _stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
+def stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
     """Why an entry of the right folder cannot be used at all, or None."""
     if entry.spec.format_id != spec.format_id:
         return "it is for another format than its folder's"
@@ -154,12 +154,29 @@ def _outdated(entry: Entry) -> bool:
 def _misfits(entry: Entry) -> list[str]:
     """Why the entry's schedules are not in the search space, as it is here and now; empty if they are."""
     try:
-        from kvgen.lower.backends import get_backend
-
-        spaces = {name: get_backend(name).space(entry.spec, entry.arch) for name in {launch.backend for launch in entry.launches}}
-        return [reason for launch in entry.launches for reason in spaces[launch.backend].check(entry.schedule(launch), launch.workload)]
+        return misfits(entry)
     except KvgenError as error:
         return [str(error)]
+
+
+def misfits(entry: Entry) -> list[str]:
+    """Why back ends would not make the entry's schedules today: what they refuse, and what their search spaces do not hold.
+
+    Raises KvgenError where a back end cannot be loaded, or its search space cannot be read.
+    """
+    from kvgen.lower.backends import get_backend
+
+    reasons: list[str] = []
+    for name in sorted({launch.backend for launch in entry.launches}):
+        backend = get_backend(name)
+        refused = backend.unsupported(entry.spec, entry.arch)
+        if refused is not None:
+            reasons.append(f"the {name} back end does not support it: {refused}")
+            continue
+        space = backend.space(entry.spec, entry.arch)
+        own = [launch for launch in entry.launches if launch.backend == name]
+        reasons += [reason for launch in own for reason in space.check(entry.schedule(launch), launch.workload)]
+    return reasons
 
 
 def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
