@@ -88,6 +88,9 @@ def cpu_space(monkeypatch):
         def __init__(self, name: str) -> None:
             self.name = name
 
+        def unsupported(self, spec, target):
+            return "it refuses sinks" if spec.attention.sinks else None
+
         def space(self, spec, target):
             return SearchSpace(self.name, parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")])
 
@@ -106,6 +109,14 @@ def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec, c
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
+
+
+def test_a_back_end_that_refuses_an_entry_of_another_device_is_a_miss(store, make_entry, cpu_space):
+    entry = make_entry(device="Other CPU", spec={"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}})
+    store.put(entry)
+    selection = _select(entry.spec, store)
+    assert selection.entry is None
+    assert any("the cpu back end does not support it: it refuses sinks" in line for line in selection.why)
 
 
 def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec, cpu_space):
