@@ -166,7 +166,8 @@ def test_what_renders_differently_is_accepted_and_manifest_with_it(check: Run, p
     (place.store.root / "notes").write_text("by hand")
     place.later(comment="// changed\n")
     code, out = check("--accept")
-    assert code == 0 and out.splitlines()[-1].endswith("; of these accepted: 2")
+    assert code == 0
+    assert out.splitlines()[-1].endswith("; of these accepted: 2")
     assert manifest_problems(place.store.root) == []
     assert check()[0] == 0
 
