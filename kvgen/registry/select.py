@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvgen.errors import KvgenError
-from kvgen.lower.base import Target
+from kvgen.errors import KvgenError, UnsupportedError
+from kvgen.lower.base import Backend, Target
+from kvgen.lower.schedule import Schedule
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store
@@ -174,9 +175,19 @@ def misfits(entry: Entry) -> list[str]:
             reasons.append(f"the {name} back end does not support it: {refused}")
             continue
         space = backend.space(entry.spec, entry.arch)
-        own = [launch for launch in entry.launches if launch.backend == name]
-        reasons += [reason for launch in own for reason in space.check(entry.schedule(launch), launch.workload)]
+        default = _default(backend, entry)
+        for launch in (launch for launch in entry.launches if launch.backend == name):
+            schedule = entry.schedule(launch)
+            reasons += space.check(schedule) or (space.check(schedule, launch.workload) if schedule != default else [])
     return reasons
+
+
+def _default(backend: Backend, entry: Entry) -> Schedule | None:
+    """The back end's default: it is measured at every workload, and may win where the space leaves it out as not worth the time."""
+    try:
+        return backend.default(entry.spec, entry.arch)
+    except UnsupportedError:
+        return None
 
 
 def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
