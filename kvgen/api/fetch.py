@@ -15,7 +15,7 @@ from kvgen.registry.device import machine
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, select
 from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.target import gpu_capability, resolve
+from kvgen.spec.target import cannot_run, gpu_capability, resolve
 
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from kvgen.toolchain.module import Module
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
-
-RUNS_FROM = {"sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0)}
-"""Least compute capability of a target; sm90's code is for capability 9 alone."""
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 
@@ -83,10 +80,8 @@ def require_device(target: Target) -> None:
     capability = gpu_capability() or (torch.cuda.get_device_capability() if torch.cuda.is_available() else None)
     if capability is None:
         raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} finds no CUDA device here")
-    if capability < RUNS_FROM[target] or (target == "sm90" and capability[0] != 9):
-        raise ToolchainMissing(
-            f"{target} code does not run on this machine's GPU, which has compute capability {capability[0]}.{capability[1]}"
-        )
+    if (reason := cannot_run(target, capability)) is not None:
+        raise ToolchainMissing(reason)
 
 
 def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:

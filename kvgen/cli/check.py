@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -12,6 +12,8 @@ from kvgen.cli.output import Json, print_json, print_table
 
 if TYPE_CHECKING:
     from kvgen.registry import Store
+    from kvgen.tune.regression.registry import RegistryFiles
+    from kvgen.tune.regression.run import Result
 
 
 def register(app: typer.Typer) -> None:
@@ -23,41 +25,69 @@ def check(
     registry: Annotated[Path | None, typer.Argument(metavar="[REGISTRY]", help="A registry's folder.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
     arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="Only entries for this target.")] = None,
-    speed: Annotated[bool, typer.Option("--speed", help="Time changed sources against the registered ones, too.")] = False,
+    speed: Annotated[bool, typer.Option("--speed", help="Time entries whose machine code differs, too.")] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Write what renders and compiles now in place of what was registered.")] = False,
     as_json: Json = False,
 ) -> None:
     """Render, compile and verify every entry of the user's and the packaged registry, or of REGISTRY, again.
 
-    Exit code 1 where one is damaged or regressed and was not accepted. What does not compile, or is wrong, cannot be.
+    Exit code 1 where one regressed and was not accepted: it is damaged, missing, different, wrong or slower, or get_kernel passes
+    it over. Else 3 where this machine failed: its disk, compiler or workers. What lacks only a device is told and exits with 0.
     """
+    from kvgen.measure.worker import Worker
+    from kvgen.tune.regression.run import check_registry, summary, unreachable
 
-    results: list[dict[str, Any]] = []
-    bad = accepted = 0
-    for store in _stores(registry):
-        wrong, mended, told = _check_store(store, key or [], arch or [], speed=speed, accept=accept)
-        bad += wrong
-        accepted += mended
-        results += told
+    keys, archs = key or [], arch or []
+    results: list[Result] = []
+    with Worker() as worker:
+        for store, files in _read(registry, keys, archs):
+            if isinstance(files, Exception):
+                results.append(unreachable(store.name, files))
+            else:
+                results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept)
     if as_json:
-        print_json(results)
+        print_json([result.to_json() for result in results])
     elif not results:
         typer.echo("nothing is registered here")
     else:
-        rows = [(r["key"], r["spec"], r["arch"], f["aspect"], f["status"], f["detail"]) for r in results for f in r["findings"]]
-        print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)
-        typer.echo(_summary(results, bad) + (f"; of these accepted: {accepted}" if accept else ""))
-    if bad > accepted:
+        _print(results)
+        typer.echo(summary(results, accept=accept))
+    if any(result.bad for result in results):
         raise typer.Exit(Exit.REGRESSION)
+    if any(result.checked.environment for result in results):
+        raise typer.Exit(Exit.NO_KERNEL)
 
 
-def _summary(results: list[dict[str, Any]], bad: int) -> str:
-    """How many entries were checked and regressed; files that are not as a manifest lists them are none."""
-    from kvgen.registry.manifest import MANIFEST
+def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, RegistryFiles | Exception]]:
+    """The registries, each with its files or the reason why it cannot be read. Raises BadParameter for what selects nothing."""
+    from kvgen.spec.target import Target
 
-    files = sum(one["key"] == MANIFEST for one in results)
-    differing = f", files not as the manifest lists them: {files}" if files else ""
-    return f"{len(results) - files} entries, {bad - files} regressed{differing}"
+    if unknown := [name for name in archs if name not in get_args(Target)]:
+        raise typer.BadParameter(f"there is no target {unknown[0]!r}; choose from {', '.join(get_args(Target))}")
+    read = [(store, _files(store)) for store in _stores(registry)]
+    known = [key for _, files in read if not isinstance(files, Exception) for key in files.keys]
+    for key in keys:
+        if not any(one.startswith(key) for one in known):
+            raise typer.BadParameter(f"no entry has a key that begins with {key!r}{_close(key, known)}")
+    return read
+
+
+def _files(store: Store) -> RegistryFiles | Exception:
+    from kvgen.errors import HostError
+    from kvgen.tune.regression.registry import RegistryFiles
+
+    try:
+        return RegistryFiles(store)
+    except (HostError, OSError) as error:
+        return error
+
+
+def _close(key: str, known: list[str]) -> str:
+    """The keys whose beginnings look most like `key`, as the rest of a sentence."""
+    from difflib import SequenceMatcher
+
+    ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
+    return f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
 
 
 def _stores(registry: Path | None) -> list[Store]:
@@ -70,39 +100,11 @@ def _stores(registry: Path | None) -> list[Store]:
     return [Store(registry, registry.name)]
 
 
-def _check_store(store: Store, keys: list[str], archs: list[str], *, speed: bool, accept: bool) -> tuple[int, int, list[dict[str, Any]]]:
-    """How much is damaged or regressed, how much of that was accepted, and what is told of each entry."""
-    from kvgen.registry import packaged_store
-    from kvgen.registry.manifest import MANIFEST, manifest_problems, write_manifest
-    from kvgen.tune.regression import check_entry
-
-    told: list[dict[str, Any]] = []
-    bad = accepted = 0
-    shipped = (store.root / MANIFEST).exists() or store.root == packaged_store().root
-    for problem in manifest_problems(store.root) if shipped and store.all() else []:
-        bad += 1
-        told.append(_finding(MANIFEST, store.name, problem))
-    for found in store.all():
-        entry = found.entry
-        if entry is None:
-            bad += 1
-            told.append(_finding(found.path.name.split(".")[0], store.name, f"damaged: {found.problem}"))
-            continue
-        if (keys and not any(entry.key.startswith(key) for key in keys)) or (archs and entry.arch not in archs):
-            continue
-        checked = check_entry(entry, speed=speed)
-        bad += checked.regressed
-        told.append({**checked.to_json(), "registry": store.name})
-        if accept and checked.renewed is not None:
-            accepted += checked.regressed
-            if checked.renewed != entry:
-                store.put(checked.renewed)
-    if accept and shipped:
-        write_manifest(store.root)
-        accepted += sum(one["key"] == MANIFEST for one in told)
-    return bad, accepted, told
-
-
-def _finding(key: str, store: str, problem: str) -> dict[str, Any]:
-    finding = {"aspect": "registry", "status": "regressed", "detail": problem}
-    return {"key": key, "spec": "", "arch": "", "registry": store, "regressed": True, "findings": [finding]}
+def _print(results: list[Result]) -> None:
+    """A row per finding."""
+    rows = [
+        (one.key, one.spec, one.arch, finding.aspect, finding.status, finding.detail)
+        for one in (result.checked for result in results)
+        for finding in one.findings
+    ]
+    print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -21,20 +22,46 @@ def digests(root: Path) -> dict[str, str]:
 
 def write_manifest(root: Path) -> Path:
     """Write the manifest of a store, all at once."""
-    path = root / MANIFEST
-    staged = path.with_name(f".{MANIFEST}")
-    staged.write_text(json.dumps(digests(root), indent=1, sort_keys=True) + "\n")
-    return staged.replace(path)
+    return _write(root, digests(root))
+
+
+def relist(root: Path, chosen: Callable[[str], bool]) -> Path:
+    """Bring the manifest up to date for the chosen files, by path; what else differs from it stays a difference."""
+    try:
+        listed = _listed(root)
+    except (FileNotFoundError, ValueError):
+        listed = {}
+    kept = {file: found for file, found in listed.items() if not chosen(file)}
+    return _write(root, kept | {file: found for file, found in digests(root).items() if chosen(file)})
+
+
+def differences(root: Path) -> dict[str, str]:
+    """How files of a store differ from its manifest, by path; empty where they agree. Raises OSError where it cannot be read."""
+    try:
+        listed = _listed(root)
+    except (FileNotFoundError, ValueError):
+        return {MANIFEST: "is missing or is not JSON"}
+    present = digests(root)
+    found = dict.fromkeys(sorted(listed.keys() - present.keys()), "is listed and missing")
+    found |= dict.fromkeys(sorted(present.keys() - listed.keys()), "is not listed")
+    return found | {name: "was changed" for name in sorted(listed.keys() & present.keys()) if listed[name] != present[name]}
 
 
 def manifest_problems(root: Path) -> list[str]:
-    """What differs between a store and its manifest, one line per file; empty where they agree."""
-    try:
-        listed: dict[str, str] = json.loads((root / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return [f"{MANIFEST} is missing or is not JSON"]
-    present = digests(root)
-    problems = [f"{name} is listed and missing" for name in sorted(listed.keys() - present.keys())]
-    problems += [f"{name} is not listed" for name in sorted(present.keys() - listed.keys())]
-    problems += [f"{name} was changed" for name in sorted(listed.keys() & present.keys()) if listed[name] != present[name]]
-    return problems
+    """`differences` as one line per file."""
+    return [f"{name} {problem}" for name, problem in differences(root).items()]
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """sha256 by path, as the manifest has them. Raises OSError, and ValueError where it is not such a list."""
+    listed = json.loads((root / MANIFEST).read_text())
+    if not isinstance(listed, dict):
+        raise ValueError(f"{MANIFEST} is not a list of files")
+    return listed
+
+
+def _write(root: Path, files: dict[str, str]) -> Path:
+    path = root / MANIFEST
+    staged = path.with_name(f".{MANIFEST}")
+    staged.write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
+    return staged.replace(path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvgen.errors import HostError, KvgenError
-from kvgen.lower.base import Target
+from kvgen.errors import HostError, KvgenError, UnsupportedError
+from kvgen.lower.base import Backend, Target
+from kvgen.lower.schedule import Schedule
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store
@@ -75,7 +76,7 @@ def select(
         for one in found:
             entry, problem = one.entry, one.problem
             if entry is not None:
-                problem = _stale(entry, spec, target)
+                problem = stale(entry, spec, target)
             if entry is None or problem is not None:
                 why.append(f"{one.label}: passed over: {problem}")
             else:
@@ -114,7 +115,7 @@ def _to_nearest(tuned: Sequence[Coordinates], wanted: Coordinates) -> float:
     return apart(tuned[nearest(tuned, wanted)], wanted)
 
 
-def _stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
+def stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
     """Why an entry of the right folder cannot be used at all, or None."""
     if entry.spec.format_id != spec.format_id:
         return "it is for another format than its folder's"
@@ -156,12 +157,39 @@ def _outdated(entry: Entry) -> bool:
 def _misfits(entry: Entry) -> list[str]:
     """Why the entry's schedules are not in the search space, as it is here and now; empty if they are."""
     try:
-        from kvgen.lower.backends import get_backend
-
-        spaces = {name: get_backend(name).space(entry.spec, entry.arch) for name in {launch.backend for launch in entry.launches}}
-        return [reason for launch in entry.launches for reason in spaces[launch.backend].check(entry.schedule(launch), launch.workload)]
+        return misfits(entry)
     except KvgenError as error:
         return [str(error)]
+
+
+def misfits(entry: Entry) -> list[str]:
+    """Why back ends would not make the entry's schedules today: what they refuse, and what their search spaces do not hold.
+
+    Raises KvgenError where a back end cannot be loaded, or its search space cannot be read.
+    """
+    from kvgen.lower.backends import get_backend
+
+    reasons: list[str] = []
+    for name in sorted({launch.backend for launch in entry.launches}):
+        backend = get_backend(name)
+        refused = backend.unsupported(entry.spec, entry.arch)
+        if refused is not None:
+            reasons.append(f"the {name} back end does not support it: {refused}")
+            continue
+        space = backend.space(entry.spec, entry.arch)
+        default = _default(backend, entry)
+        for launch in (launch for launch in entry.launches if launch.backend == name):
+            schedule = entry.schedule(launch)
+            reasons += space.check(schedule) or (space.check(schedule, launch.workload) if schedule != default else [])
+    return reasons
+
+
+def _default(backend: Backend, entry: Entry) -> Schedule | None:
+    """The back end's default: it is measured at every workload, and may win where the space leaves it out as not worth the time."""
+    try:
+        return backend.default(entry.spec, entry.arch)
+    except UnsupportedError:
+        return None
 
 
 def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:

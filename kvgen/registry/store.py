@@ -142,11 +142,11 @@ class Store:
             staged.chmod(0o755)
             staged.rename(final)
             sync(folder)
-        for other in _folders(folder):
-            if other != final and other.name.split(".")[0] == entry.key:
-                self._discard(other)
+        older = [other for other in _folders(folder) if other != final and other.name.split(".")[0] == entry.key]
+        for other in older:
+            self._discard(other)
         self._sweep()
-        self._list()
+        self._list(final, *older)
         return final
 
     def remove(self, found: Found) -> None:
@@ -154,7 +154,7 @@ class Store:
         with self._locked():
             if found.path.exists():
                 self._discard(found.path)
-                self._list()
+                self._list(found.path)
 
     def _discard(self, path: Path) -> None:
         """Make a folder vanish at once, then delete it."""
@@ -162,12 +162,13 @@ class Store:
         path.rename(grave / "old")
         shutil.rmtree(grave, ignore_errors=True)
 
-    def _list(self) -> None:
-        """Bring the manifest up to date, in a store that has one."""
-        from kvgen.registry.manifest import MANIFEST, write_manifest
+    def _list(self, *changed: Path) -> None:
+        """Bring the manifest up to date for the folders that were written or taken away, in a store that has one."""
+        from kvgen.registry.manifest import MANIFEST, relist
 
         if (self.root / MANIFEST).exists():
-            write_manifest(self.root)
+            places = tuple(f"{folder.relative_to(self.root).as_posix()}/" for folder in changed)
+            relist(self.root, lambda file: file.startswith(places))
 
     def _sweep(self) -> None:
         """Remove what killed writers left. The caller holds the lock, so no living writer's folder is among it."""

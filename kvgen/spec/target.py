@@ -37,6 +37,25 @@ def target_of(capability: tuple[int, int]) -> Target:
     raise ToolchainMissing(f"the GPU has {name}, which kvgen has no target for yet (it knows {known}): name one as arch")
 
 
+RUNS_FROM: dict[Target, tuple[int, int]] = {"sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0)}
+"""Least compute capability of a GPU target."""
+
+
+def cannot_run(target: Target, capability: tuple[int, int] | None) -> str | None:
+    """Why code for a target does not run here, in one clause; None if it runs. `capability` is the GPU's, None without a GPU.
+
+    Modules for sm80 and sm89 hold machine code and PTX, which the driver compiles for any later GPU. Code for sm90 is sm_90a,
+    or PTX for compute_90a: both run on capability 9 alone.
+    """
+    if target == "cpu":
+        return None
+    if capability is None:
+        return "no NVIDIA GPU is visible"
+    if capability < RUNS_FROM[target] or (target == "sm90" and capability[0] != 9):
+        return f"{target} code does not run on this machine's GPU, which has compute capability {capability[0]}.{capability[1]}"
+    return None
+
+
 @cache
 def gpu_capability() -> tuple[int, int] | None:
     """Compute capability of the first GPU that CUDA_VISIBLE_DEVICES leaves visible; None without GPU, driver or NVML."""

@@ -67,7 +67,7 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
 
     Without a compiler, modules that were carried here will do.
     """
-    from kvgen.spec.target import gpu_capability
+    from kvgen.spec.target import cannot_run, gpu_capability
     from kvgen.toolchain.compilers import compiler_for
 
     def problem(language: Language) -> str | None:
@@ -80,8 +80,8 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
     sources = [c.backend.lower(spec, c.default, target) for c in found]
     languages = dict.fromkeys(source.language for source in sources if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
-    if target != "cpu" and not compile_only and gpu_capability() is None:
-        missing.append("no NVIDIA GPU is visible to measure on (--compile-only compiles here, to be tuned elsewhere)")
+    if not compile_only and (reason := cannot_run(target, gpu_capability())) is not None:
+        missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned elsewhere)")
     if missing:
         raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.allowance import Allowance
-from kvgen.toolchain.module import FUNCTIONS, Module, load
+from kvgen.toolchain.module import Module, load
 from tests.support.naive import naive_artifact
 
 MIB = 1 << 20

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvgen.errors import CheckError
+from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.bench import Bench
 from kvgen.measure.check import check
 from kvgen.measure.compare import Comparison
@@ -16,7 +17,7 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.measure.timed import TimedCheck, unequal
 from kvgen.spec import Workload
 from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import FUNCTIONS, load
+from kvgen.toolchain.module import load
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 
 LENGTHS, PACKED, RESIDUAL, OUT = 4, 1, 2, 6

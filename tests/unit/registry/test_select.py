@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvgen.lower import backends
-from kvgen.lower.space import Parameter, SearchSpace
+from kvgen.lower.expression import Expression
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
 from kvgen.spec import Workload, load_spec
@@ -88,19 +90,27 @@ def test_the_first_store_outranks_the_others(store, make_entry, spec, tmp_path):
 
 @pytest.fixture
 def cpu_space(monkeypatch):
-    """A CPU back end whose space knows block, order and tiles 1 and 2; the space of any other has tile 8."""
+    """A CPU back end whose space knows block, order and tiles 1, 2 and, for long caches, 77; the space of any other has tile 8."""
     parameters = [
         Parameter("block", "layout", (32,), ""),
         Parameter("order", "layout", ("simd",), ""),
-        Parameter("tile", "launch", (1, 2), ""),
+        Parameter("tile", "launch", (1, 2, 77), ""),
     ]
+    constraints = [Constraint(Expression("tile < kv_len or tile < 77"), "{tile} tiles are more than {kv_len}")]
 
     class Fake:
         def __init__(self, name: str) -> None:
             self.name = name
 
+        def unsupported(self, spec, target):
+            return "it refuses sinks" if spec.attention.sinks else None
+
+        def default(self, spec, target):
+            return Schedule(self.name, Params(block=32, order="simd"), Params(tile=77))
+
         def space(self, spec, target):
-            return SearchSpace(self.name, parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")])
+            own = parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")]
+            return SearchSpace(self.name, own, constraints)
 
     monkeypatch.setattr(backends, "get_backend", Fake)
 
@@ -117,6 +127,20 @@ def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec, c
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
+
+
+def test_a_default_that_won_fits_though_the_space_leaves_it_out(store, make_entry, spec, cpu_space):
+    entry = make_entry(workloads=((1, 64),), device="Other CPU", launch=77)
+    store.put(entry)
+    assert _select(entry.spec, store).how == "exact"
+
+
+def test_a_back_end_that_refuses_an_entry_of_another_device_is_a_miss(store, make_entry, cpu_space):
+    entry = make_entry(device="Other CPU", spec={"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}})
+    store.put(entry)
+    selection = _select(entry.spec, store)
+    assert selection.entry is None
+    assert any("the cpu back end does not support it: it refuses sinks" in line for line in selection.why)
 
 
 def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec, cpu_space):

@@ -83,3 +83,22 @@ def test_native_is_the_cpu_without_a_driver_or_nvml(monkeypatch: pytest.MonkeyPa
     target.gpu_capability.cache_clear()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert target.resolve("native") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        ("cpu", None, True),
+        ("sm80", None, False),
+        ("sm80", (7, 5), False),
+        ("sm80", (8, 0), True),
+        ("sm80", (12, 0), True),  # through its PTX
+        ("sm89", (8, 6), False),
+        ("sm89", (10, 0), True),
+        ("sm90", (8, 9), False),
+        ("sm90", (9, 0), True),
+        ("sm90", (10, 0), False),  # sm_90a is for capability 9 alone
+    ],
+)
+def test_code_runs_where_its_cubin_or_ptx_does(arch: Any, capability: tuple[int, int] | None, runs: bool) -> None:
+    assert (target.cannot_run(arch, capability) is None) == runs

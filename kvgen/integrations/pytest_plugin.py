@@ -1,0 +1,139 @@
+"""A pytest plugin: `pytest --kvgen-registry FOLDER` checks every entry of a registry, one test per entry and level.
+
+A regression is a failure, what this machine lacks the device for is a skip with the reason, and a failure of the machine itself
+(disk, compiler, worker) is an error. Where no tests are named, only the registry is checked. Without the option nothing is
+imported but this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kvgen.measure.worker import Worker
+    from kvgen.registry.entry import Entry
+    from kvgen.tune.regression.finding import Checked, Finding
+
+_WORKER = pytest.StashKey["Worker"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--kvgen-registry` and `--kvgen-speed`."""
+    group = parser.getgroup("kvgen")
+    group.addoption("--kvgen-registry", metavar="FOLDER", action="append", help="Check every entry of a kvgen registry; may be repeated.")
+    group.addoption("--kvgen-speed", action="store_true", help="Time entries whose machine code differs, too, on their own device.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse options that mean nothing; collect registries alone where no tests are named."""
+    folders = config.getoption("--kvgen-registry") or []
+    if config.getoption("--kvgen-speed") and not folders:
+        raise pytest.UsageError("--kvgen-speed needs --kvgen-registry")
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise pytest.UsageError(f"--kvgen-registry: there is no folder {folder}")
+    if folders and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the registries' tests to those that were collected."""
+    for folder in config.getoption("--kvgen-registry") or []:
+        registry = Registry.from_parent(session, name=str(folder).rstrip("/"), path=Path(folder).resolve())
+        items += session.genitems(registry)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process that ran the modules."""
+    if _WORKER in config.stash:
+        config.stash[_WORKER].close()
+
+
+class Registry(pytest.Collector):
+    """A folder of entries."""
+
+    def __init__(self, name: str, parent: pytest.Collector, path: Path, **kwargs: Any) -> None:
+        super().__init__(name, parent, path=path, nodeid=name, **kwargs)
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        """Every entry, then a test per entry or file that is not as it should be."""
+        from kvgen.errors import HostError
+        from kvgen.registry import Store
+        from kvgen.tune.regression.registry import RegistryFiles
+        from kvgen.tune.regression.run import unreachable
+
+        try:
+            files = RegistryFiles(Store(self.path, self.name))
+        except (HostError, OSError) as error:
+            yield self._found("registry", unreachable(self.name, error).checked)
+            return
+        for entry in (found.entry for found in files.found if found.entry is not None):
+            yield EntryTests.from_parent(self, name=f"{entry.spec.name}-{entry.key}", entry=entry)
+        for problem in files.entry_problems():
+            yield self._found(f"{problem.key}-registry", problem)
+        for file, problem in files.manifest_problems().items():
+            yield self._found(f"manifest-{file}", problem)
+
+    def _found(self, name: str, checked: Checked) -> Level:
+        """The test of something that is known by now."""
+        return Level.from_parent(self, name=name, find=lambda: checked.findings[0])
+
+
+class EntryTests(pytest.Collector):
+    """An entry, whose levels share what is rendered, compiled and found."""
+
+    def __init__(self, name: str, parent: Registry, entry: Entry, **kwargs: Any) -> None:
+        from kvgen.toolchain import ArtifactCache
+        from kvgen.tune.regression.entry import EntryCheck
+
+        super().__init__(name, parent, **kwargs)
+        self._check = EntryCheck(entry, ArtifactCache(), _worker(self.config))
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """A test per level."""
+        from kvgen.tune.regression.finding import LEVELS
+
+        for level in LEVELS:
+            if level != "speed" or self.config.getoption("--kvgen-speed"):
+                yield Level.from_parent(self, name=level, find=partial(self._check.find, level))
+
+
+class Level(pytest.Item):
+    """One aspect of an entry, or of a registry's files; `find` looks at it."""
+
+    def __init__(self, name: str, parent: pytest.Collector, find: Callable[[], Finding], **kwargs: Any) -> None:
+        super().__init__(name, parent, **kwargs)
+        self._find = find
+        self._finding: Finding | None = None
+
+    def setup(self) -> None:
+        """Look: what fails here is an error, no failure."""
+        self._finding = finding = self._find()
+        if finding.detail:
+            self.user_properties.append((finding.status, finding.detail))
+        if finding.environment:
+            pytest.fail(f"not checked: {finding.detail}", pytrace=False)
+        if finding.status == "unable":
+            pytest.skip(finding.detail)
+
+    def runtest(self) -> None:
+        """Judge."""
+        if self._finding is not None and self._finding.status == "regressed":
+            pytest.fail(f"regressed: {self._finding.detail}", pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Where, for reports."""
+        return self.path, None, self.nodeid
+
+
+def _worker(config: pytest.Config) -> Worker:
+    """The process that runs modules, one for the session; it starts when it is first needed."""
+    from kvgen.measure.worker import Worker
+
+    return config.stash.setdefault(_WORKER, Worker())

@@ -1,0 +1,85 @@
+"""What a check says: a finding per aspect, and one verdict per entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvgen.registry.entry import Entry
+
+Aspect = Literal["registry", "source", "resources", "numerics", "speed"]
+LEVELS: tuple[Aspect, ...] = ("source", "resources", "numerics", "speed")
+"""Aspects of a whole entry, each of which needs those before it. `registry` is about files: damaged, missing, not as listed."""
+
+Status = Literal["good", "changed", "regressed", "unable"]
+Verdict = Literal["good", "regressed", "unable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One aspect: as it was (`good`), different and no worse (`changed`), worse (`regressed`), or not checked (`unable`).
+
+    `detail` says what differs, or why it was not checked.
+    """
+
+    aspect: Aspect
+    status: Status
+    detail: str = ""
+    environment: bool = False
+    """Not checked because this machine failed: a full disk, a missing or crashing compiler, a worker that does not start. False
+    where it only lacks the device."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"aspect": self.aspect, "status": self.status, "detail": self.detail, "environment": self.environment}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Everything found of one entry, or of a file of a registry that is none.
+
+    `renewed` is the entry that `--accept` would write: the same schedules, rendered and compiled here. It is None where
+    `get_kernel` would pass the entry over, and where the entry does not compile or is wrong.
+    """
+
+    key: str
+    findings: tuple[Finding, ...]
+    spec: str = ""
+    arch: str = ""
+    entry: Entry | None = field(default=None, repr=False)
+    renewed: Entry | None = field(default=None, repr=False)
+
+    @property
+    def regressed(self) -> bool:
+        """Whether anything is worse than when the entry was made."""
+        return any(finding.status == "regressed" for finding in self.findings)
+
+    @property
+    def environment(self) -> bool:
+        """Whether something was not checked because this machine failed."""
+        return any(finding.environment for finding in self.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`regressed` where any aspect is, else `unable` where any was not checked, else `good`."""
+        if self.regressed:
+            return "regressed"
+        return "unable" if any(finding.status == "unable" for finding in self.findings) else "good"
+
+    @property
+    def reason(self) -> str:
+        """The first finding that makes the verdict; empty for a good entry."""
+        return next((f"{f.aspect}: {f.detail}" for f in self.findings if f.status == self.verdict != "good"), "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "key": self.key,
+            "spec": self.spec,
+            "arch": self.arch,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "regressed": self.regressed,
+            "environment": self.environment,
+            "findings": [finding.to_json() for finding in self.findings],
+        }

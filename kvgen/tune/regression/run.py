@@ -1,0 +1,101 @@
+"""A whole registry checked: every entry, then its files; and what is accepted of that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from kvgen.errors import KvgenError
+from kvgen.measure.worker import Worker
+from kvgen.registry.entry import Entry
+from kvgen.registry.manifest import MANIFEST
+from kvgen.registry.store import Store
+from kvgen.tune.regression.entry import check_entry
+from kvgen.tune.regression.finding import Checked, Finding
+from kvgen.tune.regression.registry import RegistryFiles
+
+REGISTRY = "(registry)"
+"""What stands for the key where a whole registry cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found of an entry or a file, the registry it is in, and whether what regressed was accepted."""
+
+    checked: Checked
+    registry: str
+    accepted: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether it regressed, and still is."""
+        return self.checked.regressed and not self.accepted
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**self.checked.to_json(), "registry": self.registry, "accepted": self.accepted}
+
+
+def check_registry(
+    files: RegistryFiles, worker: Worker, *, keys: Sequence[str] = (), archs: Sequence[str] = (), speed: bool = False, accept: bool = False
+) -> Iterator[Result]:
+    """Check entries whose key begins with one of `keys` and whose target is one of `archs` (any where there are none), one by one.
+
+    `accept` writes those that render and compile into the store, and brings its manifest up to date.
+    """
+    wanted = partial(_wanted, tuple(keys))
+    for one in files.found:
+        if one.entry is not None and wanted(one.key) and (not archs or one.entry.arch in archs):
+            checked = check_entry(one.entry, speed=speed, worker=worker)
+            yield _accept(files.store, checked) if accept else Result(checked, files.store.name)
+    yield from (Result(checked, files.store.name) for checked in files.entry_problems(wanted))
+    accepted: set[str] = set()
+    if accept:
+        try:
+            accepted = files.accept()
+        except (KvgenError, OSError) as error:
+            yield unreachable(files.store.name, error)
+    for file, checked in files.manifest_problems(wanted).items():
+        yield Result(checked, files.store.name, accepted=file in accepted)
+
+
+def unreachable(registry: str, error: Exception) -> Result:
+    """A registry that this machine cannot read or write."""
+    return Result(Checked(REGISTRY, (_cannot(error),)), registry)
+
+
+def summary(results: Sequence[Result], *, accept: bool = False) -> str:
+    """One line: how many entries ended how, and what was not checked, with the reasons."""
+    entries = Counter(one.checked.verdict for one in results if one.checked.key not in (MANIFEST, REGISTRY))
+    told = f"{sum(entries.values())} entries, {entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
+    if differing := sum(one.checked.key == MANIFEST for one in results):
+        told += f", files not as the manifest lists them: {differing}"
+    if accept:
+        told += f"; of these accepted: {sum(one.accepted for one in results)}"
+    missed = Counter((found.aspect, found.detail) for one in results for found in one.checked.findings if found.status == "unable")
+    reasons = [f"{aspect} of {count} ({detail})" for (aspect, detail), count in missed.items()]
+    return told + (f"; not checked: {', '.join(reasons)}" if reasons else "")
+
+
+def _wanted(keys: tuple[str, ...], key: str) -> bool:
+    return not keys or key.startswith(keys)
+
+
+def _accept(store: Store, checked: Checked) -> Result:
+    """Write the entry as it renders and compiles here, where that may be."""
+    renewed: Entry | None = checked.renewed
+    if renewed is None:
+        return Result(checked, store.name)
+    try:
+        if renewed != checked.entry:
+            store.put(renewed)
+    except (KvgenError, OSError) as error:
+        return Result(replace(checked, findings=(*checked.findings, _cannot(error))), store.name)
+    return Result(checked, store.name, accepted=checked.regressed)
+
+
+def _cannot(error: Exception) -> Finding:
+    return Finding("registry", "unable", str(error), environment=True)

@@ -1,0 +1,52 @@
+"""Would `get_kernel` still take an entry, and does its source render as it did?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvgen.errors import KvgenError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.base import Source
+from kvgen.registry.entry import Code, Entry
+from kvgen.registry.select import misfits, stale
+from kvgen.tune.regression.finding import Finding
+
+
+def passed_over(entry: Entry) -> str | None:
+    """Why `get_kernel` takes the entry no more, or only where it was tuned; None if it takes it.
+
+    Raises ToolchainMissing where a back end's library is missing.
+    """
+    reason = stale(entry, entry.spec, entry.arch)
+    return reason or next(iter(misfits(entry)), None)
+
+
+def render(entry: Entry) -> dict[str, Source]:
+    """Sources as they render now, by the file name of the entry's own. Raises KvgenError."""
+    rendered: dict[str, Source] = {}
+    for launch in entry.launches:
+        source = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+        other = rendered.setdefault(launch.file, source)
+        if other != source:
+            raise KvgenError(f"launches that shared {launch.file} render differently now")
+    return rendered
+
+
+def compare_sources(entry: Entry, rendered: Mapping[str, Source]) -> Finding:
+    """Text and flags of every source, byte for byte; headers that differ are a change."""
+    changed: list[str] = []
+    for file, source in rendered.items():
+        old, new = entry.codes[file], Code.of(source)
+        if old.text != new.text:
+            return Finding("source", "regressed", f"{file} renders differently now (line {_first_difference(old.text, new.text)})")
+        if old.flags != new.flags:
+            return Finding("source", "regressed", f"{file} is compiled with other flags now")
+        if old.headers_digest != new.headers_digest:
+            changed.append(file)
+    return Finding("source", "changed" if changed else "good", f"headers of {', '.join(changed)} changed since" if changed else "")
+
+
+def _first_difference(old: str, new: str) -> int:
+    pairs = zip(old.splitlines(), new.splitlines(), strict=False)
+    shorter = min(len(old.splitlines()), len(new.splitlines()))
+    return next((number for number, (a, b) in enumerate(pairs, 1) if a != b), shorter + 1)

@@ -1,0 +1,112 @@
+"""Is an entry still as fast? Every module whose machine code differs from the recorded one is timed.
+
+It takes turns with the recorded module where that can be had: from the cache, or from the recorded source while its headers are
+the same. Otherwise the share of a pure read's speed that it reaches now is held against the share that the entry recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from kvgen.errors import ToolchainMissing
+from kvgen.measure.finalists import interleave
+from kvgen.measure.job import Outcome, TimingPolicy
+from kvgen.measure.verdict import compare
+from kvgen.measure.worker import Worker
+from kvgen.registry.device import here, machine
+from kvgen.registry.entry import Entry
+from kvgen.spec.timing import Timing
+from kvgen.toolchain import Artifact, ArtifactCache, build
+from kvgen.toolchain.machine_code import same_machine_code
+from kvgen.tune.regression.finding import Finding, Status
+from kvgen.tune.regression.numerics import bad_outcome, job_of
+
+FINAL = TimingPolicy(seconds=0.1, samples=15)
+READ = TimingPolicy(seconds=0.1, samples=15, read=True)
+ROUNDS = 11
+TOLERATED = 0.9
+"""Least share of the recorded read fraction that is no regression."""
+
+
+def other_device(entry: Entry) -> str | None:
+    """Why the entry's times mean nothing here; None on the device that it was tuned on."""
+    then, now = entry.device.get("name"), here(entry.arch).get("name")
+    if not then:
+        return "it was tuned on no device"
+    return None if then == now else f"it was tuned on {then}, and this is {now or 'a machine without such a device'}"
+
+
+def check_speed(entry: Entry, built: Mapping[str, Artifact], cache: ArtifactCache, worker: Worker) -> Finding:
+    """Time every module that differs from the recorded one. Raises MeasureError where no worker can be started."""
+    findings = [_check_file(entry, file, artifact, cache, worker) for file, artifact in built.items()]
+    worst: Status = min((finding.status for finding in findings), key=("regressed", "unable", "changed", "good").index)
+    told = [finding.detail for finding in findings if finding.status == worst and finding.detail]
+    environment = any(finding.environment for finding in findings)
+    return Finding("speed", worst, "; ".join(told) or "the same machine code", environment)
+
+
+def _check_file(entry: Entry, file: str, artifact: Artifact, cache: ArtifactCache, worker: Worker) -> Finding:
+    if artifact.id == entry.codes[file].artifact:
+        return Finding("speed", "good")
+    old = _recorded(entry, file, cache)
+    if old is None:
+        return _against_read(entry, file, artifact, worker)
+    if old.id == artifact.id or same_machine_code(old.path, artifact.path):
+        return Finding("speed", "good")
+    return _against_old(entry, file, artifact, old, worker)
+
+
+def _recorded(entry: Entry, file: str, cache: ArtifactCache) -> Artifact | None:
+    """The module that the entry recorded, or one of its own source and headers; None where neither can be had."""
+    code = entry.codes[file]
+    if code.artifact is not None and code.machine == machine(entry.arch):
+        artifact = cache.get(code.artifact)
+        if artifact is not None:
+            return artifact
+    source = code.source(entry.arch)
+    if source is not None:
+        with suppress(ToolchainMissing):
+            return build(source, cache)
+    return None
+
+
+def _against_old(entry: Entry, file: str, artifact: Artifact, old: Artifact, worker: Worker) -> Finding:
+    """New and old take turns; slower beyond noise is a regression."""
+    jobs = [job_of(entry, file, one, None, FINAL) for one in (artifact, old)]
+    new, before = interleave(jobs, ROUNDS, worker=worker)
+    if not new.ok:
+        return bad_outcome("speed", file, new)
+    if not before.ok:
+        return Finding("speed", "unable", f"the module that {file} was tuned as does not run: {before.detail}", environment=True)
+    slower, told = False, []
+    for now, then in zip(new.timings, before.timings, strict=True):
+        verdict = compare(now.samples, then.samples)
+        slower |= verdict.kind == "slower"
+        told.append(f"{now.workload.key}: {verdict} than the module it was tuned as")
+    return Finding("speed", "regressed" if slower else "good", "; ".join(told))
+
+
+def _against_read(entry: Entry, file: str, artifact: Artifact, worker: Worker) -> Finding:
+    """The old module is gone: the read fraction now, against the recorded one."""
+    job = job_of(entry, file, artifact, None, READ)
+    recorded = {work.key: timing.read_fraction for work in job.workloads if (timing := entry.timing(work)) is not None}
+    if missing := [work.key for work in job.workloads if recorded.get(work.key) is None]:
+        return Finding("speed", "unable", f"{', '.join(missing)}: the module it was tuned as is gone, and no read was timed beside it")
+    (outcome,) = interleave([job], ROUNDS, worker=worker)
+    if not outcome.ok:
+        return bad_outcome("speed", file, outcome)
+    return _judge_fractions(outcome, recorded)
+
+
+def _judge_fractions(outcome: Outcome, recorded: Mapping[str, float | None]) -> Finding:
+    slower, told = False, []
+    for timing in outcome.timings:
+        now, then = _fraction(timing), recorded[timing.workload.key] or 0.0
+        slower |= now < TOLERATED * then
+        told.append(f"{timing.workload.key}: {now:.0%} of a read's speed, {then:.0%} when tuned")
+    return Finding("speed", "regressed" if slower else "good", "; ".join(told))
+
+
+def _fraction(timing: Timing) -> float:
+    return timing.read_fraction or 0.0

@@ -1,0 +1,184 @@
+"""One entry checked: what regresses, what this machine cannot check, and what can be accepted."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvgen.errors import CompileError, CompilerCrash, HostError, MeasureError, ToolchainMissing
+from kvgen.lower.base import Source
+from kvgen.measure.job import Outcome
+from kvgen.measure.worker import Worker
+from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
+from kvgen.tune.regression import entry as entry_check
+from tests.support.checking import Place, told
+
+
+def test_what_is_as_it_was_is_good(place: Place):
+    checked = place.check()
+    assert told(checked) == {"source": "good", "resources": "good", "numerics": "good"}
+    assert (checked.verdict, checked.reason) == ("good", "")
+    assert checked.renewed == place.entry
+
+
+def test_a_source_that_renders_differently_regresses_and_can_be_accepted(place: Place):
+    place.later(comment="// changed\n")
+    checked = place.check()
+    assert checked.verdict == "regressed"
+    assert "line 2" in checked.reason
+    assert checked.renewed is not None
+    place.entry = checked.renewed
+    assert not place.check().regressed
+    assert place.entry.timings
+
+
+def test_a_back_end_that_refuses_the_entry_now_regresses(place: Place):
+    place.later(reason="it has no kernel for 4 bits any more")
+    checked = place.check()
+    assert checked.verdict == "regressed"
+    assert "get_kernel passes it over" in checked.reason
+    assert "no kernel for 4 bits any more" in checked.reason
+    assert checked.renewed is None, "accepting cannot bring it back"
+
+
+def test_a_schedule_that_left_the_search_space_regresses(place: Place):
+    place.later(blocks=(4096,))
+    checked = place.check()
+    assert checked.verdict == "regressed"
+    assert "block" in checked.reason
+    assert checked.renewed is None
+
+
+def test_a_changed_layout_id_regresses(place: Place):
+    place.entry = replace(place.entry, layout_id="0123456789abcdef")
+    checked = place.check()
+    assert checked.verdict == "regressed"
+    assert "another version of the packed layout" in checked.reason
+    assert checked.renewed is None
+
+
+def test_what_renders_no_more_regresses_and_the_rest_is_not_checked(place: Place):
+    from kvgen.tune.regression import source
+
+    def broken(entry: object) -> dict[str, Source]:
+        raise ZeroDivisionError("in a template")
+
+    place.patch.setattr(entry_check, "render", broken)
+    assert source.passed_over(place.entry) is None
+    checked = place.check(speed=True)
+    assert told(checked) == {"source": "regressed", "resources": "unable", "numerics": "unable", "speed": "unable"}
+    assert "it does not render any more: in a template" in checked.reason
+    assert checked.renewed is None
+
+
+def test_more_registers_or_spills_regress_and_fewer_are_a_change(place: Place):
+    kernels = {"attend": KernelResources(100, 0, 1024)}
+    codes = {file: replace(code, resources=Resources("nvcc", 1.0, kernels)) for file, code in place.entry.codes.items()}
+    place.entry = replace(place.entry, codes=codes)
+    for registers, spills, status in ((100, 0, "good"), (120, 0, "regressed"), (100, 8, "regressed"), (90, 0, "changed")):
+        place.resources(registers, spills)
+        checked = place.check()
+        assert told(checked)["resources"] == status
+        assert checked.regressed == (status == "regressed")
+
+
+def test_a_source_that_is_refused_by_the_compiler_regresses(place: Place):
+    def refuse(source: Source, cache: ArtifactCache) -> Artifact:
+        raise CompileError("g++ failed with exit status 1", "error: expected ';'")
+
+    place.build(refuse)
+    checked = place.check()
+    assert checked.verdict == "regressed"
+    assert "it does not compile any more" in checked.reason
+    assert checked.renewed is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        HostError("cannot write module.so: No space left on device", Path("module.so")),
+        CompilerCrash("g++ was ended by SIGKILL"),
+        CompileError("g++ failed with exit status 1", "internal compiler error: in foo"),
+        ToolchainMissing("g++ was not found"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_of_this_machine_is_no_regression(place: Place, error: Exception):
+    def fail(source: Source, cache: ArtifactCache) -> Artifact:
+        raise error
+
+    place.build(fail)
+    checked = place.check()
+    assert told(checked) == {"source": "good", "resources": "unable", "numerics": "unable"}
+    assert (checked.verdict, checked.environment) == ("unable", True)
+    assert str(error) in checked.reason
+    assert checked.renewed is None
+
+
+def test_a_disk_that_is_full_while_rendering_is_no_regression(place: Place):
+    def full(entry: object) -> dict[str, Source]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place.patch.setattr(entry_check, "render", full)
+    assert (place.check().verdict, place.check().environment) == ("unable", True)
+
+
+def test_a_back_end_whose_library_is_missing_is_no_regression(place: Place):
+    def missing(name: str) -> None:
+        raise ToolchainMissing("the tilelang back end cannot be loaded")
+
+    place.patch.setattr("kvgen.lower.backends.get_backend", missing)
+    assert (place.check().verdict, place.check().environment) == ("unable", True)
+
+
+def test_wrong_numbers_regress(place: Place):
+    place.numbers(Outcome("wrong", "attend of long: relative l2 is 0.5"))
+    checked = place.check()
+    assert told(checked)["numerics"] == "regressed"
+    assert "relative l2 is 0.5" in checked.to_json()["findings"][2]["detail"]
+    assert checked.renewed is None, "what is wrong cannot be accepted"
+
+
+def test_every_source_is_verified_with_all_workloads_that_use_it(place: Place):
+    place.check()
+    assert {job.check is not None and job.timing is None for job in place.jobs} == {True}
+    verified = {(job.schedule, work.key) for job in place.jobs for work in job.workloads}
+    assert verified == {(place.entry.schedule(launch), launch.workload.key) for launch in place.entry.launches}
+    first = place.entry.launches[0]
+    place.entry = replace(
+        place.entry, launches=tuple(replace(launch, params=first.params, file=first.file) for launch in place.entry.launches)
+    )
+    place.jobs.clear()
+    place.check()
+    (job,) = place.jobs
+    assert [work.key for work in job.workloads] == [launch.workload.key for launch in place.entry.launches]
+
+
+def test_a_worker_that_does_not_start_or_lacks_memory_is_no_regression(place: Place):
+    place.numbers(Outcome("oom", "it used up 100 MiB of host memory during verify"))
+    assert (place.check().verdict, place.check().environment) == ("unable", True)
+
+    def fail(worker: Worker, job: object) -> Outcome:
+        raise MeasureError("a worker process did not start")
+
+    place.patch.setattr(Worker, "run", fail)
+    checked = place.check()
+    assert (checked.verdict, checked.environment) == ("unable", True)
+    assert checked.renewed is None, "this machine has the device, and did not verify it"
+
+
+@pytest.mark.parametrize(("capability", "reason"), [(None, "no NVIDIA GPU is visible"), ((10, 0), "which has compute capability 10.0")])
+def test_without_the_device_numbers_are_not_checked(place: Place, capability: tuple[int, int] | None, reason: str):
+    place.patch.setattr(entry_check, "gpu_capability", lambda: capability)
+    place.entry = replace(place.entry, arch="sm90")
+    checked = place.check()
+    assert told(checked)["numerics"] == "unable"
+    assert (checked.verdict, checked.environment) == ("unable", False)
+    assert reason in checked.reason
+    assert place.jobs == []
+    assert checked.renewed is not None
