@@ -71,7 +71,9 @@ CASES: dict[str, EmulatedCase] = {
     "gathered": EmulatedCase("k4v4:token:page16:h4/2:d64", 16, {"unit": 1, "depth": 4}),
     "token": EmulatedCase("k4v4:token:kg32:vg32:h4/2:d64", 128, SMALL),
     "symmetric": EmulatedCase("k8v8:token:sym:h4/2:d64", 128, SMALL),
-    "queries": EmulatedCase("k4v4:q4:h8/2:d64", 128, SMALL, ((ALIKE, 4), ((258, 130, 385), 4), (LONG, 30)), ((FULL, 4), ((126, 129, 257), 4))),
+    "queries": EmulatedCase(
+        "k4v4:q4:h8/2:d64", 128, SMALL, ((ALIKE, 4), ((258, 130, 385), 4), (LONG, 30)), ((FULL, 4), ((126, 129, 257), 4))
+    ),
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"unit": 2, "depth": 2}),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
 }

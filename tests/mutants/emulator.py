@@ -98,8 +98,8 @@ def row(fault: Fault) -> dict[str, Any]:
     made = row_of(fault, answer["kind"], answer["detail"], 0.0)
     if answer["kind"] in ("not reached", "broken", "compile_error"):
         made["caught"] = False
-    print(f"{'caught  ' if made['caught'] else 'SURVIVED' if answer['kind'] == 'ok' else '        '} {fault.name}: {answer['kind']} {answer['detail']}")
-    sys.stdout.flush()
+    word = "caught" if made["caught"] else "SURVIVED" if answer["kind"] == "ok" else ""
+    print(f"{word:8} {fault.name}: {answer['kind']} {answer['detail']}", flush=True)
     return made
 
 

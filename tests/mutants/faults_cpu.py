@@ -221,7 +221,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "key-zero-row", "splits", "K's zeros of the first query row serve all rows",
-            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      tiles(", "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      tiles(",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      tiles(",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      tiles(",
         ),
         (
             "key-last-group", "token", "the last channel group of K is left out",
@@ -233,7 +234,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "value-last-group", "token", "the last channel group of V takes the scales of the first",
-            "chunk.subtile[token / C::subtile], g, token % C::subtile", "chunk.subtile[token / C::subtile], g % (groups - 1), token % C::subtile",
+            "chunk.subtile[token / C::subtile], g, token % C::subtile",
+            "chunk.subtile[token / C::subtile], g % (groups - 1), token % C::subtile",
         ),
         (
             "value-far-group", "value-channel", "V's token groups from the third of a block on take the scales of the first two",

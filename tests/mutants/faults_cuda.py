@@ -71,7 +71,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "cluster-last", "cluster", "the last CTA of a cluster is not added up",
-            "for (int i = 0; i < kCluster; ++i) {\n        const float factor", "for (int i = 0; i < kCluster - 1; ++i) {\n        const float factor",
+            "for (int i = 0; i < kCluster; ++i) {\n        const float factor",
+            "for (int i = 0; i < kCluster - 1; ++i) {\n        const float factor",
         ),
         (
             "cluster-totals", "cluster", "the last CTA of a cluster is not sent the sums that it waits for: it hangs",
@@ -217,7 +218,8 @@ FAULTS: tuple[Fault, ...] = (
         "tail_tiles",
         (
             "tail-second-turn", "tail", "of a residual of more tiles than warps, some tiles are skipped",
-            "tile.fetch(tail, tail_tile<Traits>(place, turn, warp), lane);", "tile.fetch(tail, tail_tile<Traits>(place, turn + 1, warp), lane);",
+            "tile.fetch(tail, tail_tile<Traits>(place, turn, warp), lane);",
+            "tile.fetch(tail, tail_tile<Traits>(place, turn + 1, warp), lane);",
         ),
     ),
     *_in(
@@ -251,7 +253,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "maximum-half", "queries", "the maximum that the reference moves to leaves out a lane's second row",
-            "for (int half = 0; half < 2; ++half) {\n          float scale", "for (int half = 0; half < 1; ++half) {\n          float scale",
+            "for (int half = 0; half < 2; ++half) {\n          float scale",
+            "for (int half = 0; half < 1; ++half) {\n          float scale",
         ),
     ),
     *_in(

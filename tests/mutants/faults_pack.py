@@ -54,7 +54,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "scaler-row", "token", "rows take the scaler that the next lane made",
-            "const int row = lane / 4 * 4;\n  if constexpr (by_thresholds", "const int row = (lane / 4 * 4 + 4) % 32;\n  if constexpr (by_thresholds",
+            "const int row = lane / 4 * 4;\n  if constexpr (by_thresholds",
+            "const int row = (lane / 4 * 4 + 4) % 32;\n  if constexpr (by_thresholds",
         ),
     ),
     *_in(

@@ -26,7 +26,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "tilelang-residual", f"{PROGRAMS}/tail.py", "tilelang-queries", "new tokens but the first are not put into the residual",
-        "if token >= work.rest and token < T.min(work.tail, p.tokens):", "if token >= work.rest and token < T.min(work.rest + 1, p.tokens):",
+        "if token >= work.rest and token < T.min(work.tail, p.tokens):",
+        "if token >= work.rest and token < T.min(work.rest + 1, p.tokens):",
     ),
     Fault(
         "tilelang-flush", f"{PROGRAMS}/step.py", "tilelang", "a residual that is exactly full is not packed",
@@ -42,11 +43,13 @@ FAULTS: tuple[Fault, ...] = (
         "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3] - T.min(at.split, 1)))",
     ),
     Fault(
-        "tilelang-flush-rest", f"{HEADERS}/tilelang_step.cuh", "tilelang-queries", "of the new tokens behind a packed block only the first is kept",
+        "tilelang-flush-rest", f"{HEADERS}/tilelang_step.cuh", "tilelang-queries",
+        "of the new tokens behind a packed block only the first is kept",
         "i < (tail - Format::kTokens) * kPieces;", "i < (tail > Format::kTokens ? kPieces : 0);",
     ),
     Fault(
-        "tilelang-strides", f"{HEADERS}/tilelang_host.cuh", "tilelang-queries", "new V is read with the strides of new K's heads between tokens",
+        "tilelang-strides", f"{HEADERS}/tilelang_host.cuh", "tilelang-queries",
+        "new V is read with the strides of new K's heads between tokens",
         "t.fresh_v_token = a.v_new.token_stride / kElements", "t.fresh_v_token = a.k_new.head_stride / kElements",
     ),
     Fault(

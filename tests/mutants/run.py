@@ -20,10 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from kvgen.errors import CompileError, KvgenError
 from kvgen.measure.device import fingerprint
 from kvgen.toolchain import Artifact, ArtifactCache, build
-from tests.mutants.fault import Case, Fault, MisplacedFault
+from tests.mutants.fault import Case, Fault
 from tests.mutants.judge import Judges
 from tests.mutants.plant import faulty_source
 from tests.mutants.suite import CASES, SUITES
@@ -49,13 +48,9 @@ class Suite:
 
     def broken(self) -> dict[str, str]:
         """Cases and faults that do not compile or cannot be planted, by name; waits for all compilers."""
-        found: dict[str, str] = {}
-        for name, future in {**{f"case {name}": f for name, f in self._sound.items()}, **self._built}.items():
-            try:
-                future.result()
-            except (CompileError, MisplacedFault, KvgenError) as error:
-                found[name] = f"{error} {getattr(error, 'log', '')}"[:2000]
-        return found
+        futures = {**{f"case {name}": future for name, future in self._sound.items()}, **self._built}
+        errors = {name: future.exception() for name, future in futures.items()}
+        return {name: str(error)[:2000] for name, error in errors.items() if error is not None}
 
     def unsound(self, judges: Judges) -> dict[str, str]:
         """Cases that fail without a fault, by name."""
@@ -76,12 +71,10 @@ class Suite:
         lock = threading.Lock()
 
         def judge(fault: Fault) -> dict[str, Any] | None:
-            try:
-                artifact = self._built[fault.name].result()
-            except (CompileError, MisplacedFault, KvgenError):
-                return None
+            if self._built[fault.name].exception() is not None:
+                return None  # see `broken`
             started = time.monotonic()
-            outcome = judges.judge(self.cases[fault.case], artifact.path)
+            outcome = judges.judge(self.cases[fault.case], self._built[fault.name].result().path)
             row = row_of(fault, outcome.kind, outcome.detail, time.monotonic() - started)
             with lock:
                 self._say(f"{'caught  ' if row['caught'] else 'SURVIVED'} {fault.name} ({fault.case}): {outcome.kind} {outcome.detail}")
