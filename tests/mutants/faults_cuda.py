@@ -155,10 +155,6 @@ FAULTS: tuple[Fault, ...] = (
             "before += __shfl_sync(~0u, upto, 31) * kv_heads,", "before += __shfl_sync(~0u, upto, 31),",
         ),
         (
-            "share-division", "shares", "the CTA of a unit is found by a reciprocal alone, whose rounding is not corrected",
-            "return about + (rest >= each) - (rest < 0);", "return about;",
-        ),
-        (
             "share-end", "shares", "a piece that another CTA goes on with ends one unit early",
             "min(to() - first, units),", "to() - first < units ? to() - first - 1 : units,",
         ),
