@@ -1,0 +1,39 @@
+"""The GPU variants that faults are planted in: head_dim 64 and small units, so that each compiles in ten to twenty seconds."""
+
+from __future__ import annotations
+
+from benchmarks.gpu_words import spec_of, workload_of
+from tests.mutants.fault import Case
+
+
+def _case(name: str, spec: str, schedule: str, workloads: str, backend: str = "cuda") -> Case:
+    """Words of benchmarks/gpu_words.py."""
+    return Case(name, backend, spec_of(spec, "sm90", [workload_of(word) for word in workloads.split()]), schedule)
+
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        _case("last", "k4v4:h8/2:d64", "w8u1d2", "1x32768 4x4096"),
+        _case("batch", "k4v4:h8/2:d64", "w8u1d2", "136x512"),
+        _case("parts", "k4v4:h8/2:d64:kg64", "n64.w4u1d2c2", "8x4096 2x300"),
+        _case("parts-batch", "k4v4:h8/2:d64:kg64", "n64.w4u1d2c2", "136x1024"),
+        _case("tail", "k4v4:h8/2:d64", "w4u1d2c2", "136x512"),
+        _case("cluster", "k4v4:h8/2:d64", "w8u1d2.cl4", "1x16384"),
+        _case("two-level", "k4v4:h4/1:d64", "w8u1d2.two", "1x65536"),
+        _case("shares", "k4v4:h8/2:d64", "w8u2d1.sh", "8x4096"),
+        _case("shares-batch", "k4v4:h8/2:d64", "w8u2d1.sh", "136x1024"),
+        _case("bulk", "k4v4:h8/2:d64", "w8u1d2.bulk", "4x4096"),
+        _case("bulk-unit", "k4v4:h8/2:d64", "w8u2d2.unit", "4x4096"),
+        _case("paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "12x8192"),
+        _case("key-groups", "k4v4:h8/2:d64:kg64", "n128.w8u1d2", "4x4096"),
+        _case("gathered", "k4v4:token:page16:h8/2:d64", "n16.w8u1d4", "4x2048"),
+        _case("token", "k4v4:token:kg32:vg32:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("symmetric", "k8v8:token:sym:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("queries", "k4v4:q4:h8/2:d64", "w8u1d2", "1x8192q4 4x2048q2"),
+        _case("int2", "k2v2:h8/2:d64", "w8u2d2", "4x2048"),
+        _case("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("tilelang", "k4v4:h8/2:d64", "w8u2s4", "1x32768 4x2048", "tilelang"),
+        _case("tilelang-queries", "k4v4:q4:h4/2:d64:page128", "w8u2s4", "4x2048q4", "tilelang"),
+    )
+}

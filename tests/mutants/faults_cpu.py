@@ -1,0 +1,315 @@
+"""Faults of the CPU's headers."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+HEADERS = "templates/cpu/include/kvgen"
+
+
+def _in(header: str, *faults: tuple[str, ...]) -> tuple[Fault, ...]:
+    """(name, case, what it breaks, find, replace[, nth]) of one header."""
+    return tuple(
+        Fault(name, f"{HEADERS}/{header}.hpp", case, breaks, find, replace, int(rest[0]) if rest else 0)
+        for name, case, breaks, find, replace, *rest in faults
+    )
+
+
+FAULTS: tuple[Fault, ...] = (
+    *_in(
+        "attend",
+        (
+            "merge-last-split", "splits", "the last of several splits is not merged",
+            "for (int64_t s = 0; s < plan_.shares; ++s, part += plan_.record) {",
+            "for (int64_t s = 0; s < plan_.shares - 1; ++s, part += plan_.record) {",
+        ),
+        (
+            "merge-weight", "splits", "splits are weighed by powers of e, where their maxima are in units of log2 e",
+            "std::exp2(part[C::head_dim] - top)", "std::exp(part[C::head_dim] - top)",
+        ),
+        (
+            "merge-sum", "splits", "the merged sum of weights leaves out the splits' own weights",
+            "total += part[C::head_dim + 1] * weight;", "total += part[C::head_dim + 1];",
+        ),
+        (
+            "merge-empty-split", "splits", "a split that saw no token is merged like any other",
+            "if (part[C::head_dim + 1] == 0) continue;", "",
+        ),
+        (
+            "split-begin", "splits", "the last split begins 32 tokens too late",
+            "const int64_t begin = share * plan_.share_tokens;",
+            "const int64_t begin = share * plan_.share_tokens + (share > 0 && share == plan_.shares - 1 ? C::subtile : 0);",
+        ),
+        (
+            "split-end", "splits", "the split before the last ends one chunk of 32 tokens too early",
+            "const int64_t end = share >= owner ? packed : begin + plan_.share_tokens;",
+            "const int64_t end = share >= owner ? packed : begin + plan_.share_tokens - (share + 2 == plan_.shares ? C::subtile : 0);",
+        ),
+        (
+            "split-residual", "splits", "the residual is attended only where the first split owns it",
+            "if (share == owner) over_plain(", "if (share == owner && share == 0) over_plain(",
+        ),
+        (
+            "split-record", "splits", "records of splits overlap by one number, the sum of weights",
+            "static constexpr int64_t record = C::head_dim + 2;", "static constexpr int64_t record = C::head_dim + 1;",
+        ),
+        (
+            "split-rows", "prompt", "splits of the second block of query rows are saved over the first's",
+            "plan_.partial(call_.workspace.data, b, head, first + r, share)", "plan_.partial(call_.workspace.data, b, head, r, share)",
+        ),
+        (
+            "rows-output", "prompt", "without splits, rows from the second block of query rows on are written over the first's",
+            "finish(b, head, first + r, state.acc[r]", "finish(b, head, r, state.acc[r]",
+        ),
+        (
+            "lse-order", "splits-q4", "the LSE of several query tokens is stored token by token, not head by head",
+            "[(b * C::q_heads + q_head) * call_.q_len + token]", "[(b * call_.q_len + token) * C::q_heads + q_head]",
+        ),
+        (
+            "lse-base", "splits", "the LSE mixes a maximum in units of log2 with a sum in natural units",
+            "(top + std::log2(total)) * kLn2", "top * kLn2 + std::log2(total)",
+        ),
+        (
+            "causal-all", "splits-q4", "every query token sees all new tokens",
+            "state.to[r] = before + token + 1;", "state.to[r] = before + call_.q_len;",
+        ),
+        (
+            "causal-attend", "heads", "`attend` takes several query tokens as if they came after the last position",
+            "cache_.length(b) - (decoding() ? 0 : call_.q_len)", "cache_.length(b) - (decoding() ? 0 : 1)",
+        ),
+        (
+            "window-wide", "window", "the sliding window is one token too wide",
+            "state.to[r] - C::window : 0", "state.to[r] - C::window - 1 : 0",
+        ),
+        (
+            "window-grain", "window", "the first partial sub-tile of a sliding window is skipped",
+            "low = low / grain * grain;", "low = (low + grain - 1) / grain * grain;",
+        ),
+        (
+            "residual-far", "wide-block", "the residual's tokens from the 129th on are read as the first ones again",
+            "const int64_t at = position - packed + tile * kLanes + i;",
+            "const int64_t at = (position - packed) % 128 + tile * kLanes + i;",
+        ),
+        (
+            "new-token", "heads", "`decode` attends to the first new token's K in place of the others'",
+            "row_of<Element>(call_.k_new, b, at - residual, head)", "row_of<Element>(call_.k_new, b, 0, head)",
+        ),
+        (
+            "length-far-sequence", "batch", "sequences from the ninth on take the length of the eighth",
+            "return cache_.length(b) / C::block * C::block;", "return cache_.length(b < 8 ? b : 7) / C::block * C::block;",
+        ),
+        (
+            "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
+            "row_of<Element>(call_.q, b, token, q_head)", "row_of<Element>(call_.q, b < 128 ? b : 127, token, q_head)",
+        ),
+        (
+            "group-head", "group5", "the fifth query head of a group reads the fourth's query",
+            "q_head = head * group + (first + r) % group;\n      const Element* q",
+            "q_head = head * group + ((first + r) % group > 3 ? 3 : (first + r) % group);\n      const Element* q",
+        ),
+    ),
+    *_in(
+        "append",
+        (
+            "flush-boundary", "int8", "a residual that is exactly full is not packed",
+            "return (residual_ + count_) / C::block;", "return (residual_ + count_ - 1) / C::block;",
+        ),
+        (
+            "append-far", "splits", "a prefill packs its blocks from the 25th on over the 24th",
+            "cache_.block(batch_, head_, packed_ + i)", "cache_.block(batch_, head_, packed_ + (i < 24 ? i : 23))",
+        ),
+        (
+            "append-rest", "heads", "`decode` of several tokens forgets those behind a block that became full",
+            "at < residual_ + count_; ++at) {", "at < (flushed && count_ < 16 ? flushed : residual_ + count_); ++at) {",
+        ),
+        (
+            "append-old", "int8", "the first new token of a block that becomes full is read from the residual, where it is not yet",
+            "return at < residual_ ? slots", "return at <= residual_ ? slots",
+        ),
+        (
+            "append-rest-slot", "heads", "V of what is left behind a packed block goes one slot too far",
+            "std::memcpy(cache_.v_slot(batch_, head_, at - flushed), row_of",
+            "std::memcpy(cache_.v_slot(batch_, head_, at - flushed + (flushed > 0 && at + 1 < residual_ + count_)), row_of",
+        ),
+        (
+            "unpack-value-row", "paged", "unpacking puts V of every block's last sub-tile one sub-tile early",
+            "row_of<Element>(v, batch, position + token + t, head)",
+            "row_of<Element>(v, batch, position + (token + C::subtile < C::block ? token : token - C::subtile) + t, head)",
+        ),
+    ),
+    *_in(
+        "cache",
+        (
+            "page-inner", "paged", "all blocks of a page lie over the first",
+            "inner = index % C::page_blocks;", "inner = 0;",
+        ),
+        (
+            "page-far-sequence", "paged", "sequences from the ninth on use the pages of the eighth",
+            "block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + index / C::page_blocks];",
+            "block_table.template as<int32_t>()[(batch < 8 ? batch : 7) * cache.block_table.stride[0] + index / C::page_blocks];",
+        ),
+        (
+            "locate-far", "paged", "packed tokens from the 3073rd on are read one block early",
+            "chunk.block[i] = block(batch, head, at / C::block);",
+            "chunk.block[i] = block(batch, head, at / C::block - (at >= 3072));",
+        ),
+        (
+            "residual-head", "heads", "heads from the third on share the residual slots of the first two",
+            "((batch * C::kv_heads + head) * C::block + slot)", "((batch * C::kv_heads + head % 2) * C::block + slot)",
+        ),
+        (
+            "block-far-head", "heads", "the fourth KV head's blocks lie over the third's",
+            "((outer * C::kv_heads + head) * per + inner)", "((outer * C::kv_heads + (head < 3 ? head : 2)) * per + inner)",
+        ),
+        (
+            "stride-head", "heads", "strides between heads are taken for head_dim, as if rows were dense",
+            "head * view.stride[2];", "head * view.size[3];",
+        ),
+    ),
+    *_in(
+        "codec",
+        (
+            "zero-middle", "int8", "the middle of 8-bit codes is off by one step",
+            "a.scale * Code::middle + a.zero", "a.scale * (Code::middle - 1) + a.zero",
+        ),
+        (
+            "params-order", "value-channel", "scales of groups lie in reverse order; packing and reading agree",
+            "static_cast<int64_t>(group) * params * param_extent",
+            "static_cast<int64_t>((Op::per_channel ? C::block : C::head_dim) / Op::group - 1 - group) * params * param_extent",
+        ),
+        (
+            "narrow-group", "narrow", "in groups of 16 tokens the second half of a sub-tile takes the first half's scales",
+            "affine_of_one(block, subtile, (token + row) / Op::group, k)", "affine_of_one(block, subtile, token / Op::group, k)",
+        ),
+        (
+            "expand-group", "expanded", "V's groups of fewer than 16 channels take the scale of each tile's first",
+            "affine_of_one(block, subtile, (row + i) / Op::group, k)", "affine_of_one(block, subtile, row / Op::group, k)",
+        ),
+        (
+            "bfloat-order", "plain", "the two bfloat16 of a word are swapped where attention reads them",
+            "(F)(k == 0 ? word << 16 : word & 0xffff0000u)", "(F)(k != 0 ? word << 16 : word & 0xffff0000u)",
+        ),
+    ),
+    *_in(
+        "quantize",
+        (
+            "round-down", "int8", "codes near a tie round down",
+            "round_even((x - a.zero) / a.scale)", "round_even((x - a.zero) / a.scale - 0.01f)",
+        ),
+        (
+            "reciprocal", "int8", "codes come from a multiplication by the reciprocal of the scale",
+            "round_even((x - a.zero) / a.scale)", "round_even((x - a.zero) * (1.0f / a.scale))",
+        ),
+        (
+            "range-last-token", "int8", "the last token of a group does not count for K's smallest and largest",
+            "for (int t = 1; t < Info::group; ++t)", "for (int t = 1; t < Info::group - 1; ++t)",
+        ),
+        (
+            "range-last-channels", "int8", "the last 16 channels of a token do not count for V's smallest and largest",
+            "for (int i = kLanes; i < Info::group; i += kLanes) range", "for (int i = kLanes; i + kLanes < Info::group; i += kLanes) range",
+        ),
+        (
+            "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
+            "high > -low ? high : -low;", "high > 0 ? high : -low;",
+        ),
+    ),
+    *_in(
+        "products",
+        (
+            "group-end", "window", "a chunk that begins within a K group runs into the next with the first's scales",
+            "token + group - chunk.in_block(token) % group", "token + group",
+        ),
+        (
+            "key-zero-row", "splits", "K's zeros of the first query row serve all rows",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      tiles(",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      tiles(",
+        ),
+        (
+            "key-last-group", "token", "the last channel group of K is left out",
+            "for (int g = 0; g < groups; ++g) group_of(", "for (int g = 0; g < (groups > 1 ? groups - 1 : 1); ++g) group_of(",
+        ),
+        (
+            "key-sum-row", "token", "the sums of the first query row multiply K's zeros for all rows",
+            "q_sum[m * groups + g] * a.zero", "q_sum[g] * a.zero",
+        ),
+        (
+            "value-last-group", "token", "the last channel group of V takes the scales of the first",
+            "chunk.subtile[token / C::subtile], g, token % C::subtile",
+            "chunk.subtile[token / C::subtile], g % (groups - 1), token % C::subtile",
+        ),
+        (
+            "value-far-group", "value-channel", "V's token groups from the third of a block on take the scales of the first two",
+            "group = chunk.in_block(begin) / C::Value::group, end", "group = chunk.in_block(begin) / C::Value::group % 2, end",
+        ),
+    ),
+    *_in(
+        "tiles",
+        (
+            "last-tile", "splits", "the last of an odd number of 16-token tiles is not multiplied",
+            "if (begin < end) for_tiles<T / 2>", "if (begin + 1 < end) for_tiles<T / 2>",
+        ),
+        (
+            "int2-second-half", "int2", "the second half of every word of 2-bit codes is read as the first",
+            "word[t][p] >>= step * (32 / Code::per_word);", "word[t][p] >>= 0;",
+        ),
+    ),
+    *_in(
+        "rows",
+        (
+            "rescale-sum", "splits", "the sum of weights is not rescaled when the maximum rises",
+            "total[r] *= alpha;", "",
+        ),
+        (
+            "rescale-last-channels", "splits", "the last 16 channels are not rescaled when the maximum rises",
+            "for (int c = 0; c < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);",
+            "for (int c = 0; c + kLanes < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);",
+        ),
+        (
+            "mask-high", "splits-q4", "a query token sees the one after it",
+            "(index < high)", "(index <= high)",
+        ),
+        (
+            "mask-low", "window", "the first token of a sliding window is masked",
+            "(index >= low)", "(index > low)",
+        ),
+        (
+            "top-kept", "splits", "the maximum of a row is forgotten between two chunks",
+            "F32 largest = splat(top[r]);", "F32 largest = splat(-kInfinity);",
+        ),
+    ),
+    *_in(
+        "simd",
+        (
+            "exp2-coefficient", "float32", "exp2 is good to four digits alone",
+            "p * f + 2.4022651e-1f", "p * f + 2.4122651e-1f",
+        ),
+        (
+            "tanh-series", "window", "the series of tanh is used where it is not good enough",
+            "y < 0.0625f ? small", "y < 1.0f ? small",
+        ),
+    ),
+    *_in(
+        "module",
+        (
+            "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
+            "for (int64_t b = 0; b < batch; ++b) cache.length(b) += static_cast<int32_t>(call.q_len);",
+            "for (int64_t b = 0; b < (batch < 128 ? batch : 128); ++b) cache.length(b) += static_cast<int32_t>(call.q_len);",
+        ),
+        (
+            "advance-one", "heads", "`decode` of several tokens advances lengths by one",
+            "cache.length(b) += static_cast<int32_t>(call.q_len);", "cache.length(b) += 1;",
+        ),
+        (
+            "flush-last-sequence", "int8", "whether blocks are packed in `decode` follows from the last sequence alone",
+            "most_blocks = blocks > most_blocks ? blocks : most_blocks;", "most_blocks = blocks;", "2",
+        ),
+        (
+            "prefill-last-sequence", "int8", "a prefill packs no more blocks of any sequence than of the last",
+            "most_blocks = blocks > most_blocks ? blocks : most_blocks;", "most_blocks = blocks;", "1",
+        ),
+        (
+            "unpack-last-token", "int8", "the last token of the residual is not unpacked",
+            "slot < cache.length(b) % C::block; ++slot", "slot + 1 < cache.length(b) % C::block; ++slot",
+        ),
+    ),
+)  # fmt: skip

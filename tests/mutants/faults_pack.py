@@ -1,0 +1,106 @@
+"""Faults of CUDA's packing, prefill and unpacking."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+from tests.mutants.faults_cuda import _in
+
+FAULTS: tuple[Fault, ...] = (
+    *_in(
+        "pack",
+        (
+            "prefill-advance", "batch", "a prefill does not advance the lengths of sequences from the 129th on",
+            "packing::advance_lengths<<<ceil_div(args.cache.batch, 128), 128,", "packing::advance_lengths<<<1, 128,",
+        ),
+        (
+            "prefill-rest", "last", "what is left of a prefill that completed a begun block is lost",
+            "if (nth == 0) keep(full * kTokens,", "if (nth == 0 && !begun) keep(full * kTokens,",
+        ),
+        (
+            "prefill-grid", "last", "a prefill over a residual has one CTA too few for its last block",
+            "const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);",
+            "const dim3 grid(args.cache.kv_heads * (args.tokens / Format::kTokens + (args.tokens < Format::kTokens)), args.cache.batch);",
+        ),
+        (
+            "prefill-far", "last", "a prefill packs its blocks from the 25th on over the 24th",
+            "cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);",
+            "cache.block<kPaged>(sequence, head, min(block, 23), Format::kBlockBytes), smem);",
+        ),
+        (
+            "prefill-begun", "last", "a begun block is completed from the first new token, wherever the residual ended",
+            "const Run<Element> v = begun ?", "const Run<Element> v = false ?",
+        ),
+    ),
+    *_in(
+        "channel_scalers",
+        (
+            "range-last-run", "last", "the last 16 tokens of a group do not count for K's smallest and largest",
+            "for (int run = 1; run < kRunsPerGroup; ++run)", "for (int run = 1; run < kRunsPerGroup - 1; ++run)",
+        ),
+        (
+            "range-rows", "last", "of every 16 tokens the last rows do not count for K's smallest and largest",
+            "for (int step = 0; step < 16 / kRows; ++step)", "for (int step = 0; step < 16 / kRows - 1; ++step)",
+        ),
+    ),
+    *_in(
+        "quantize",
+        (
+            "range-lanes", "last", "half of the channels do not count for V's smallest and largest",
+            "range.include_lane(2);", "",
+        ),
+        (
+            "ties", "last", "codes that are close to a tie are not divided again",
+            "close |= encode<Quant>(values, scalers(octet), codes) ? 1 << octet : 0;", "encode<Quant>(values, scalers(octet), codes);",
+        ),
+        (
+            "scaler-row", "token", "rows take the scaler that the next lane made",
+            "const int row = lane / 4 * 4;\n  if constexpr (by_thresholds",
+            "const int row = (lane / 4 * 4 + 4) % 32;\n  if constexpr (by_thresholds",
+        ),
+    ),
+    *_in(
+        "thresholds",
+        (
+            "tie-up", "int2", "a 2-bit code at the tie of 3/2 goes down",
+            "return kNth == 2 ? distance >= bound : distance > bound;", "return distance > bound;",
+        ),
+    ),
+    *_in(
+        "scaler",
+        (
+            "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
+            "fmaxf(-low, high);", "fmaxf(0.f, high);",
+        ),
+        (
+            "code-clamp", "last", "codes are found with the scale as it was before it was rounded",
+            "s.scale = __half2float(params[0]);", "s.scale = scale;",
+        ),
+    ),
+    *_in(
+        "unpack",
+        (
+            "unpack-last", "last", "the last token of the residual is not unpacked",
+            "for (int i = threadIdx.x; i < tokens * kPieces; i += kThreads) {\n    const int token = i / kPieces, channel",
+            "for (int i = threadIdx.x; i < (tokens - 1) * kPieces; i += kThreads) {\n    const int token = i / kPieces, channel",
+        ),
+        (
+            "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",
+            "Quant::kAxis == Axis::channel || octet == 0 ? first :", "Quant::kAxis == Axis::channel || octet <= 1 ? first :",
+        ),
+    ),
+    *_in(
+        "args",
+        (
+            "block-far-sequence", "paged", "packing puts the blocks of sequences from the ninth on into pages of the eighth",
+            "outer = block_table[static_cast<int64_t>(batch) * table_stride + block / page_blocks];",
+            "outer = block_table[static_cast<int64_t>(batch < 8 ? batch : 7) * table_stride + block / page_blocks];",
+        ),
+    ),
+    *_in(
+        "places",
+        (
+            "code-order", "last", "channels of K's words are swapped; what packs and unpacks agrees, what attends does not",
+            "4 * (word / kWords) + 2 * (byte % 2) + byte / 2};", "4 * (word / kWords) + 2 * (byte / 2) + byte % 2};",
+        ),
+    ),
+)  # fmt: skip

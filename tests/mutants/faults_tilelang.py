@@ -1,0 +1,59 @@
+"""Faults of the TileLang back end: its programs, and the headers of its host's side."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+PROGRAMS = "kvgen/lower/tilelang/mma"
+HEADERS = "templates/tilelang/include/kvgen"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "tilelang-splits-last", f"{PROGRAMS}/merge.py", "tilelang", "of more than 16 splits, those from the 17th on are not combined",
+        "for turn in T.serial(T.ceildiv(k.splits, BATCH)):", "for turn in T.serial(1):",
+    ),
+    Fault(
+        "tilelang-counter", f"{PROGRAMS}/merge.py", "tilelang", "the counter of arrived splits is left at one: the second call differs",
+        "            k.arrivals[at.cell] = 0\n", "            k.arrivals[at.cell] = 1\n",
+    ),
+    Fault(
+        "tilelang-rescale", f"{PROGRAMS}/softmax.py", "tilelang", "the sum of weights is not rescaled when the maximum moves",
+        "r.l[i] = r.l[i] * r.factor[i]", "r.l[i] = r.l[i] * T.max(r.factor[i], 1.0)",
+    ),
+    Fault(
+        "tilelang-limit", f"{PROGRAMS}/program.py", "tilelang-queries", "every query token sees all new tokens",
+        "T.max(0, k.q_len - 1 - token)", "T.max(0, 0 - token)",
+    ),
+    Fault(
+        "tilelang-residual", f"{PROGRAMS}/tail.py", "tilelang-queries", "new tokens but the first are not put into the residual",
+        "if token >= work.rest and token < T.min(work.tail, p.tokens):",
+        "if token >= work.rest and token < T.min(work.rest + 1, p.tokens):",
+    ),
+    Fault(
+        "tilelang-flush", f"{PROGRAMS}/step.py", "tilelang", "a residual that is exactly full is not packed",
+        "if k.fresh > 0 and work.tail >= p.tokens:", "if k.fresh > 0 and work.tail > p.tokens:",
+    ),
+    Fault(
+        "tilelang-page", f"{PROGRAMS}/ring.py", "tilelang-queries", "pages are looked up as if splits began at the sequence's first unit",
+        "(work.first + at.warp + turn * p.warps) // p.units // p.page_blocks", "(at.warp + turn * p.warps) // p.units // p.page_blocks",
+    ),
+    Fault(
+        "tilelang-split-end", f"{PROGRAMS}/program.py", "tilelang", "the last split leaves out its last unit",
+        "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))",
+        "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3] - T.min(at.split, 1)))",
+    ),
+    Fault(
+        "tilelang-flush-rest", f"{HEADERS}/tilelang_step.cuh", "tilelang-queries",
+        "of the new tokens behind a packed block only the first is kept",
+        "i < (tail - Format::kTokens) * kPieces;", "i < (tail > Format::kTokens ? kPieces : 0);",
+    ),
+    Fault(
+        "tilelang-strides", f"{HEADERS}/tilelang_host.cuh", "tilelang-queries",
+        "new V is read with the strides of new K's heads between tokens",
+        "t.fresh_v_token = a.v_new.token_stride / kElements", "t.fresh_v_token = a.k_new.head_stride / kElements",
+    ),
+    Fault(
+        "tilelang-workspace", f"{HEADERS}/tilelang_host.cuh", "tilelang", "sums of splits lie over their totals",
+        "partial = (stats + cells * splits * Schedule::kColumns * 8 + 127) / 128 * 128;", "partial = stats;",
+    ),
+)  # fmt: skip
