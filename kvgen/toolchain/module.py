@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tvm_ffi
 
 from kvgen.errors import KvgenError
+from kvgen.toolchain import forks
 
 FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
 
@@ -16,7 +17,7 @@ FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
 class Module:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("_library", "attend", "decode", "pack", "path", "set_threads", "unpack", "workspace_bytes")
+    __slots__ = ("__weakref__", "_library", "attend", "decode", "pack", "path", "set_threads", "unpack", "workspace_bytes")
 
     attend: Callable[..., Any]
     decode: Callable[..., Any]
@@ -34,6 +35,19 @@ class Module:
         for name in FUNCTIONS:
             setattr(self, name, library.get_function(name))
         self.set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: what cannot run here refuses."""
+        reason = forks.broken(gpu=self.set_threads is None)
+        if reason is None:
+            return
+
+        def refuse(*_: object) -> NoReturn:
+            raise KvgenError(reason)
+
+        for name in FUNCTIONS:
+            setattr(self, name, refuse)
 
 
 def load_library(path: Path) -> tvm_ffi.Module:
