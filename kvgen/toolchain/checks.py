@@ -70,11 +70,13 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 def scale(value: Any, softcap: float) -> float:
     """`value` as a float whose products the kernels' float32 holds: any sign, 0 too."""
-    if isinstance(value, bool | torch.Tensor):
+    if isinstance(value, bool | str | bytes | torch.Tensor):
         raise TypeError(f"scale must be a float, not {value!r}")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError):
         raise TypeError(f"scale must be a float, not {value!r}") from None
     if not math.isfinite(number):
         raise ValueError(f"scale ({number}) must be finite")

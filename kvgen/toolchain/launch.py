@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -207,8 +207,9 @@ class Variant:
                         q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
                         out, lse, workspace, scale, _launch_bound(cache, bound),
                     )  # fmt: skip
-                except Exception as error:
-                    self._explain(error, q, (k_new, v_new), cache, out)
+                except Exception:
+                    self._check_tensors(q, (k_new, v_new), cache, out)  # says more than a module can
+                    raise
             cache.bound = bound
         return out if lse is None else (out, lse)
 
@@ -243,8 +244,9 @@ class Variant:
                         q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
                         out, lse, workspace, scale, _launch_bound(cache, cache.bound),
                     )  # fmt: skip
-                except Exception as error:
-                    self._explain(error, q, None, cache, out)
+                except Exception:
+                    self._check_tensors(q, None, cache, out)
+                    raise
         return out if lse is None else (out, lse)
 
     def _prompt(
@@ -313,16 +315,6 @@ class Variant:
         shape = (cache.batch, tokens, *self._kv_tail)
         checks.tensor("k_new", k_new, shape, self.dtype, cache.device)
         checks.tensor("v_new", v_new, shape, self.dtype, cache.device)
-
-    def _explain(
-        self, error: Exception, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, cache: KVCache, out: torch.Tensor
-    ) -> NoReturn:
-        """Say what is wrong with the tensors of a call that failed; where nothing is, the error stands."""
-        try:
-            self._check_tensors(q, new, cache, out)
-        except (TypeError, ValueError) as reason:
-            raise reason from None
-        raise error
 
     def _check_tensors(self, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, cache: KVCache, out: torch.Tensor) -> None:
         """Everything but overlaps, for calls that no module checks and those that it refused."""
