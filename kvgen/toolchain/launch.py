@@ -146,11 +146,11 @@ class Variant:
         Lengths given on the host tighten the cache's bound. Raises CacheMismatch where the cache could be too small,
         ValueError on wrong tensors and, with `check_finite` (which synchronizes), on infinite or undefined numbers.
         """
+        self._check_layout(cache)
         tokens = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
         shape = (cache.batch, tokens, *self._kv_tail)
         checks.tensor("k", k, shape, self.dtype, cache.device)
         checks.tensor("v", v, shape, self.dtype, cache.device)
-        self._check_layout(cache)
         if check_finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
             raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
         new, longest = checks.lengths(lengths, cache.batch, tokens, cache.device)
