@@ -19,6 +19,8 @@ def attention_problems(attention: AttentionSpec) -> Iterator[Problem]:
     """Rules within `attention`."""
     if attention.q_heads % attention.kv_heads:
         yield ("q_heads",), f"q_heads ({attention.q_heads}) must be a multiple of kv_heads ({attention.kv_heads})"
+    if attention.softcap and not 1e-20 <= attention.softcap <= 1e20:
+        yield ("softcap",), f"softcap ({attention.softcap:g}) must be 0 or lie in 1e-20..1e20: scores divided by it must fit in float32"
 
 
 def key_problems(key: KeySpec) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
     python -m tests.attacks.threads --threads 8 --calls 600
 
-First all threads call `attend`, whose result is one. Then they mix `attend`, `decode` and `prefill`. All tokens are alike, so that the
+First all threads call `attend`, each with its own query. Then they mix `attend`, `decode` and `prefill`. All tokens are alike, so that the
 contents of the cache depend on their number alone: a result must be that of some length between the first and the last. Exits with 1
 where a result is another.
 """
@@ -58,13 +58,14 @@ class Attack:
         return cache
 
     def attends(self, threads: int, calls: int) -> Tally:
-        """Each thread attends `calls` times with one query; all results are one."""
+        """Each thread attends `calls` times with a query of its own, whose partial results would not do for another's."""
         cache = self.cache(1)
-        truth = self.kernel.attend(self.q, cache)
+        queries = [self.q * (1 + thread) / threads for thread in range(threads)]
+        truths = [self.kernel.attend(q, cache) for q in queries]
         tally = Tally()
 
-        def one(_: int) -> bool:
-            return torch.equal(self.kernel.attend(self.q, cache), truth)
+        def one(turn: int) -> bool:
+            return torch.equal(self.kernel.attend(queries[turn // calls], cache), truths[turn // calls])
 
         run(threads, calls, one, tally)
         return tally

@@ -28,6 +28,18 @@ def attention(**changes: Any) -> dict[str, Any]:
             {"attention": attention(kv_heads=4)},
         ),
         (
+            {"attention": attention(softcap=1e-45)},
+            "attention.softcap",
+            "must be 0 or lie in 1e-20..1e20",
+            {"attention": attention(softcap=1e-20)},
+        ),
+        (
+            {"attention": attention(softcap=1e39)},
+            "attention.softcap",
+            "scores divided by it must fit in float32",
+            {"attention": attention(softcap=1e20)},
+        ),
+        (
             {"value": {**TOKEN, "group": 48}},
             "value.group",
             r"value.group \(48\) must divide head_dim \(64\)",
