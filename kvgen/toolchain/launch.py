@@ -88,6 +88,8 @@ class Variant:
             batch=batch,
             max_len=max_len,
         )
+        if cache.gpu is not None:
+            cache.turns.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
         self.prepare(cache)
         return cache
 
