@@ -36,7 +36,8 @@ from kvgen.reference.attention import attend as reference
 from kvgen.reference.tolerance import relative_l2
 from kvgen.spec import Workload
 from kvgen.toolchain import build, prompt
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
 from kvgen.toolchain.module import load
 
 ROUNDS = 3

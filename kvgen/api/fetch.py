@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen._collect import resting
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
+_fetching: dict[tuple[Any, ...], Lock] = {}
+os.register_at_fork(after_in_child=_fetching.clear)  # a thread that held one is not there
 
 
 class FallbackWarning(UserWarning):
@@ -45,9 +48,13 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     key = (spec, *map(os.environ.get, ENVIRONMENT))
     kernel = _kernels.get(key)
     if kernel is None:
-        with resting():
-            kernel, cautions = _fetch(spec)
-        _kernels[key] = kernel
+        cautions: tuple[str, ...] = ()
+        with _fetching.setdefault(key, Lock()):  # threads that ask for one spec at once get one kernel
+            kernel = _kernels.get(key)
+            if kernel is None:
+                with resting():
+                    kernel, cautions = _fetch(spec)
+                _kernels[key] = kernel
         for caution in cautions:
             warnings.warn(f"{spec.name}: {caution} (`kvgen build` tunes for this machine)", FallbackWarning, stacklevel=2)
     return kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.distance import coordinates, coordinates_of, nearest
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain import checks
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant, usable_device
 
 
 class Kernel:
@@ -77,7 +80,8 @@ class Kernel:
         `check_finite` looks for infinities and NaNs first, which waits for the device. Raises CacheMismatch where the cache is
         of another layout or could be too small, ValueError on wrong tensors and on numbers that are not finite.
         """
-        self._pick(cache, cache.bound, 1).prefill(cache, k, v, lengths, check_finite=check_finite)
+        variant = self._only or (self._pick(cache, cache.bound, 1) if isinstance(cache, KVCache) else self._variants[0])
+        variant.prefill(cache, k, v, lengths, check_finite=check_finite)
 
     def decode(
         self,
@@ -99,7 +103,7 @@ class Kernel:
         Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for a prompt that the GPU cannot
         attend (sliding windows, soft caps), ValueError on wrong tensors.
         """
-        variant = self._only or self._pick(cache, cache.bound + q.shape[1], q.shape[1])
+        variant = self._only or self._for_call(q, cache, appended=True)
         return variant.decode(q, k_new, v_new, cache, out, lse, scale)
 
     def attend(
@@ -111,7 +115,7 @@ class Kernel:
         scale: float | None = None,
     ) -> Any:
         """Attend with `q`, the last q_len positions of each sequence; nothing is appended. Returns and raises as `decode` does."""
-        variant = self._only or self._pick(cache, cache.bound, q.shape[1])
+        variant = self._only or self._for_call(q, cache, appended=False)
         return variant.attend(q, cache, out, lse, scale)
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,19 +135,30 @@ class Kernel:
         return self.entry.launches[index] if self.entry is not None else None
 
     def set_threads(self, count: int) -> None:
-        """Threads of the following calls, for CPU kernels. Raises ValueError elsewhere, and below 1."""
-        if count < 1 or self.target != "cpu":
-            raise ValueError(f"set_threads({count}): threads are at least 1, and belong to CPU kernels")
+        """Threads of the following calls, for CPU kernels: at most one for each processor of the machine.
+
+        Raises ValueError out of range and for other kernels, TypeError for what is no whole number.
+        """
+        if self.target != "cpu":
+            raise ValueError(f"set_threads({count}): threads belong to CPU kernels, and this one is for {self.target}")
+        count = checks.whole("threads", count, 1, os.cpu_count() or 1)
         for variant in self._variants:
             if variant.module.set_threads is not None:
                 variant.module.set_threads(count)
 
     # --- choice of launch ------------------------------------------------------------------------------------------------
 
+    def _for_call(self, q: torch.Tensor, cache: KVCache, *, appended: bool) -> Variant:
+        """The variant of a call; any, which will say what is wrong, where q or the cache is no such thing."""
+        try:
+            tokens = q.shape[1]
+            bound = cache.bound
+        except (AttributeError, IndexError):
+            return self._variants[0]
+        return self._pick(cache, bound + tokens if appended else bound, tokens)
+
     def _pick(self, cache: KVCache, length: int, tokens: int) -> Variant:
-        if self._only is not None:
-            return self._only
-        if cache.packed.is_cuda and torch.cuda.is_current_stream_capturing():
+        if cache.gpu is not None and torch.cuda.is_current_stream_capturing():
             length = cache.max_len  # the graph is replayed while the cache grows
         return self._launches[self._nearest(cache.batch, length, tokens)]
 
@@ -151,5 +166,13 @@ class Kernel:
         """Index of the launch tuned for the nearest workload, as `kvgen.spec.distance` counts."""
         return nearest(self._tuned, coordinates(batch, length, tokens))
 
-    def _device(self, device: torch.device | str | None, block_table: torch.Tensor | None) -> torch.device | str | None:
-        return "cpu" if device is None and block_table is None and self.target == "cpu" else device
+    def _device(self, device: torch.device | str | None, block_table: torch.Tensor | None) -> torch.device | None:
+        """Where a cache goes: `device` or the block table's, which must be of the kernel's kind. None: the current GPU."""
+        if device is None and isinstance(block_table, torch.Tensor):
+            device = block_table.device
+        if device is None:
+            return torch.device("cpu") if self.target == "cpu" else None
+        where = usable_device(device)
+        if (where.type == "cpu") != (self.target == "cpu"):
+            raise ValueError(f"this kernel is for {self.target}, and its caches cannot be on {where}")
+        return where

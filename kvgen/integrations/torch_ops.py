@@ -5,17 +5,24 @@ An operator names its module by the path of the compiled library: a compiled gra
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 
 from kvgen.api.kernel import Kernel
 from kvgen.spec import Workload
-from kvgen.toolchain import prompt
-from kvgen.toolchain.launch import KVCache
+from kvgen.toolchain import checks, prompt
+from kvgen.toolchain.kvcache import KVCache, Turns
 from kvgen.toolchain.module import Module, load
 
 _modules: dict[str, Module] = {}
+_turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
+"""The turns of caches that an Attention of this process is bound to, by the address of their blocks."""
+_unbound: dict[int, Turns] = {}
+"""Those of caches that only a graph from another process knows."""
 
 
 def _module(path: str) -> Module:
@@ -23,6 +30,19 @@ def _module(path: str) -> Module:
     if found is None:
         found = _modules[path] = load(Path(path))
     return found
+
+
+@contextmanager
+def _turn(packed: torch.Tensor) -> Iterator[None]:
+    """The turn of a call over the cache that has these blocks, among calls of operators and of kernels."""
+    place = packed.data_ptr()
+    turns = _turns.get(place)
+    if turns is None:
+        turns = _unbound.setdefault(place, Turns())
+    with turns.lock:
+        if packed.is_cuda:
+            turns.follow(packed.device.index)
+        yield
 
 
 def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,10 +71,11 @@ def attend(
     """
     out, lse = _outputs(q)
     cache = (packed, k_residual, v_residual, lengths, block_table)
-    if q.shape[1] > most_q:
-        prompt.run(_module(module), cache, prompt.Call(q, None, out, lse, scale, max_len))
-    else:
-        _module(module).attend(q, *cache, out, lse, workspace, scale, max_len)
+    with _turn(packed):
+        if q.shape[1] > most_q:
+            prompt.run(_module(module), cache, prompt.Call(q, None, out, lse, scale, max_len))
+        else:
+            _module(module).attend(q, *cache, out, lse, workspace, scale, max_len)
     return out, lse
 
 
@@ -77,10 +98,11 @@ def decode(
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
     out, lse = _outputs(q)
     cache = (packed, k_residual, v_residual, lengths, block_table)
-    if q.shape[1] > most_q:
-        prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len))
-    else:
-        _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, scale, max_len)
+    with _turn(packed):
+        if q.shape[1] > most_q:
+            prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len))
+        else:
+            _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, scale, max_len)
     return out, lse
 
 
@@ -116,7 +138,8 @@ class Attention(torch.nn.Module):
         for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.prepare(cache)}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(variant.module.path)
-        self.scale = variant.scale if scale is None else scale
+        self.turns = _turns[cache.packed.data_ptr()] = cache.turns
+        self.scale = variant.scale if scale is None else checks.scale(scale, variant.spec.attention.softcap)
         self.max_len = cache.max_len
         self.most_q = variant.spec.attention.q_len
         _modules[self.module] = variant.module

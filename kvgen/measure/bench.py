@@ -13,7 +13,8 @@ from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.reference.data import normal
 from kvgen.spec import Workload
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
 
 MOST_COPIES = 64
 

@@ -18,7 +18,8 @@ from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, scenarios
 from kvgen.measure.timed import TimedCheck
 from kvgen.spec import Workload
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
 
 SENTINEL = -77.0
 

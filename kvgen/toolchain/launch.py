@@ -4,6 +4,9 @@ Streams: wherever a torch tensor on a GPU is an argument, TVM-FFI asks torch for
 exchange API or, where torch has none, by `torch._C._cuda_getCurrentRawStream`. It hands it to the module as its environment's
 stream (`TVMFFIEnvGetStream`) for the time of the call, and neither way synchronizes. So nothing is to be done here, and calls
 inside a `torch.cuda.graph` are captured.
+
+Threads: every call holds the lock of its cache (`KVCache.turns`) until the module has returned, so that calls over one cache run in some
+order, each as if it were alone. The bound grows once the module has taken the call, so a refused call leaves it as it was.
 """
 
 from __future__ import annotations
@@ -11,72 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import torch
 
-from kvgen.errors import CacheMismatch, UnsupportedError
+from kvgen.errors import CacheMismatch, ToolchainMissing, UnsupportedError
 from kvgen.lower.prompts import prompt_refusal
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
-from kvgen.toolchain import prompt
+from kvgen.toolchain import checks, prompt
+from kvgen.toolchain.kvcache import KVCache as KVCache
 from kvgen.toolchain.module import Module
 
-_serial = count()
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(slots=True, eq=False)
-class KVCache:
-    """Quantized keys and values of `batch` sequences; shapes are those of `docs/abi.md`.
-
-    `bound` is what the host knows of the lengths: no sequence is longer. It grows by the tokens of every call; lengths
-    themselves stay on the device.
-    """
-
-    packed: torch.Tensor
-    k_residual: torch.Tensor
-    v_residual: torch.Tensor
-    lengths: torch.Tensor
-    block_table: torch.Tensor | None
-    layout_id: str
-    batch: int
-    max_len: int
-    bound: int = 0
-    workspaces: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors live."""
-        return self.packed.device
-
-    @property
-    def tensors(self) -> prompt.Tensors:
-        """What modules take of a cache, in the order of their arguments."""
-        return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of packed blocks and residuals."""
-        return sum(t.numel() * t.element_size() for t in (self.packed, self.k_residual, self.v_residual))
-
-    def grow(self, tokens: int) -> int:
-        """Count `tokens` more tokens per sequence; the new bound. Raises CacheMismatch beyond `max_len`.
-
-        Replays of a captured graph do not come by here: whoever replays calls it, once per replayed decode.
-        """
-        bound = self.bound + tokens
-        if bound > self.max_len:
-            raise CacheMismatch(f"the cache holds {self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more")
-        self.bound = bound
-        return bound
-
-    def clear(self) -> None:
-        """Forget every token; memory is kept."""
-        self.lengths.zero_()
-        self.bound = 0
 
 
 class Variant:
@@ -94,9 +45,8 @@ class Variant:
         self._kv_tail = (attention.kv_heads, attention.head_dim)
         self._heads = attention.q_heads
         self._most_q = attention.q_len
-        self._attend = module.attend
-        self._decode = module.decode
-        self._key = next(_serial)
+        self._softcap = attention.softcap
+        self._key = uuid4().hex  # of this variant's workspaces, in any process
 
     def new_cache(
         self,
@@ -111,9 +61,11 @@ class Variant:
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, sequence b
         owns pages b * max_pages and following. `device` defaults to the table's, else to the CPU or the current GPU by arch.
         """
-        if batch < 1 or max_len < 1:
-            raise ValueError(f"batch ({batch}) and max_len ({max_len}) must be at least 1")
-        where = torch.device(device) if device is not None else self._default_device(block_table)
+        batch, max_len = checks.whole("batch", batch, 1), checks.whole("max_len", max_len, 1)
+        pages = pages if pages is None else checks.whole("pages", pages, 1)
+        if block_table is not None and not isinstance(block_table, torch.Tensor):
+            raise TypeError(f"block_table must be a torch tensor, not {type(block_table).__name__}")
+        where = usable_device(device) if device is not None else self._default_device(block_table)
         layout, dim = self.layout, self.layout.head_dim
         heads = self._kv_tail[0]
         page = self.spec.cache.page
@@ -136,6 +88,8 @@ class Variant:
             batch=batch,
             max_len=max_len,
         )
+        if cache.gpu is not None:
+            cache.turns.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
         self.prepare(cache)
         return cache
 
@@ -170,7 +124,7 @@ class Variant:
             self._check_layout(cache)
             if _capturing(cache):
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
-            with torch.cuda.device(cache.device) if cache.packed.is_cuda else nullcontext():
+            with torch.cuda.device(cache.gpu) if cache.gpu is not None else nullcontext():
                 size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
             workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
             cache.workspaces[self._key] = workspace
@@ -194,27 +148,21 @@ class Variant:
         Lengths given on the host tighten the cache's bound. Raises CacheMismatch where the cache could be too small,
         ValueError on wrong tensors and, with `check_finite` (which synchronizes), on infinite or undefined numbers.
         """
-        tokens = k.shape[1] if k.dim() == 4 else 0
-        self._check_tensor("k", k, (cache.batch, tokens, *self._kv_tail), cache)
-        self._check_tensor("v", v, (cache.batch, tokens, *self._kv_tail), cache)
         self._check_layout(cache)
+        tokens = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
+        shape = (cache.batch, tokens, *self._kv_tail)
+        checks.tensor("k", k, shape, self.dtype, cache.device)
+        checks.tensor("v", v, shape, self.dtype, cache.device)
         if check_finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
             raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
-        longest = tokens
-        if lengths is None:
-            new = torch.full((cache.batch,), tokens, dtype=torch.int32, device=cache.device)
-        else:
-            new = torch.as_tensor(lengths, dtype=torch.int32)
-            if tuple(new.shape) != (cache.batch,):
-                raise ValueError(f"lengths must have shape [{cache.batch}], not {list(new.shape)}")
-            if new.device.type == "cpu":
-                low, longest = int(new.min()), int(new.max())
-                if low < 0 or longest > tokens:
-                    raise ValueError(f"lengths must lie in 0..{tokens}, the tokens of k, not in {low}..{longest}")
-            new = new.to(cache.device)
-        cache.grow(longest)
-        if tokens:
-            self.module.pack(k, v, new, *cache.tensors)
+        new, longest = checks.lengths(lengths, cache.batch, tokens, cache.device)
+        with cache.turns.lock:
+            bound = cache.after(longest)
+            if tokens:
+                if cache.gpu is not None:
+                    cache.turns.follow(cache.gpu)
+                self.module.pack(k, v, new, *cache.tensors)
+            cache.bound = bound
 
     def decode(
         self,
@@ -233,24 +181,38 @@ class Variant:
         and calls torch's kernels; the host waits once, for the lengths. Raises CacheMismatch for a cache of another
         layout or too small, UnsupportedError for a prompt that the GPU cannot attend, ValueError on wrong tensors.
         """
-        tokens = q.shape[1]
         workspace = self._check_call(q, cache)
-        kv_shape = (cache.batch, tokens, *self._kv_tail)
-        if k_new.shape != kv_shape or v_new.shape != kv_shape or k_new.dtype != self.dtype or v_new.dtype != self.dtype:
-            self._check_tensor("k_new", k_new, kv_shape, cache)
-            self._check_tensor("v_new", v_new, kv_shape, cache)
+        tokens = q.shape[1]
+        try:
+            kv_shape = (cache.batch, tokens, *self._kv_tail)
+            right = k_new.shape == kv_shape and v_new.shape == kv_shape and k_new.dtype == self.dtype and v_new.dtype == self.dtype
+        except AttributeError:
+            right = False
+        if not right:
+            self._check_new(k_new, v_new, tokens, cache)
         if out is None:
-            out = torch.empty(q.shape, dtype=self.dtype, device=q.device)
-        if lse is True:
-            lse = torch.empty((cache.batch, self._heads, tokens), dtype=torch.float32, device=q.device)
-        elif lse is False:
-            lse = None
-        if tokens > self._most_q:
-            return self._prompt(q, (k_new, v_new), cache, out, lse, scale)
-        self._decode(
-            q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
-            out, lse, workspace, self.scale if scale is None else scale, _launch_bound(cache, cache.grow(tokens)),
-        )  # fmt: skip
+            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
+        elif type(out) is not torch.Tensor or out.requires_grad or out.is_neg():  # the module checks the rest
+            checks.output("out", out, q.shape, self.dtype, cache.device)
+        if lse is not None:
+            lse = self._lse(lse, q)
+        scale = self.scale if scale is None else checks.scale(scale, self._softcap)
+        with cache.turns.lock:
+            bound = cache.after(tokens)
+            if cache.gpu is not None:
+                cache.turns.follow(cache.gpu)
+            if tokens > self._most_q:
+                self._prompt(q, (k_new, v_new), cache, out, lse, scale, bound)
+            else:
+                try:
+                    self.module.decode(
+                        q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
+                        out, lse, workspace, scale, _launch_bound(cache, bound),
+                    )  # fmt: skip
+                except Exception:
+                    self._check_tensors(q, (k_new, v_new), cache, out)  # says more than a module can
+                    raise
+            cache.bound = bound
         return out if lse is None else (out, lse)
 
     def attend(
@@ -267,17 +229,26 @@ class Variant:
         """
         workspace = self._check_call(q, cache)
         if out is None:
-            out = torch.empty(q.shape, dtype=self.dtype, device=q.device)
-        if lse is True:
-            lse = torch.empty((cache.batch, self._heads, q.shape[1]), dtype=torch.float32, device=q.device)
-        elif lse is False:
-            lse = None
-        if q.shape[1] > self._most_q:
-            return self._prompt(q, None, cache, out, lse, scale)
-        self._attend(
-            q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
-            out, lse, workspace, self.scale if scale is None else scale, _launch_bound(cache, cache.bound),
-        )  # fmt: skip
+            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
+        elif type(out) is not torch.Tensor or out.requires_grad or out.is_neg():  # the module checks the rest
+            checks.output("out", out, q.shape, self.dtype, cache.device)
+        if lse is not None:
+            lse = self._lse(lse, q)
+        scale = self.scale if scale is None else checks.scale(scale, self._softcap)
+        with cache.turns.lock:
+            if cache.gpu is not None:
+                cache.turns.follow(cache.gpu)
+            if q.shape[1] > self._most_q:
+                self._prompt(q, None, cache, out, lse, scale, cache.bound)
+            else:
+                try:
+                    self.module.attend(
+                        q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
+                        out, lse, workspace, scale, _launch_bound(cache, cache.bound),
+                    )  # fmt: skip
+                except Exception:
+                    self._check_tensors(q, None, cache, out)
+                    raise
         return out if lse is None else (out, lse)
 
     def _prompt(
@@ -287,15 +258,19 @@ class Variant:
         cache: KVCache,
         out: torch.Tensor,
         lse: torch.Tensor | None,
-        scale: float | None,
-    ) -> Any:
+        scale: float,
+        bound: int,
+    ) -> None:
         """A call with more query tokens than the kernel is compiled for."""
-        if reason := prompt_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
+        if reason := prompt_refusal(self.spec, "sm90" if cache.gpu is not None else "cpu"):
             raise UnsupportedError("prompt", reason)
-        bound = _launch_bound(cache, cache.bound if new is None else cache.grow(q.shape[1]))
-        call = prompt.Call(q, new, out, lse, self.scale if scale is None else scale, bound)
-        prompt.run(self.module, cache.tensors, call)
-        return out if lse is None else (out, lse)
+        self._check_tensors(q, new, cache, out)
+        if cache.gpu is not None:  # on the CPU the module checks this
+            read = [("q", q), *zip(("k_new", "v_new"), new or (), strict=False), *zip(_CACHE, cache.tensors, strict=True)]
+            checks.apart("out", out, [*read, ("lse", lse)])
+            if lse is not None:
+                checks.apart("lse", lse, read)
+        prompt.run(self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, _launch_bound(cache, bound)))
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Dequantized K and V, [batch, bound, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length."""
@@ -303,39 +278,84 @@ class Variant:
         shape = (cache.batch, max(1, cache.bound), *self._kv_tail)
         k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
         v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
-        self.module.unpack(*cache.tensors, k, v)
+        with cache.turns.lock:
+            if cache.gpu is not None:
+                cache.turns.follow(cache.gpu)
+            self.module.unpack(*cache.tensors, k, v)
         return k, v
 
     # --- checks: cheap comparisons first, words only once something is wrong ---------------------------------------------
 
     def _check_call(self, q: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """The workspace of a call whose query and cache are right."""
-        workspace = cache.workspaces.get(self._key)
-        if workspace is None:
-            workspace = self.prepare(cache)
-        shape = q.shape
-        if q.dtype != self.dtype or len(shape) != 4 or shape[0] != cache.batch or shape[2:] != self._q_tail:
-            self._check_tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), cache)
-        if q.device != cache.packed.device:
-            self._check_tensor("q", q, tuple(shape), cache)
-        return workspace
+        try:
+            workspace = cache.workspaces.get(self._key)
+            shape = q.shape
+            right = q.dtype == self.dtype and len(shape) == 4 and shape[0] == cache.batch and shape[2:] == self._q_tail
+            right = right and q.device == cache.device
+        except AttributeError:
+            right, shape = False, torch.Size()
+        if not right:
+            if not isinstance(cache, KVCache):
+                raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
+            checks.tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
+        return self.prepare(cache) if workspace is None else workspace
+
+    def _lse(self, lse: torch.Tensor | bool, q: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that a caller's `lse` asks to fill."""
+        if lse is False:
+            return None
+        shape = (q.shape[0], self._heads, q.shape[1])
+        if lse is True:
+            return torch.empty(shape, dtype=torch.float32, device=q.device)
+        checks.output("lse", lse, shape, torch.float32, q.device)
+        if not lse.is_contiguous():
+            raise ValueError(f"lse must be contiguous, not of strides {list(lse.stride())}")
+        return lse
+
+    def _check_new(self, k_new: torch.Tensor, v_new: torch.Tensor, tokens: int, cache: KVCache) -> None:
+        shape = (cache.batch, tokens, *self._kv_tail)
+        checks.tensor("k_new", k_new, shape, self.dtype, cache.device)
+        checks.tensor("v_new", v_new, shape, self.dtype, cache.device)
+
+    def _check_tensors(self, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, cache: KVCache, out: torch.Tensor) -> None:
+        """Everything but overlaps, for calls that no module checks and those that it refused."""
+        checks.tensor("q", q, q.shape, self.dtype, cache.device)
+        if new is not None:
+            self._check_new(*new, q.shape[1], cache)
+        checks.output("out", out, q.shape, self.dtype, cache.device)
 
     def _check_layout(self, cache: KVCache) -> None:
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
         if cache.layout_id != self._layout_id:
             raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
 
-    def _check_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], cache: KVCache) -> None:
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must have shape {list(shape)}, not {list(tensor.shape)}")
-        if tensor.dtype != self.dtype:
-            raise ValueError(f"{name} must be {self.dtype}, not {tensor.dtype}")
-        if tensor.device != cache.device:
-            raise ValueError(f"{name} is on {tensor.device}, and the cache on {cache.device}")
+
+_CACHE = ("the cache's blocks", "the cache's K residual", "the cache's V residual", "the cache's lengths", "the cache's block table")
+
+
+def usable_device(device: torch.device | str | int) -> torch.device:
+    """`device` with its index, if kernels run there. ValueError for what is no CPU or GPU, ToolchainMissing for a GPU that is not here."""
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a torch device, not {device!r}") from None
+    if where.type == "cpu":
+        return torch.device("cpu")
+    if where.type != "cuda":
+        raise ValueError(f"kernels run on the CPU and on CUDA devices, not on {where}")
+    if not torch.cuda.is_available():
+        raise ToolchainMissing(f"device {where} is asked for, and torch {torch.__version__} finds no CUDA device here")
+    index = torch.cuda.current_device() if where.index is None else where.index
+    if index >= torch.cuda.device_count():
+        raise ToolchainMissing(f"device {where} is asked for, and torch finds {torch.cuda.device_count()} CUDA devices here")
+    return torch.device("cuda", index)
 
 
 def _capturing(cache: KVCache) -> bool:
     """Whether calls on the cache are being captured in a CUDA graph."""
-    return cache.packed.is_cuda and torch.cuda.is_current_stream_capturing()
+    return cache.gpu is not None and torch.cuda.is_current_stream_capturing()
 
 
 def _launch_bound(cache: KVCache, bound: int) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tvm_ffi
 
 from kvgen.errors import KvgenError
 from kvgen.lower.base import FUNCTIONS
+from kvgen.toolchain import forks
 
 OPTIONAL = ("set_threads", "split_tokens")
 """None where a module lacks them: only CPU modules have threads, and modules that older versions compiled do not tell their splits."""
@@ -18,7 +19,7 @@ OPTIONAL = ("set_threads", "split_tokens")
 class Module:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("_library", "attend", "decode", "pack", "path", "set_threads", "split_tokens", "unpack", "workspace_bytes")
+    __slots__ = ("__weakref__", "_library", "attend", "decode", "pack", "path", "set_threads", "split_tokens", "unpack", "workspace_bytes")
 
     attend: Callable[..., Any]
     decode: Callable[..., Any]
@@ -38,6 +39,19 @@ class Module:
             setattr(self, name, library.get_function(name))
         for name in OPTIONAL:
             setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: what cannot run here refuses."""
+        reason = forks.broken(gpu=self.set_threads is None)
+        if reason is None:
+            return
+
+        def refuse(*_: object) -> NoReturn:
+            raise KvgenError(reason)
+
+        for name in FUNCTIONS:
+            setattr(self, name, refuse)
 
 
 def load_library(path: Path) -> tvm_ffi.Module:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvgen.toolchain.kvcache import Tensors
 from kvgen.toolchain.module import Module
 
 PREFIX_STEP = 1024
@@ -32,9 +33,6 @@ one size, share plans; a prompt of any other length would wait for one of its ow
 """
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""packed, k_residual, v_residual, lengths, block_table of a cache."""
 
 
 @dataclass(frozen=True)

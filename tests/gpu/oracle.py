@@ -8,7 +8,7 @@ from kvgen.reference.attention import attend as reference_attend
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import unpack_blocks
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.launch import KVCache
+from kvgen.toolchain.kvcache import KVCache
 
 
 def contents(layout: PackedLayout, cache: KVCache, b: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload, load_spec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import build
-from kvgen.toolchain.launch import KVCache
+from kvgen.toolchain.kvcache import KVCache
 from tests.gpu.oracle import attend, contents
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")

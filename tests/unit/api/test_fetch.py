@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -226,3 +228,42 @@ def test_every_exported_name_loads():
         assert getattr(kvgen, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kvgen.nothing
+
+
+def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):
+    """Fetched once, and none of them warns twice."""
+    fetched = []
+    real = fetch._fetch
+    together = threading.Barrier(16)
+
+    def slow(asked):
+        fetched.append(asked)
+        time.sleep(0.05)
+        return real(asked)
+
+    monkeypatch.setattr(fetch, "_fetch", slow)
+    fetch.forget()
+    kernels = []
+
+    def ask():
+        together.wait()
+        kernels.append(kvgen.get_kernel(spec))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 1
+    assert len(kernels) == 16
+    assert len(set(map(id, kernels))) == 1
+
+
+def test_a_fetch_that_failed_is_tried_again(registered, spec, monkeypatch):
+    real = fetch._fetch
+    fetch.forget()
+    monkeypatch.setattr(fetch, "_fetch", lambda asked: (_ for _ in ()).throw(OSError("no")))
+    with pytest.raises(OSError, match="no"):
+        kvgen.get_kernel(spec)
+    monkeypatch.setattr(fetch, "_fetch", real)
+    assert kvgen.get_kernel(spec) is kvgen.get_kernel(spec)

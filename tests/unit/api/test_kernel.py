@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 import kvgen
 from kvgen.api.kernel import Kernel
-from kvgen.errors import CacheMismatch
+from kvgen.errors import CacheMismatch, ToolchainMissing
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
@@ -174,8 +176,49 @@ def test_wrong_tensors_are_refused(filled, spec):
 def test_threads(filled):
     kernel, _, _, _ = filled
     kernel.set_threads(1)
-    with pytest.raises(ValueError, match="at least 1"):
-        kernel.set_threads(0)
+    most = os.cpu_count() or 1
+    kernel.set_threads(most)
+    for count, kind, reason in (
+        (0, ValueError, "at least 1"),
+        (most + 1, ValueError, f"at most {most}"),
+        (10**6, ValueError, f"at most {most}"),
+        (1.0, TypeError, "whole number"),
+        (True, TypeError, "whole number"),
+    ):
+        with pytest.raises(kind, match=reason):
+            kernel.set_threads(count)
+
+
+def test_what_is_no_tensor_is_refused_whatever_the_launch(places, spec):
+    """Also where a launch would be picked by the tensor's shape."""
+    wide = wanting(spec, (2, 32), (2, 4096))
+    Store(places).put(naive_entry(wide, variants=2))
+    kernel = kvgen.get_kernel(wide)
+    cache = kernel.new_cache(BATCH, 128)
+    q = _tensors(spec, 1, spec.attention.q_heads)
+    for call, kind, reason in (
+        (lambda: kernel.attend(q.flatten()[0], cache), ValueError, "q must have shape"),
+        (lambda: kernel.attend(q.flatten(), cache), ValueError, "q must have shape"),
+        (lambda: kernel.attend([1.0], cache), TypeError, "q must be a torch tensor"),
+        (lambda: kernel.decode(None, q, q, cache), TypeError, "q must be a torch tensor"),
+        (lambda: kernel.attend(cache, q), TypeError, "cache must be a KVCache"),
+        (lambda: kernel.prefill(q, q, q), TypeError, "cache must be a KVCache"),
+    ):
+        with pytest.raises(kind, match=reason):
+            call()
+
+
+def test_caches_of_a_cpu_kernel_are_on_the_cpu(filled, monkeypatch):
+    kernel, _, _, _ = filled
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ToolchainMissing, match="finds no CUDA device here"):
+        kernel.new_cache(2, 64, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="this kernel is for cpu, and its caches cannot be on cuda:0"):
+        kernel.new_cache(2, 64, device="cuda:0")
+    with pytest.raises(ToolchainMissing, match="torch finds 1 CUDA devices here"):
+        kernel.new_cache(2, 64, device="cuda:1")
 
 
 def test_a_kernel_tells_what_it_is(filled, registered):

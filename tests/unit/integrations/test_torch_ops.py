@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -103,3 +105,21 @@ def test_a_cache_of_another_layout_is_refused(kernel, spec):
     cache.workspaces.clear()
     with pytest.raises(CacheMismatch):
         torch_ops.Attention(kernel, cache)
+
+
+def test_operators_take_turns_with_kernels_over_one_cache(kernel, spec):
+    """The lock is the cache's: while a call holds it, an operator over the same blocks waits."""
+    cache = _filled(kernel, spec)
+    bound, q = torch_ops.Attention(kernel, cache), _step(spec, 5)[0]
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (bound.attend(q), done.set()))
+    with cache.turns.lock:
+        thread.start()
+        assert not done.wait(0.2)
+    assert done.wait(60)
+    thread.join()
+
+
+def test_scales_that_float32_does_not_hold_are_refused(kernel, spec):
+    with pytest.raises(ValueError, match="must be finite"):
+        torch_ops.Attention(kernel, _filled(kernel, spec), scale=float("nan"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -13,7 +15,8 @@ from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
 from tests.support.cpu import spec_of, variant
 
 POLICY = CheckPolicy(long_tokens=300, most_tokens=1 << 13)
@@ -166,7 +169,7 @@ def test_results_do_not_depend_on_threads() -> None:
     q = draw(torch.Generator().manual_seed(4), 1, 1, 4, 64, dtype=v.dtype)
     assert v.module.set_threads is not None
     results = []
-    for threads in (1, 2, 5, 0, 2):
+    for threads in (1, os.cpu_count() or 1, 0, 1):
         v.module.set_threads(threads)
         results.append(v.attend(q, cache))
     v.module.set_threads(0)
@@ -254,3 +257,103 @@ def test_the_module_refuses_pages_that_do_not_exist_and_small_workspaces() -> No
     args = (q, long.packed, long.k_residual, long.v_residual, long.lengths, None, torch.empty_like(q), None)
     with pytest.raises(ValueError, match="workspace has 16 bytes, this call needs"):
         cut.module.attend(*args, torch.zeros(16, dtype=torch.uint8), 1.0, 5000)
+
+
+def test_more_threads_than_processors_are_refused() -> None:
+    v = variant(spec_of())
+    assert v.module.set_threads is not None
+    most = os.cpu_count() or 1
+    v.module.set_threads(most)
+    v.module.set_threads(0)
+    for count in (most + 1, 10**6, 2**31, 2**40):
+        with pytest.raises(ValueError, match=f"set_threads: {count} threads are more than the machine's {most} processors"):
+            v.module.set_threads(count)
+
+
+@pytest.mark.parametrize("scale", [torch.nan, torch.inf, 3e38, 1e300])
+def test_the_module_refuses_scales_that_float32_does_not_hold(scale: float) -> None:
+    v, cache, q, _ = calls(spec_of())
+    args = (q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None, torch.empty_like(q), None, v.prepare(cache))
+    with pytest.raises(ValueError, match="attend: scale must be finite, and float32 must hold it"):
+        v.module.attend(*args, scale, 64)
+
+
+# --- what is not finite ----------------------------------------------------------------------------------------------
+
+SPECIAL = {
+    "int4": (spec_of(), ()),
+    "plain-float32": (spec_of(dtype="float32", k="16", v="16"), ()),
+    "softcap-window": (spec_of(dtype="float32", softcap=30.0, window=100), ()),
+    "expanded": (spec_of(dim=48, k="2t8", v="4t12"), ()),
+    "shares": (spec_of(), (("share", 1024),)),
+}
+
+
+def spoiled(name: str, tokens: int = 300) -> tuple[Variant, KVCache, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A variant, its cache, queries, and a new token's K and V."""
+    spec, schedule = SPECIAL[name]
+    v = variant(spec, schedule)
+    tokens = 2600 if schedule else tokens
+    a, generator = spec.attention, torch.Generator().manual_seed(11)
+    cache = v.new_cache(1, tokens + 10)
+    v.prefill(cache, *(draw(generator, 1, tokens, a.kv_heads, a.head_dim, dtype=v.dtype) for _ in range(2)))
+    q = draw(generator, 1, 1, a.q_heads, a.head_dim, dtype=v.dtype)
+    k, val = (draw(generator, 1, 1, a.kv_heads, a.head_dim, dtype=v.dtype) for _ in range(2))
+    return v, cache, q, k, val
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_nan_in_q_gives_nan_and_only_there(name: str) -> None:
+    v, cache, q, _, _ = spoiled(name)
+    clean, clean_lse = v.attend(q, cache, lse=True)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        wrong = q.clone()
+        wrong[0, 0, 1, 3] = bad
+        out, lse = v.attend(wrong, cache, lse=True)
+        assert out[0, 0, 1].isnan().all()
+        assert lse[0, 1, 0].isnan()
+        assert torch.equal(out[0, 0, [0, 2, 3]], clean[0, 0, [0, 2, 3]])
+        assert torch.equal(lse[0, [0, 2, 3]], clean_lse[0, [0, 2, 3]])
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("which", [0, 1], ids=["k", "v"])
+def test_a_nan_in_a_new_token_gives_what_the_reference_gives(name: str, which: int) -> None:
+    """In this step, and in later ones, from the residual."""
+    v, cache, q, k, val = spoiled(name)
+    new = (k, val)
+    new[which][0, 0, 0, 5] = torch.nan
+    length = int(cache.lengths[0]) + 1
+    out = v.decode(q, *new, cache)
+    again = v.attend(q, cache)
+    keys, values = v.unpack(cache)
+    a = v.spec.attention
+    want, want_lse = attend(q, keys[:, :length], values[:, :length], softcap=a.softcap, window=a.window)
+    assert want.isnan().any()
+    for got in (out, again):
+        assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(v.attend(q, cache, lse=True)[1].isnan(), want_lse.isnan())
+
+
+def test_scores_that_are_all_minus_infinity_see_nothing() -> None:
+    """As in the reference: weights of 0, an output of 0, a logarithm of minus infinity."""
+    v = variant(SPECIAL["plain-float32"][0])
+    cache = v.new_cache(1, 64)
+    k = torch.ones(1, 40, 2, 64)
+    v.prefill(cache, k, k)
+    q = torch.zeros(1, 1, 4, 64)
+    q[..., 0] = -torch.inf
+    q[..., 1:] = 1
+    out, lse = v.attend(q, cache, lse=True)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_scales_of_any_sign_are_those_of_the_reference(scale: float) -> None:
+    v, cache, q, _, _ = spoiled("int4")
+    keys, values = v.unpack(cache)
+    want, want_lse = attend(q, keys, values, scale=scale)
+    out, lse = v.attend(q, cache, lse=True, scale=scale)
+    assert relative_l2(out, want) <= tolerance(v.dtype)
+    assert relative_l2(lse, want_lse) <= tolerance(v.dtype)

@@ -110,6 +110,38 @@ def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, case: C
             assert torch.equal(one[:, meaningful], other[:, meaningful])
 
 
+@pytest.mark.parametrize("lengths", [(300, 290, 310), (2100, 0, 128)], ids=["alike", "unlike"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[11]], ids=lambda case: case[0])
+def test_a_nan_in_q_stays_in_its_head(kernel: Make, case: Case, lengths: tuple[int, ...]) -> None:
+    """Neither 0 and -inf, nor a NaN for the heads whose weights the same lanes hold."""
+    built = kernel(case)
+    held, q = reference(built, lengths)
+    clean = held.attend(q)
+    q = q.clone()
+    q[0, 0, 1, 5] = torch.nan
+    step = Step(built, held, q)
+    step.run()
+    assert step.out[0, 0, 1].isnan().all()
+    assert step.lse[0, 1, 0].isnan()
+    step.out[0, 0, 1], step.lse[0, 1, 0] = clean[0][0, 0, 1].to(q.dtype), clean[1][0, 1, 0]
+    agree(step, clean)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["k", "v"])
+def test_a_nan_in_a_new_token_reaches_its_heads_and_no_others(kernel: Make, which: int) -> None:
+    built = kernel(CASES[0])
+    held, q = reference(built, (100, 90, 110))
+    new = normal(built.spec, 3, 1, q_len=1, seed=2)
+    fresh = (new.k.clone(), new.v.clone())
+    fresh[which][1, 0, 0, 3] = torch.nan
+    group = built.spec.attention.q_heads // built.spec.attention.kv_heads
+    step = Step(built, held, q, fresh)
+    step.run()
+    spoiled = torch.zeros(step.out.shape, dtype=torch.bool)
+    spoiled[(1, 0, slice(0, group)) if which == 0 else (1, 0, slice(0, group), 3)] = True
+    assert torch.equal(step.out.isnan(), spoiled)
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[11]], ids=lambda case: case[0])
 def test_more_sequences_than_warps_keep_lengths_of(kernel: Make, case: Case) -> None:
     """A warp copies 128 lengths; those that follow, here the longest of all, it reads where they lie."""

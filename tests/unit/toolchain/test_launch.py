@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvgen.errors import CacheMismatch, KvgenError
+from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
 from kvgen.reference.layout import packed_layout
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
 from kvgen.toolchain.module import Module, load
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
@@ -193,3 +196,133 @@ def test_a_library_without_the_functions_is_no_module(tmp_path: Path) -> None:
         load(artifact.path)
     with pytest.raises(KvgenError, match=r"cannot load .*nowhere\.so"):
         load(tmp_path / "nowhere.so")
+
+
+def test_a_call_that_the_module_refuses_counts_nothing(variant: Variant) -> None:
+    cache, q, new = filled(variant, 40), tokens(1, heads=4), tokens(1)
+    with pytest.raises(ValueError, match="k_new is on meta, and the cache on cpu"):
+        variant.decode(q, new.to("meta"), new, cache)
+    assert cache.bound == 40
+    assert cache.lengths.tolist() == [40, 40]
+    variant.decode(q, new, new, cache)
+    assert cache.bound == 41
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kind", "reason"),
+    [
+        (torch.tensor([2**32 + 1, 1]), ValueError, r"lengths must lie in 0\.\.8, the tokens of k, not in 1\.\.4294967297"),
+        ([2**40, 1], ValueError, r"not in 1\.\.1099511627776"),
+        (torch.tensor([1.0, 2.0]), TypeError, "lengths must be whole numbers, not float32"),
+        (torch.tensor([True, False]), TypeError, "lengths must be whole numbers, not bool"),
+        ([1.5, 2], TypeError, r"lengths\[0\] must be a whole number, not 1.5"),
+        ([1, math.nan], TypeError, r"lengths\[1\] must be a whole number, not nan"),
+        ([1, True], TypeError, r"lengths\[1\] must be a whole number, not True"),
+        ("12", TypeError, "must be a tensor or a sequence of whole numbers, not str"),
+        (3, TypeError, "must be a tensor or a sequence of whole numbers, not int"),
+        (torch.tensor([[1, 2]]), ValueError, "lengths must have one dimension"),
+        (torch.zeros(2, dtype=torch.int32, device="meta"), ValueError, "lengths is on meta, and the cache on cpu"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(variant: Variant, lengths: object, kind: type[Exception], reason: str) -> None:
+    cache = filled(variant, 40)
+    with pytest.raises(kind, match=reason):
+        variant.prefill(cache, tokens(8), tokens(8), lengths)  # type: ignore[arg-type]
+    assert cache.bound == 40
+    assert cache.lengths.tolist() == [40, 40]
+
+
+def test_lengths_of_any_whole_type_are_taken(variant: Variant) -> None:
+    cache = variant.new_cache(2, 128)
+    for lengths in (torch.tensor([3, 8]), torch.tensor([3, 8], dtype=torch.uint8), torch.tensor([3, 8]).numpy(), (3, 8)):
+        variant.prefill(cache, tokens(8), tokens(8), lengths)  # type: ignore[arg-type]
+    assert cache.lengths.tolist() == [12, 32]
+    assert cache.bound == 32
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "reason"),
+    [
+        ((2.0, 64), TypeError, "batch must be a whole number, not 2.0"),
+        ((True, 64), TypeError, "batch must be a whole number, not True"),
+        ((2, math.nan), TypeError, "max_len must be a whole number, not nan"),
+        ((2, 2**31), ValueError, r"max_len \(2147483648\) must be at most 2147483647"),
+        ((2, 0), ValueError, r"max_len \(0\) must be at least 1"),
+    ],
+)
+def test_sizes_of_a_cache_are_whole_numbers_of_int32(variant: Variant, sizes: tuple[int, int], kind: type[Exception], reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        variant.new_cache(*sizes)
+
+
+def test_counts_of_a_cache_are_checked(variant: Variant) -> None:
+    cache = filled(variant, 40)
+    with pytest.raises(ValueError, match="at least 0"):
+        cache.grow(-1)
+    with pytest.raises(TypeError, match="whole number"):
+        cache.grow(1.0)  # type: ignore[arg-type]
+    assert cache.bound == 40
+
+
+@pytest.mark.parametrize(
+    ("scale", "kind", "reason"),
+    [
+        (math.nan, ValueError, r"scale \(nan\) must be finite"),
+        (-math.inf, ValueError, r"scale \(-inf\) must be finite"),
+        (3e38, ValueError, r"scale \(3e\+38\) is beyond what float32 holds"),
+        (10**400, ValueError, r"scale \(inf\) must be finite"),
+        (torch.tensor(0.5), TypeError, "scale must be a float"),
+        (True, TypeError, "scale must be a float"),
+        ("1", TypeError, "scale must be a float"),
+    ],
+)
+def test_scales_that_float32_does_not_hold_are_refused(variant: Variant, scale: float, kind: type[Exception], reason: str) -> None:
+    cache, q = filled(variant, 40), tokens(1, heads=4)
+    with pytest.raises(kind, match=reason):
+        variant.attend(q, cache, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "reason"),
+    [
+        (lambda v, c, q: v.attend(q.flatten(), c), ValueError, "q must have shape"),
+        (lambda v, c, q: v.attend(q.numpy(), c), TypeError, "q must be a torch tensor, not numpy.ndarray"),
+        (lambda v, c, q: v.attend(None, c), TypeError, "q must be a torch tensor, not builtins.NoneType"),
+        (lambda v, c, q: v.attend(c, q), TypeError, "cache must be a KVCache, which new_cache makes, not Tensor"),
+        (lambda v, c, q: v.decode(q, [1.0], None, c), TypeError, "k_new must be a torch tensor, not builtins.list"),
+        (lambda v, c, q: v.prefill(c, q.numpy(), q.numpy()), TypeError, "k must be a torch tensor"),
+        (lambda v, c, q: v.attend(q, c, out=torch.empty_like(q).requires_grad_()), ValueError, r"give out\.detach\(\) instead"),
+        (lambda v, c, q: v.attend(q, c, out=torch._neg_view(q.clone())), ValueError, r"give out\.resolve_neg\(\) instead"),
+        (lambda v, c, q: v.attend(q, c, out=q.numpy()), TypeError, "out must be a torch tensor"),
+        (lambda v, c, q: v.attend(q, c, lse=torch.empty(2, 4, 2)[..., :1]), ValueError, "lse must be contiguous"),
+        (lambda v, c, q: v.attend(q, c, lse=torch.empty(2, 4)), ValueError, r"lse must have shape \[2, 4, 1\]"),
+        (lambda v, c, q: v.attend(q, c, lse=torch.empty(2, 4, 1).half()), ValueError, "lse must be torch.float32"),
+        (lambda v, c, q: v.attend(q, c, lse="yes"), TypeError, "lse must be a torch tensor"),
+        (lambda v, c, q: v.new_cache(2, 64, device="gpu"), ValueError, "device must be a torch device, not 'gpu'"),
+        (lambda v, c, q: v.new_cache(2, 64, device="meta"), ValueError, "kernels run on the CPU and on CUDA devices, not on meta"),
+    ],
+)
+def test_what_is_no_tensor_or_no_cache_is_refused_by_kind(variant: Variant, call, kind: type[Exception], reason: str) -> None:
+    cache = filled(variant, 40)
+    with pytest.raises(kind, match=reason):
+        call(variant, cache, tokens(1, heads=4))
+    assert cache.bound == 40
+
+
+def test_a_device_that_is_not_here_is_missing(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ToolchainMissing, match="device cuda:0 is asked for, and torch .* finds no CUDA device here"):
+        variant.new_cache(2, 64, device="cuda:0")
+
+
+def test_copies_of_a_cache(variant: Variant) -> None:
+    """A deep or pickled copy is another cache; a shallow one is the same tensors, and takes turns with them."""
+    cache, q = filled(variant, 40), tokens(1, heads=4)
+    expected = variant.attend(q, cache)
+    deep, read, shallow = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), copy.copy(cache)
+    assert shallow.turns is cache.turns
+    for other in (deep, read):
+        assert other.turns is not cache.turns
+        assert torch.equal(variant.attend(q, other), expected)
+    variant.decode(q, tokens(1), tokens(1), deep)
+    assert cache.lengths.tolist() == [40, 40]

@@ -12,7 +12,8 @@ from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.toolchain import prompt
-from kvgen.toolchain.launch import KVCache, Variant
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
 from kvgen.toolchain.module import load
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import BLOCK, naive_artifact, naive_spec

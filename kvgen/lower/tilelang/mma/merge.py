@@ -74,18 +74,18 @@ def merge_warps(p: Any, r: Any, memory: Any, column: Any, channel: Any) -> None:
 
 @T.macro
 def write_output(p: Any, k: Any, at: Any, r: Any, column: Any, channel: Any) -> None:
-    """Divide and store two channels of a column; nothing was seen: 0, and a logarithm of minus infinity."""
+    """Divide and store two channels of a column; nothing was seen: 0, and a logarithm of minus infinity; a NaN was: NaN."""
     pack = "kvgen::pack_bf16" if p.bf16 else "kvgen::ptx::pack_half2"
     token = (at.column + column) // p.group
     head = at.head * p.group + (at.column + column) % p.group
     if token < k.q_len:
-        inverse = T.if_then_else(r.top[1] > 0.0, T.float32(1.0) / r.top[1], T.float32(0.0))
+        inverse = T.if_then_else(r.top[1] == 0.0, T.float32(0.0), T.float32(1.0) / r.top[1])
         k.out[(at.batch * k.out_strides[0] + token * k.out_strides[1] + head * k.out_strides[2]) * 4 + channel // 2] = T.call_extern(
             "uint32", pack, r.factor[0] * inverse, r.factor[1] * inverse
         )
         if k.with_lse != 0 and channel == 0:
             k.lse[(at.batch * (p.kv_heads * p.group) + head) * k.q_len + token] = T.if_then_else(
-                r.top[1] > 0.0, (r.top[0] + T.log2(r.top[1])) * T.float32(LN2), -T.infinity("float32")
+                r.top[1] == 0.0, -T.infinity("float32"), (r.top[0] + T.log2(r.top[1])) * T.float32(LN2)
             )
 
 

@@ -1,7 +1,10 @@
 // The calls of a module (pack, attend, decode, unpack, workspace_bytes), parsed and checked against the variant's constants.
 #pragma once
 
-#include "kvgen/ffi.hpp"
+#include <cmath>
+#include <limits>
+
+#include "kvgen/overlap.hpp"
 
 namespace kvgen::ffi {
 
@@ -97,6 +100,30 @@ inline Pack parse_pack(const Variant& v, const TVMFFIAny* args, int32_t count) {
   return call;
 }
 
+// Raises where `out` or `lse` lies on itself, on the other, or on what the call reads or keeps.
+inline void check_outputs(const Variant& v, const char* function, const Attend& call) {
+  const int64_t item = v.dtype.bits / 8;
+  const auto apart = [&](const char* name, const auto& written, int64_t size) {
+    const auto from = [&](const char* other_name, const auto& other, int64_t other_size) {
+      check_apart(function, name, written, size, other_name, other, other_size);
+    };
+    from("q", call.q, item);
+    from("k_new", call.k_new, item);
+    from("v_new", call.v_new, item);
+    from("packed", call.cache.packed, 1);
+    from("k_residual", call.cache.k_residual, item);
+    from("v_residual", call.cache.v_residual, item);
+    from("lengths", call.cache.lengths, 4);
+    from("block_table", call.cache.block_table, 4);
+    from("workspace", call.workspace, 1);
+  };
+  check_once(function, "out", call.out, item);
+  apart("out", call.out, item);
+  if (!call.lse) return;
+  apart("lse", call.lse, 4);
+  check_apart(function, "out", call.out, item, "lse", call.lse, 4);
+}
+
 // attend: (q, packed, k_residual, v_residual, lengths, block_table?, out, lse?, workspace, scale, max_len);
 // decode: k_new and v_new follow q.
 inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t count, bool decode) {
@@ -115,8 +142,11 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
   if (a.given(7 + extra)) call.lse = a.tensor<3>(7 + extra, "lse", kFloat32, {batch, v.q_heads, call.q_len}, Memory::contiguous);
   call.workspace = a.tensor<1>(8 + extra, "workspace", kUint8, {kAny}, Memory::blocks);
   call.scale = static_cast<float>(a.real(9 + extra, "scale"));
+  if (!(std::fabs(call.scale) * 1.4426950408889634f <= std::numeric_limits<float>::max()))
+    fail("ValueError", "%s: scale must be finite, and float32 must hold it", decode ? "decode" : "attend");
   call.max_len = a.integer(10 + extra, "max_len", 0);
   call.device = a.device();
+  check_outputs(v, decode ? "decode" : "attend", call);
   return call;
 }
 

@@ -175,15 +175,15 @@ class Attention {
     if (state.total[r] != 0) std::memcpy(to, state.acc[r], sizeof(state.acc[r]));
   }
 
-  // Normalizes a row: out = acc / total; a row that saw nothing gives 0 and -inf.
+  // Normalizes a row: out = acc / total; a row that saw nothing gives 0 and -inf, and one that saw a NaN gives NaN.
   void finish(int64_t b, int64_t head, int64_t row, const float* acc, float top, float total) const {
     const int64_t token = row / group, q_head = head * group + row % group;
-    const float inverse = total > 0 ? 1.0f / total : 0.0f;
+    const float inverse = total == 0 ? 0.0f : 1.0f / total;
     Element* out = row_of<Element>(call_.out, b, token, q_head);
     for (int c = 0; c < C::head_dim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
     if (call_.lse)
       call_.lse.template as<float>()[(b * C::q_heads + q_head) * call_.q_len + token] =
-          total > 0 ? (top + std::log2(total)) * kLn2 : -kInfinity;
+          total == 0 ? -kInfinity : (top + std::log2(total)) * kLn2;
   }
 
   const ffi::Attend& call_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <omp.h>
+#include <unistd.h>
 
 #include "kvgen/append.hpp"
 #include "kvgen/attend.hpp"
@@ -13,6 +14,13 @@ template <class F>
 inline void share_out(int64_t count, F f) {
 #pragma omp for schedule(dynamic, 1)
   for (int64_t i = 0; i < count; ++i) f(i);
+}
+
+// Raises for more threads than the machine has processors: they would only wait for each other, and a million cannot be started.
+inline void check_threads(int64_t count) {
+  const int64_t most = sysconf(_SC_NPROCESSORS_ONLN);
+  if (count > most)
+    ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)count, (long long)most);
 }
 
 template <class C>
@@ -158,6 +166,7 @@ class Module {
     return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
       if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)                                                          \
         kvgen::ffi::fail("TypeError", "set_threads takes one int, at least 0");                                                           \
+      kvgen::check_threads(args[0].v_int64);                                                                                              \
       kvgen::Module<C>::set_threads(args[0].v_int64);                                                                                     \
       return false;                                                                                                                       \
     });                                                                                                                                   \

@@ -64,9 +64,11 @@ struct Rows {
     F32 largest = splat(top[r]);
     for (int i = 0; i < padded; i += kLanes) largest = max(load<F32>(score + i), largest);
     const float peak = max(largest);
+    const float shift =
+        peak == -kInfinity ? 0 : peak;  // where all scores are -inf, weights are 0; a NaN, which no maximum shows, stays one
     F32 sums_of = F32{};
     for (int i = 0; i < padded; i += kLanes) {
-      const F32 p = exp2(load<F32>(score + i) - peak);
+      const F32 p = exp2(load<F32>(score + i) - shift);
       sums_of += p;
       store(score + i, p);
     }

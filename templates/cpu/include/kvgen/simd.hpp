@@ -175,10 +175,11 @@ inline F32 round_even(F32 x) {
   return (x + magic) - magic;
 }
 
-// 2^x to about one unit in the last place, for x <= 127; 0 below -126.
+// 2^x to about one unit in the last place, for x <= 127; 0 below -126, NaN for NaN (which `max` keeps as its second operand only).
 inline F32 exp2(F32 x) {
-  const F32 n = round_even(max(x, splat(-126.0f)));
-  const F32 f = max(x, splat(-126.0f)) - n;
+  const F32 bounded = max(splat(-126.0f), x);
+  const F32 n = round_even(bounded);
+  const F32 f = bounded - n;
   F32 p = splat(1.5403530e-4f);
   p = p * f + 1.3333558e-3f;
   p = p * f + 9.6181291e-3f;

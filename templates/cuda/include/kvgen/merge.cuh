@@ -51,7 +51,8 @@ struct Workspace {
   }
 };
 
-// Writes finished elements of a column, every `stride`-th from `channel` on; the first channel's owner writes the log-sum-exp.
+// NaN where the sum is, 0 and -inf where nothing was seen. Writes finished elements of a column, every `stride`-th from `channel` on; the
+// first channel's owner writes the log-sum-exp.
 template <class Traits, int kWide>
 __device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int column, int channel, int stride,
                                              const float (&value)[kWide], const Total& total) {
@@ -59,12 +60,12 @@ __device__ __forceinline__ void write_output(const AttendArgs& args, const Head&
   const int query = column / Traits::kGroup, q_head = head.head * Traits::kGroup + column % Traits::kGroup;
   if (query >= args.q_len) return;
   Element* to = args.out.row<Element>(head.batch, query, q_head) + channel;
-  const float inverse = total.sum > 0.f ? __fdividef(1.f, total.sum) : 0.f;  // a division in full is much code to run once
+  const float inverse = total.sum == 0.f ? 0.f : __fdividef(1.f, total.sum);  // a division in full is much code to run once
 #pragma unroll
   for (int i = 0; i < kWide; ++i) to[i * stride] = static_cast<Element>(value[i] * inverse);
   if (args.lse && channel == 0) {
     const int64_t at = (static_cast<int64_t>(head.batch) * args.cache.kv_heads * Traits::kGroup + q_head) * args.q_len + query;
-    args.lse[at] = total.sum > 0.f ? (total.reference + log2f(total.sum)) * 0.6931471805599453f : -INFINITY;
+    args.lse[at] = total.sum == 0.f ? -INFINITY : (total.reference + log2f(total.sum)) * 0.6931471805599453f;
   }
 }
 

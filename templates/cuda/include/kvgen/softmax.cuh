@@ -70,7 +70,8 @@ using Weights = uint32_t[Traits::kValueGroups][2][2];
 
 namespace detail {
 
-// Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds.
+// Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds, or one is NaN: it must not hide the other
+// column's.
 template <class Traits, int kSpan>
 __device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const ValueParams<Traits> (&v)[kSpan], const State<Traits>& state,
                                       Rows16<Traits> (&p)[kSpan], uint32_t (&y)[kSpan][Traits::kValueGroups][Traits::kParts][2]) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kSpan], const Va
           total = s + part + half + q == 0 ? ptx::as_half2(y[s][q][part][half]) : __hadd2(total, ptx::as_half2(y[s][q][part][half]));
         }
       }
-  return __hgt(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
+  return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
 }
 
 // Rare: moves the reference so that the largest of these weights is near 2^kWeightAim.

@@ -30,3 +30,4 @@ inline __half __high2half(__half2 a) { return a.y; }
 inline float __low2float(__half2 a) { return __half2float(a.x); }
 inline __half2 __hge2(__half2 a, __half2 b) { return {__half(a.x.x >= b.x.x ? 1.f : 0.f), __half(a.y.x >= b.y.x ? 1.f : 0.f)}; }
 inline bool __hgt(__half a, __half b) { return a.x > b.x; }
+inline bool __hle(__half a, __half b) { return a.x <= b.x; }

@@ -1,0 +1,117 @@
+"""Checks of what callers give, each with one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+INT32_MAX = 2**31 - 1
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+LOG2_E = 1.4426950408889634
+
+
+def whole(name: str, value: Any, least: int, most: int = INT32_MAX) -> int:
+    """`value` as an int in least..most. TypeError for what is no whole number (bools and floats are none), ValueError out of range."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r} ({type(value).__name__})") from None
+    if number < least:
+        raise ValueError(f"{name} ({number}) must be at least {least}")
+    if number > most:
+        raise ValueError(f"{name} ({number}) must be at most {most}")
+    return number
+
+
+def tensor(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Raises TypeError unless `x` is a torch tensor, ValueError unless it has this shape, dtype and device."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor, not {type(x).__module__}.{type(x).__qualname__}")
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {list(shape)}, not {list(x.shape)}")
+    if x.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, not {x.dtype}")
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device}, and the cache on {device}")
+    if x.is_neg() or x.is_conj():
+        raise ValueError(f"{name} is a view that negates or conjugates on reading: give {name}.resolve_neg() instead")
+
+
+def output(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """`tensor`, and ValueError for a tensor that torch would differentiate through."""
+    tensor(name, x, shape, dtype, device)
+    if x.requires_grad:
+        raise ValueError(f"{name} requires a gradient, and kernels have none: give {name}.detach() instead")
+
+
+def apart(name: str, out: torch.Tensor, others: Sequence[tuple[str, torch.Tensor | None]]) -> None:
+    """ValueError where `out` may share memory with itself or with one of `others`; for calls that no module checks."""
+    if not out.is_contiguous() and torch._debug_has_internal_overlap(out) == 1:
+        raise ValueError(f"{name} overlaps with itself")
+    low, high = _span(out)
+    for other_name, other in others:
+        if other is None or other.numel() == 0:
+            continue
+        begin, end = _span(other)
+        if begin < high and low < end:
+            raise ValueError(f"{name} overlaps with {other_name}")
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+def scale(value: Any, softcap: float) -> float:
+    """`value` as a float whose products the kernels' float32 holds: any sign, 0 too."""
+    if isinstance(value, bool | str | bytes | torch.Tensor):
+        raise TypeError(f"scale must be a float, not {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError):
+        raise TypeError(f"scale must be a float, not {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"scale ({number}) must be finite")
+    if abs(number) * LOG2_E > FLOAT32_MAX or (softcap and abs(number) / softcap > FLOAT32_MAX):
+        raise ValueError(f"scale ({number:g}) is beyond what float32 holds")
+    return number
+
+
+def lengths(given: Any, batch: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """New tokens per sequence as int32 [batch] on the device, and the most that the host knows of them.
+
+    Those on the host are checked to lie in 0..tokens. Those on a GPU are not looked at, so they have to be int32 already.
+    """
+    if given is None:
+        return torch.full((batch,), tokens, dtype=torch.int32, device=device), tokens
+    if isinstance(given, torch.Tensor) and given.device.type != "cpu":
+        tensor("lengths", given, (batch,), torch.int32, device)
+        return given, tokens
+    counts = _host_lengths(given)
+    if len(counts) != batch:
+        raise ValueError(f"lengths must have shape [{batch}], not [{len(counts)}]")
+    low, high = min(counts), max(counts)
+    if low < 0 or high > tokens:
+        raise ValueError(f"lengths must lie in 0..{tokens}, the tokens of k, not in {low}..{high}")
+    return torch.tensor(counts, dtype=torch.int32, device=device), high
+
+
+def _host_lengths(given: Any) -> list[int]:
+    if isinstance(given, torch.Tensor) or hasattr(given, "__array__"):
+        kind = str(given.dtype).removeprefix("torch.")
+        if not kind.startswith(("int", "uint")):
+            raise TypeError(f"lengths must be whole numbers, not {kind}")
+        if len(given.shape) != 1:
+            raise ValueError(f"lengths must have one dimension, not {list(given.shape)}")
+        return list(given.tolist())
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise TypeError(f"lengths must be a tensor or a sequence of whole numbers, not {type(given).__name__}")
+    return [whole(f"lengths[{i}]", count, -INT32_MAX - 1, 2**63) for i, count in enumerate(given)]
