@@ -68,6 +68,11 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
+def most_scale(softcap: float) -> float:
+    """The largest scale whose products the kernels' float32 holds: they multiply it by log2 e, or divide it by the soft cap."""
+    return FLOAT32_MAX * min(1 / LOG2_E, softcap or 1.0)
+
+
 def scale(value: Any, softcap: float) -> float:
     """`value` as a float whose products the kernels' float32 holds: any sign, 0 too."""
     if isinstance(value, bool | str | bytes | torch.Tensor):
@@ -80,7 +85,7 @@ def scale(value: Any, softcap: float) -> float:
         raise TypeError(f"scale must be a float, not {value!r}") from None
     if not math.isfinite(number):
         raise ValueError(f"scale ({number}) must be finite")
-    if abs(number) * LOG2_E > FLOAT32_MAX or (softcap and abs(number) / softcap > FLOAT32_MAX):
+    if abs(number) > most_scale(softcap):
         raise ValueError(f"scale ({number:g}) is beyond what float32 holds")
     return number
 

@@ -46,6 +46,7 @@ class Variant:
         self._heads = attention.q_heads
         self._most_q = attention.q_len
         self._softcap = attention.softcap
+        self._most_scale = checks.most_scale(attention.softcap)
         self._key = uuid4().hex  # of this variant's workspaces, in any process
 
     def new_cache(
@@ -192,11 +193,14 @@ class Variant:
             self._check_new(k_new, v_new, tokens, cache)
         if out is None:
             out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        elif type(out) is not torch.Tensor or out.requires_grad or out.is_neg():  # the module checks the rest
-            checks.output("out", out, q.shape, self.dtype, cache.device)
+        else:
+            self._check_out(out, q)
         if lse is not None:
             lse = self._lse(lse, q)
-        scale = self.scale if scale is None else checks.scale(scale, self._softcap)
+        if scale is None:
+            scale = self.scale
+        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
+            scale = checks.scale(scale, self._softcap)
         with cache.turns.lock:
             bound = cache.after(tokens)
             if cache.gpu is not None:
@@ -230,11 +234,14 @@ class Variant:
         workspace = self._check_call(q, cache)
         if out is None:
             out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        elif type(out) is not torch.Tensor or out.requires_grad or out.is_neg():  # the module checks the rest
-            checks.output("out", out, q.shape, self.dtype, cache.device)
+        else:
+            self._check_out(out, q)
         if lse is not None:
             lse = self._lse(lse, q)
-        scale = self.scale if scale is None else checks.scale(scale, self._softcap)
+        if scale is None:
+            scale = self.scale
+        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
+            scale = checks.scale(scale, self._softcap)
         with cache.turns.lock:
             if cache.gpu is not None:
                 cache.turns.follow(cache.gpu)
@@ -262,7 +269,7 @@ class Variant:
         bound: int,
     ) -> None:
         """A call with more query tokens than the kernel is compiled for."""
-        if reason := prompt_refusal(self.spec, "sm90" if cache.gpu is not None else "cpu"):
+        if reason := prompt_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
             raise UnsupportedError("prompt", reason)
         self._check_tensors(q, new, cache, out)
         if cache.gpu is not None:  # on the CPU the module checks this
@@ -300,6 +307,15 @@ class Variant:
                 raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
             checks.tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
         return self.prepare(cache) if workspace is None else workspace
+
+    def _check_out(self, out: torch.Tensor, q: torch.Tensor) -> None:
+        """Check what a module cannot see of an output; the rest it checks itself."""
+        try:
+            if not (out.requires_grad or out.is_neg()):
+                return
+        except AttributeError:
+            pass
+        checks.output("out", out, q.shape, self.dtype, q.device)
 
     def _lse(self, lse: torch.Tensor | bool, q: torch.Tensor) -> torch.Tensor | None:
         """The tensor that a caller's `lse` asks to fill."""

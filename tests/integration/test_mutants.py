@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import emulator
 from tests.mutants.judge import Judges
 from tests.mutants.run import Suite, chosen, run
 from tests.mutants.suite import CASES
@@ -27,3 +28,9 @@ def test_planted_faults_are_refused_and_the_variants_without_them_are_not(tmp_pa
     rows = json.loads((tmp_path / "found.json").read_text())["faults"]
     assert [row["name"] for row in rows] == [fault.name for fault in chosen("cpu", FAULTS)]
     assert all(row["kind"] == "wrong" and row["detail"] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_planted_cuda_fault_is_seen_in_the_emulator_and_its_variant_is_sound() -> None:
+    assert emulator.judge(f"{emulator.SOUND}:tail")["kind"] == "ok"
+    assert emulator.judge("tail-second-turn")["kind"] == "wrong"

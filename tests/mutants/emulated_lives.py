@@ -26,6 +26,8 @@ UNLIKE: Lengths = (2100, 0, 1, 128, 700)
 FULL: Lengths = (127, 128, 255, 254)
 MANY: Lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
 LONG: Lengths = (5000,)
+LONGER: Lengths = (20000,)
+"""Long enough for more than 16 splits of a head, on 48 multiprocessors."""
 ROW_FACTOR = 10
 
 
@@ -53,7 +55,7 @@ class EmulatedCase:
 
 SMALL: dict[str, Value] = {"unit": 1, "depth": 2}
 CASES: dict[str, EmulatedCase] = {
-    "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((ALIKE, 4), (UNLIKE, 7), (LONG, 40)), ((FULL, 4),)),
+    "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((ALIKE, 4), (UNLIKE, 7), (LONGER, 48)), ((FULL, 4),)),
     "batch": EmulatedCase("k4v4:h2/1:d64", 128, SMALL, ((MANY, 4),), ((MANY, 4),)),
     "parts": EmulatedCase("k4v4:h4/2:d64:kg64", 64, {**SMALL, "ctas": 2}, ((UNLIKE, 7), (ALIKE, 4)), (((1535, 0, 127, 126), 4),)),
     "parts-batch": EmulatedCase("k4v4:h2/1:d64:kg64", 64, {**SMALL, "ctas": 2}, ((MANY, 90),), ()),

@@ -28,13 +28,15 @@ from tests.mutants.plant import ROOT
 from tests.mutants.run import chosen, report, row_of
 
 PACKING = ("pack", "channel_scalers", "quantize", "thresholds", "scaler", "unpack", "args", "places", "assemble", "extremes")
+CONCURRENT = ("splits-counter-batch",)
+"""Faults that show only where CTAs run at the same time: the emulator runs one after the other."""
 TIMEOUT_S = 300.0
 SOUND = "sound"
 
 
 def emulated_case(fault: Fault) -> EmulatedCase | None:
     """The emulated variant that reaches a fault, or None."""
-    if not fault.file.startswith("templates/cuda/"):
+    if not fault.file.startswith("templates/cuda/") or fault.name in CONCURRENT:
         return None
     return (PACKED if Path(fault.file).stem in PACKING else CASES).get(fault.case)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from benchmarks.gpu_words import schedules_of
@@ -43,8 +44,15 @@ class Case:
         return Schedule(base.backend, layout, Params({**base.launch, **changes}))
 
     def source(self) -> Source:
-        """The rendered source without a fault. Raises what lowering raises."""
-        return get_backend(self.backend).lower(self.spec, self.schedule, self.target)
+        """The rendered source without a fault, lowered once for all faults. Raises what lowering raises."""
+        with _LOCKS[self.backend]:
+            if self.name not in _SOURCES[self.backend]:
+                _SOURCES[self.backend][self.name] = get_backend(self.backend).lower(self.spec, self.schedule, self.target)
+            return _SOURCES[self.backend][self.name]
+
+
+_LOCKS = {name: Lock() for name in ("cpu", "cuda", "tilelang")}
+_SOURCES: dict[str, dict[str, Source]] = {name: {} for name in _LOCKS}
 
 
 @dataclass(frozen=True)

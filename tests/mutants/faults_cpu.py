@@ -272,10 +272,6 @@ FAULTS: tuple[Fault, ...] = (
             "mask-low", "window", "the first token of a sliding window is masked",
             "(index >= low)", "(index > low)",
         ),
-        (
-            "top-kept", "splits", "the maximum of a row is forgotten between two chunks",
-            "F32 largest = splat(top[r]);", "F32 largest = splat(-kInfinity);",
-        ),
     ),
     *_in(
         "simd",

@@ -128,10 +128,6 @@ FAULTS: tuple[Fault, ...] = (
             "for (int at = lane; at < (kTurns - 1) * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
         ),
         (
-            "lengths-by-length", "parts-batch", "parts by length look at a table that ends after 128 sequences",
-            "Part::by_length(cache.batch <= kTurns * 32 ? copied : cache.lengths,", "Part::by_length(copied,",
-        ),
-        (
             "stale-lengths", "shares", "what was worked out on lengths of before the launch's turn is used although they changed",
             "return __any_sync(~0u, others);", "return !knows_all();",
         ),
