@@ -27,6 +27,9 @@ MANY = {"cpu": (19, 19), "cuda": (133, 1024)}
 """At least and at most so many sequences, as many as fit: the CUDA back end takes 1024, and a CTA of it keeps the lengths of the first
 128 in shared memory."""
 MANY_BLOCKS = 3
+UNEVEN = 160
+UNEVEN_TOKENS = 2048
+"""On a GPU also more sequences than fit that table, some so much longer than others that launches share out work by length."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ class Reads:
         batch = min(most, max(least, each))
         lengths = tuple(number * (block // 2 + 5) % (room + 1) for number in range(batch))
         yield self._case(f"attend over {batch} sequences", self._filled(batch, room), 1, lengths)
+        if self.device.type == "cuda":
+            lengths = tuple(UNEVEN_TOKENS - number if number % 9 == 8 else 40 + number for number in range(UNEVEN))
+            yield self._case(f"attend over {UNEVEN} unequal sequences", self._filled(UNEVEN, UNEVEN_TOKENS), 1, lengths)
 
     def _case(self, name: str, filled: FilledCache, q_len: int, lengths: Sequence[int]) -> Case:
         q = self._query(len(lengths), q_len)

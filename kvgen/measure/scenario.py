@@ -83,7 +83,7 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     edges = (0, 1, block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)
     batch = BATCH[device]
     ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
-    longest = max(policy.long_tokens, 5 * block) + block // 2 + 3
+    longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2  # the second token or so fills a block
     steps = (*range(1, spec.attention.q_len + 1), *[1] * (policy.steps - spec.attention.q_len))
     prompt = (prompt_tokens(spec),) if device == "cpu" else ()
     return (
@@ -112,11 +112,11 @@ def _scenario(
     whole = -(-total // layout.tokens) * layout.tokens
     first_q = spec.attention.q_len
     inputs = (normal if ragged else structured)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
-    all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
+    all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v if ragged else _hard_values(inputs.v)))
     blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
     read = [from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype)]
     life = _Life(spec, layout, (k, v), (read[0], read[1]))
-    splits = [tuple(length // 2 for length in lengths), lengths] if ragged else [lengths]
+    splits = [tuple(_first_chunk(length, layout.tokens) for length in lengths), lengths] if ragged else [lengths]
     chunks, past = [], (0,) * len(lengths)
     for upto in splits:
         new = tuple(end - start for start, end in zip(past, upto, strict=True))
@@ -131,6 +131,20 @@ def _scenario(
         past = after
     codes = {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
     return Scenario("ragged" if ragged else "long", tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
+
+
+def _first_chunk(length: int, block: int) -> int:
+    """Half of a sequence; of 2½ blocks a third, so that the rest completes a block more than its own tokens would fill."""
+    return length // 3 if length == 2 * block + block // 2 else length // 2
+
+
+def _hard_values(v: torch.Tensor) -> torch.Tensor:
+    """V [batch, tokens, kv_heads, head_dim] with an offset of its own for every channel, so that zeros weigh as much as codes, and a
+    first token whose groups are constant, with a scale of 0 where scores are highest.
+    """
+    v = v + torch.linspace(-2, 2, v.shape[-1]).to(v.dtype)
+    v[:, 0] = 0.25
+    return v
 
 
 def _repeated(scenario: Scenario, batch: int) -> Scenario:
