@@ -8,7 +8,7 @@ import torch
 
 from kvgen.measure.bytes import half_full, must_read
 from kvgen.measure.device import cold_bytes
-from kvgen.measure.filled import FilledCache, Pattern
+from kvgen.measure.filled import FilledCache
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.reference.data import normal
@@ -25,9 +25,7 @@ class Bench:
     `q`, `k` and `v` are the inputs of every call, `length` the tokens of every sequence, `nbytes` what a call must read.
     """
 
-    def __init__(
-        self, variant: Variant, workload: Workload, device: torch.device | str, cold: int | None = None, pattern: Pattern | None = None
-    ) -> None:
+    def __init__(self, variant: Variant, workload: Workload, device: torch.device | str, cold: int | None = None) -> None:
         self.workload = workload
         self.device = torch.device(device)
         layout = variant.layout
@@ -35,7 +33,7 @@ class Bench:
         self.nbytes = must_read(variant.spec, layout, [self.length] * workload.batch)
         cold = cold_bytes(self.device.type) if cold is None else cold
         copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
-        self.filled = FilledCache(variant, workload.batch, self.length + layout.tokens + workload.q_len, self.device, pattern)
+        self.filled = FilledCache(variant, workload.batch, self.length + layout.tokens + workload.q_len, self.device)
         self.filled.set([self.length] * workload.batch)
         self.caches: list[KVCache] = [self.filled.cache, *(self.filled.copy(variant) for _ in range(copies - 1))]
         inputs = normal(variant.spec, workload.batch, workload.q_len, q_len=workload.q_len, seed=1)

@@ -161,20 +161,24 @@ class Checker:
             where = f"unpacked {name} of {scenario.name}"
             if not bool((mine[past] == SENTINEL).all()):
                 raise CheckError(f"{where}: positions past the length were written")
-            held = past[..., None, None]
-            self.comparison.sequences("unpack", where, mine.masked_fill(held, 0.0), want[:, : cache.bound].masked_fill(held, 0.0))
+            for start in range(0, scenario.batch, len(want)):  # the sequences repeat
+                some = slice(start, start + len(want))
+                held = past[some][..., None, None]
+                truth = want[: len(held), : cache.bound]
+                self.comparison.sequences("unpack", where, mine[some].masked_fill(held, 0.0), truth.masked_fill(held, 0.0))
 
     def _codes(self, scenario: Scenario, cache: KVCache) -> None:
         """Packed codes and their scales against the reference's."""
         count = torch.tensor(scenario.lengths) // self.variant.layout.tokens
         blocks = blocks_of(cache)
         full = (torch.arange(blocks.shape[2]) < count.unsqueeze(1)).to(self.device)  # [batch, blocks]
-        mine = blocks.transpose(1, 2)[full]
         for which, want in scenario.codes.items():
-            most = want.codes.shape[2]
-            full_there = full[:, :most]
-            truth = [x.transpose(1, 2)[full_there] for x in (want.codes, want.scale)]
-            self.comparison.codes(f"of {scenario.name}", self.variant.layout, which, mine, truth[0], truth[1])
+            distinct, most = want.codes.shape[0], want.codes.shape[2]
+            for start in range(0, scenario.batch, distinct):  # the sequences repeat
+                held = full[start : start + distinct]
+                truth = [x[: len(held)].transpose(1, 2)[held[:, :most]] for x in (want.codes, want.scale)]
+                mine = blocks[start : start + distinct].transpose(1, 2)[held]
+                self.comparison.codes(f"of {scenario.name}", self.variant.layout, which, mine, truth[0], truth[1])
 
 
 def blocks_of(cache: KVCache) -> torch.Tensor:

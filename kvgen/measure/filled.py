@@ -37,7 +37,7 @@ class Pattern:
     v: torch.Tensor
 
     @classmethod
-    def of(cls, variant: Variant, device: torch.device) -> Pattern:
+    def packed_by(cls, variant: Variant, device: torch.device) -> Pattern:
         """The pattern of a variant's layout: normal data."""
         layout, page = variant.layout, variant.spec.cache.page
         count = max(LEAST_BLOCKS, PATTERN_TOKENS[device.type] // layout.tokens)
@@ -55,16 +55,31 @@ class Pattern:
         return self.packed.shape[0]
 
 
+_patterns: dict[object, Pattern] = {}
+PATTERNS = 2
+"""Layouts whose patterns are kept."""
+
+
+def pattern_of(variant: Variant, device: torch.device) -> Pattern:
+    """The pattern of a layout, packed by the first variant that asks for it."""
+    key = (variant.spec.format_id, variant.layout.id, device)
+    found = _patterns.pop(key, None) or Pattern.packed_by(variant, device)
+    while len(_patterns) >= PATTERNS:
+        del _patterns[next(iter(_patterns))]
+    _patterns[key] = found
+    return found
+
+
 class FilledCache:
     """A cache of `batch` sequences with `room` tokens each, all of them known. Lengths and bound are the caller's to set.
 
     `copies` of it can be had for inputs that rotate. `restore` undoes what `decode` left in residuals and lengths.
     """
 
-    def __init__(self, variant: Variant, batch: int, room: int, device: torch.device | str, pattern: Pattern | None = None) -> None:
+    def __init__(self, variant: Variant, batch: int, room: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.spec, self.layout = variant.spec, variant.layout
-        self.pattern = pattern or Pattern.of(variant, self.device)
+        self.pattern = pattern_of(variant, self.device)
         self.cache = variant.new_cache(batch, room, self.device)
         self._order = self._fill()
         self._seen = self._count()
@@ -207,24 +222,20 @@ class FilledCache:
 
 
 class Kept:
-    """Patterns by layout, and filled caches over them, for as long as the caches that are held take no more than `room` bytes."""
+    """Filled caches, for as long as all that are held take no more than `room` bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self._patterns: dict[object, Pattern] = {}
         self._caches: dict[object, FilledCache] = {}
 
     def get(self, variant: Variant, batch: int, tokens: int, device: torch.device) -> FilledCache:
         """A filled cache; one that was kept where there is one. The oldest go first."""
-        layout = (variant.spec.format_id, variant.layout.id, device)
-        key = (*layout, batch, tokens)
+        key = (variant.spec.format_id, variant.layout.id, device, batch, tokens)
         found = self._caches.pop(key, None)
         if found is None:
             while self._caches and sum(self._sizes()) > self.room:
                 del self._caches[next(iter(self._caches))]
-            self._patterns = {at: pattern for at, pattern in self._patterns.items() if at == layout}
-            pattern = self._patterns.get(layout) or self._patterns.setdefault(layout, Pattern.of(variant, device))
-            found = FilledCache(variant, batch, tokens, device, pattern)
+            found = FilledCache(variant, batch, tokens, device)
             variant.release(found.cache)
         self._caches[key] = found
         return found

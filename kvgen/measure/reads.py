@@ -21,7 +21,7 @@ from kvgen.toolchain.launch import Variant
 
 ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 """Packed bytes of a cache: bounds how many splits a sequence can get here."""
-KEPT_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+KEPT_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 SEVERAL = 9
 MANY = {"cpu": (19, 19), "cuda": (133, 1024)}
 """At least and at most so many sequences, as many as fit: the CUDA back end takes 1024, and a CTA of it keeps the lengths of the first

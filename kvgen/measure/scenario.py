@@ -54,10 +54,11 @@ class Scenario:
     lengths: tuple[int, ...]
     """Of each sequence, in the end."""
     codes: dict[Which, Quantized]
-    """Of the quantized operands, what the reference packs: [batch, kv_heads, blocks, …]; of each sequence the full ones count."""
+    """Of the quantized operands, what the reference packs: [distinct, kv_heads, blocks, …]; of each sequence the full ones count."""
     k: torch.Tensor
-    """What `unpack` gives in the end, fp64 [batch, tokens, kv_heads, head_dim], up to each length."""
+    """What `unpack` gives in the end, fp64 [distinct, tokens, kv_heads, head_dim], up to each length."""
     v: torch.Tensor
+    """`distinct` sequences have data of their own. The others repeat them in turn."""
 
     @property
     def batch(self) -> int:
@@ -70,7 +71,7 @@ class Scenario:
         return sum(max(new) for _, _, new in self.chunks) + sum(step.q.shape[1] for step in self.steps)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str = "cpu") -> tuple[Scenario, ...]:
     """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process.
 
@@ -165,12 +166,6 @@ def _repeated(scenario: Scenario, batch: int) -> Scenario:
         attend=step(scenario.attend),
         steps=tuple(step(one) for one in scenario.steps),
         lengths=tuple(scenario.lengths[b] for b in at),
-        codes={
-            which: Quantized(tensors(q.codes), tensors(q.scale), None if q.zero is None else tensors(q.zero))
-            for which, q in scenario.codes.items()
-        },
-        k=tensors(scenario.k),
-        v=tensors(scenario.v),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.measure.filled import FilledCache, Kept
+from kvgen.measure.filled import FilledCache, Kept, pattern_of
 from kvgen.reference.attention import attend
 from kvgen.reference.packing import unpack_blocks
 from kvgen.spec import KernelSpec
@@ -77,6 +77,7 @@ def test_kept_caches_are_given_again_and_the_oldest_goes_when_room_is_short() ->
     first = kept.get(variant, 2, 300, cpu)
     assert kept.get(variant, 2, 300, cpu) is first
     assert kept.get(variant, 3, 300, cpu).pattern is first.pattern
+    assert pattern_of(variant, cpu) is first.pattern
     tight = Kept(0)
     first = tight.get(variant, 2, 300, cpu)
     tight.get(variant, 3, 300, cpu)

@@ -805,24 +805,24 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_kernel(int* __restri
     int head_1 = ((place[1] * 4) + (((((int)threadIdx.x) >> 6) + place[2]) & 3));
     if (token_2 < q_len) {
       float condval_19;
-      if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
-        condval_19 = (0x1p+0f/*1.000000e+00*/ / top[1]);
-      } else {
+      if ((top[1] == 0x0p+0f/*0.000000e+00*/)) {
         condval_19 = 0x0p+0f/*0.000000e+00*/;
+      } else {
+        condval_19 = (0x1p+0f/*1.000000e+00*/ / top[1]);
       }
       float condval_20;
-      if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
-        condval_20 = (0x1p+0f/*1.000000e+00*/ / top[1]);
-      } else {
+      if ((top[1] == 0x0p+0f/*0.000000e+00*/)) {
         condval_20 = 0x0p+0f/*0.000000e+00*/;
+      } else {
+        condval_20 = (0x1p+0f/*1.000000e+00*/ / top[1]);
       }
       out[(((((((int64_t)place[0]) * out_batch) * (int64_t)4) + ((((int64_t)token_2) * out_token) * (int64_t)4)) + ((((int64_t)head_1) * out_head) * (int64_t)4)) + (((int64_t)((int)threadIdx.x)) & (int64_t)63))] = kvgen::ptx::pack_half2((factor[0] * condval_19), (factor[1] * condval_20));
       if ((with_lse != 0) && ((((int)threadIdx.x) % 64) == 0)) {
         float condval_21;
-        if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
-          condval_21 = ((top[0] + log2f(top[1])) * 0x1.62e43p-1f/*6.931472e-01*/);
-        } else {
+        if ((top[1] == 0x0p+0f/*0.000000e+00*/)) {
           condval_21 = -CUDART_INF_F;
+        } else {
+          condval_21 = ((top[0] + log2f(top[1])) * 0x1.62e43p-1f/*6.931472e-01*/);
         }
         lse[((((((int64_t)place[(int64_t)0]) * (int64_t)32) + ((int64_t)head_1)) * ((int64_t)q_len)) + ((int64_t)token_2))] = condval_21;
       }
@@ -892,24 +892,24 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_kernel(int* __restri
       int head_2 = ((place[1] * 4) + (((((int)threadIdx.x) >> 6) + place[2]) & 3));
       if (token_3 < q_len) {
         float condval_22;
-        if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
-          condval_22 = (0x1p+0f/*1.000000e+00*/ / top[1]);
-        } else {
+        if ((top[1] == 0x0p+0f/*0.000000e+00*/)) {
           condval_22 = 0x0p+0f/*0.000000e+00*/;
+        } else {
+          condval_22 = (0x1p+0f/*1.000000e+00*/ / top[1]);
         }
         float condval_23;
-        if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
-          condval_23 = (0x1p+0f/*1.000000e+00*/ / top[1]);
-        } else {
+        if ((top[1] == 0x0p+0f/*0.000000e+00*/)) {
           condval_23 = 0x0p+0f/*0.000000e+00*/;
+        } else {
+          condval_23 = (0x1p+0f/*1.000000e+00*/ / top[1]);
         }
         out[(((((((int64_t)place[0]) * out_batch) * (int64_t)4) + ((((int64_t)token_3) * out_token) * (int64_t)4)) + ((((int64_t)head_2) * out_head) * (int64_t)4)) + (((int64_t)((int)threadIdx.x)) & (int64_t)63))] = kvgen::ptx::pack_half2((factor[0] * condval_22), (factor[1] * condval_23));
         if ((with_lse != 0) && ((((int)threadIdx.x) % 64) == 0)) {
           float condval_24;
-          if ((0x0p+0f/*0.000000e+00*/ < top[1])) {
-            condval_24 = ((top[0] + log2f(top[1])) * 0x1.62e43p-1f/*6.931472e-01*/);
-          } else {
+          if ((top[1] == 0x0p+0f/*0.000000e+00*/)) {
             condval_24 = -CUDART_INF_F;
+          } else {
+            condval_24 = ((top[0] + log2f(top[1])) * 0x1.62e43p-1f/*6.931472e-01*/);
           }
           lse[((((((int64_t)place[(int64_t)0]) * (int64_t)32) + ((int64_t)head_2)) * ((int64_t)q_len)) + ((int64_t)token_3))] = condval_24;
         }
