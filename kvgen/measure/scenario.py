@@ -1,9 +1,10 @@
 """Small lives of a cache that a variant is verified on, and what the reference makes of them.
 
 Two scenarios: `ragged`, plain data at every awkward length, with more sequences than any table on a device holds, filled in two
-chunks; and `long`, structured data with scores up to 60 over several splits. Both decode with every number of query tokens that the
-spec allows, and on the CPU, which takes prompts of any length, with one prompt. The data are the same on every device; what the
-reference makes of them is computed where they are to be used, since a GPU does that a hundred times as fast.
+chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant stretches. Both decode
+with every number of query tokens that the spec allows, and on the CPU, which takes prompts of any length, with one prompt. The data are
+the same on every device; what the reference makes of them is computed where they are to be used, since a GPU does that a hundred times
+as fast.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from kvgen.errors import UnsupportedError
 from kvgen.measure.job import CheckPolicy
 from kvgen.reference.attention import attend
-from kvgen.reference.data import normal, structured
+from kvgen.reference.data import Inputs, normal, structured
 from kvgen.reference.layout import PackedLayout, Which
 from kvgen.reference.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
 from kvgen.reference.quantize import Quantized
@@ -26,6 +27,8 @@ BATCH = {"cpu": 11, "cuda": 133}
 """Sequences of the ragged scenario. A CTA of the CUDA back end keeps the lengths of the first 128 in shared memory."""
 DISTINCT = 49
 """Of them have data of their own; the others repeat those."""
+CONSTANT = 64
+"""Tokens of a stretch whose V is constant: more than a kernel takes at once."""
 PROMPT_ROWS = 130
 """Query rows of a prompt on the CPU, whose back end takes them in blocks of at most 64."""
 
@@ -89,7 +92,7 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     prompt = (prompt_tokens(spec),) if device == "cpu" else ()
     return (
         _repeated(_scenario(spec, layout, policy, device, ragged, steps, ragged=True), batch),
-        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8), (*steps, *prompt), ragged=False),
+        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *prompt), ragged=False),
     )
 
 
@@ -112,8 +115,8 @@ def _scenario(
     total = max(lengths) + sum(q_lengths)
     whole = -(-total // layout.tokens) * layout.tokens
     first_q = spec.attention.q_len
-    inputs = (normal if ragged else structured)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
-    all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v if ragged else _hard_values(inputs.v)))
+    inputs = (normal if ragged else _hard)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
+    all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
     blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
     read = [from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype)]
     life = _Life(spec, layout, (k, v), (read[0], read[1]))
@@ -139,13 +142,17 @@ def _first_chunk(length: int, block: int) -> int:
     return length // 3 if length == 2 * block + block // 2 else length // 2
 
 
-def _hard_values(v: torch.Tensor) -> torch.Tensor:
-    """V [batch, tokens, kv_heads, head_dim] with an offset of its own for every channel, so that zeros weigh as much as codes, and a
-    first token whose groups are constant, with a scale of 0 where scores are highest.
+def _hard(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int, seed: int) -> Inputs:
+    """Structured data with an offset for every channel of V, so that zeros weigh as much as codes.
+
+    In the second sequence K is plain and scores are moderate, so that every block of tokens counts and the running maximum moves often.
+    In the third V is constant where scores are highest: its scales are 0 there.
     """
-    v = v + torch.linspace(-2, 2, v.shape[-1]).to(v.dtype)
-    v[:, 0] = 0.25
-    return v
+    data, plain = structured(spec, batch, kv_len, q_len=q_len, seed=seed), normal(spec, batch, kv_len, q_len=q_len, seed=seed + 1)
+    data.q[1], data.k[1] = 2 * plain.q[1], plain.k[1]
+    data.v.add_(torch.linspace(-2, 2, data.v.shape[-1]).to(data.v.dtype))
+    data.v[2, :CONSTANT] = 0.25
+    return data
 
 
 def _repeated(scenario: Scenario, batch: int) -> Scenario:

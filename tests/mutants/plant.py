@@ -51,7 +51,8 @@ def _lowered_with(fault: Fault, text: str, case: Case, folder: Path) -> Source:
     (package / fault.file).write_text(text)
     schedule = case.schedule
     request = canonical_json({"spec": case.spec.model_dump(mode="json"), "schedule": schedule.to_json(), "target": case.target})
-    environment = {**os.environ, "PYTHONPATH": str(package), "KVGEN_DATA_DIR": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "KVGEN_DATA_DIR": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-m", "kvgen.lower.tilelang.worker"], input=request, capture_output=True, text=True, timeout=LOWER_S,
         env=environment, check=False, cwd=package,
