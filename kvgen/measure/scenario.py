@@ -145,11 +145,12 @@ def _first_chunk(length: int, block: int) -> int:
 def _hard(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int, seed: int) -> Inputs:
     """Structured data with an offset for every channel of V, so that zeros weigh as much as codes.
 
-    In the second sequence K is plain and scores are moderate, so that every block of tokens counts and the running maximum moves often.
+    In the second sequence scores grow from one end to the other, so that the running maximum moves and what was summed before matters.
     In the third V is constant where scores are highest: its scales are 0 there.
     """
     data, plain = structured(spec, batch, kv_len, q_len=q_len, seed=seed), normal(spec, batch, kv_len, q_len=q_len, seed=seed + 1)
-    data.q[1], data.k[1] = 2 * plain.q[1], plain.k[1]
+    growth = torch.linspace(0.5, 8, kv_len).to(data.k.dtype)[:, None, None]
+    data.q[1], data.k[1] = 2 * plain.q[1], plain.k[1] * growth
     data.v.add_(torch.linspace(-2, 2, data.v.shape[-1]).to(data.v.dtype))
     data.v[2, :CONSTANT] = 0.25
     return data
