@@ -14,7 +14,7 @@ from kvgen.measure.bench import Bench
 from kvgen.measure.candidate import Allow, Candidate, load_candidate
 from kvgen.measure.check import Checker
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
-from kvgen.measure.scenario import scenarios
+from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
 from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.spec import Workload
@@ -58,6 +58,7 @@ def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> N
     """What no workload is part of: lives of small caches, and reads of large ones."""
     clock("reference")
     scenarios(job.spec, checker.variant.layout, policy, job.device)
+    long_prefill(job.spec, checker.variant.layout, job.device)
     clock("verify")
     checker.run()
     _settle(job)

@@ -27,6 +27,8 @@ BATCH = {"cpu": 11, "cuda": 133}
 """Sequences of the ragged scenario. A CTA of the CUDA back end keeps the lengths of the first 128 in shared memory."""
 DISTINCT = 49
 """Of them have data of their own; the others repeat those."""
+PREFILL_BLOCKS = 32
+"""Blocks of a prompt that is quantized in one call."""
 CONSTANT = 64
 """Tokens of a stretch whose V is constant: more than a kernel takes at once."""
 PROMPT_ROWS = 130
@@ -94,6 +96,15 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
         _repeated(_scenario(spec, layout, policy, device, ragged, steps, ragged=True), batch),
         _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *prompt), ragged=False),
     )
+
+
+@lru_cache(maxsize=2)
+def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[torch.Tensor, torch.Tensor, dict[Which, Quantized]]:
+    """K and V of one sequence of many blocks, [1, tokens, kv_heads, head_dim], and what the reference packs of them."""
+    inputs = normal(spec, 1, PREFILL_BLOCKS * layout.tokens, seed=6)
+    k, v = inputs.k.to(device), inputs.v.to(device)
+    blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
+    return k, v, {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
 
 
 def prompt_tokens(spec: KernelSpec) -> int:
