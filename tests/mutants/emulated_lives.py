@@ -26,6 +26,8 @@ UNLIKE: Lengths = (2100, 0, 1, 128, 700)
 FULL: Lengths = (127, 128, 255, 254)
 MANY: Lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
 LONG: Lengths = (5000,)
+MIXED: Lengths = (1535, 0, 127, 126)
+EMPTIES: Lengths = (5, 0, 2500, 0, 2600)
 LONGER: Lengths = (20000,)
 """Long enough for more than 16 splits of a head, on 48 multiprocessors."""
 ROW_FACTOR = 10
@@ -57,15 +59,19 @@ SMALL: dict[str, Value] = {"unit": 1, "depth": 2}
 CASES: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((ALIKE, 4), (UNLIKE, 7), (LONGER, 48)), ((FULL, 4),)),
     "batch": EmulatedCase("k4v4:h2/1:d64", 128, SMALL, ((MANY, 4),), ((MANY, 4),)),
-    "parts": EmulatedCase("k4v4:h4/2:d64:kg64", 64, {**SMALL, "ctas": 2}, ((UNLIKE, 7), (ALIKE, 4)), (((1535, 0, 127, 126), 4),)),
+    "parts": EmulatedCase("k4v4:h4/2:d64:kg64", 64, {**SMALL, "ctas": 2}, ((UNLIKE, 7), (ALIKE, 4)), ((MIXED, 4), (FULL, 4))),
     "parts-batch": EmulatedCase("k4v4:h2/1:d64:kg64", 64, {**SMALL, "ctas": 2}, ((MANY, 90),), ()),
     "tail": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "ctas": 2}, ((ALIKE, 1), ((127, 90), 1)), ((FULL, 1),)),
     "cluster": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "combine": "cluster4"}, ((ALIKE, 8), (LONG, 8)), ((FULL, 8),)),
     "two-level": EmulatedCase("k4v4:h2/1:d64", 128, {**SMALL, "combine": "two_level"}, (((12000,), 60),), (((12000,), 60),)),
     "shares": EmulatedCase(
-        "k4v4:h4/2:d64", 128, {"unit": 2, "depth": 1, "combine": "shares"}, ((UNLIKE, 7), (ALIKE, 4), ((1300, 1290, 1310), 7)), ((FULL, 7),)
+        "k4v4:h4/2:d64",
+        128,
+        {"unit": 2, "depth": 1, "combine": "shares"},
+        ((UNLIKE, 7), (ALIKE, 4), ((1300, 1290, 1310), 7), (EMPTIES, 9)),
+        ((FULL, 7), (MIXED, 7)),
     ),
-    "shares-batch": EmulatedCase("k4v4:h2/1:d64", 128, {"unit": 2, "depth": 1, "combine": "shares"}, ((MANY, 7),), ()),
+    "shares-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"unit": 2, "depth": 1, "combine": "shares"}, ((MANY, 7),), ()),
     "paged": EmulatedCase(
         "k4v4:h4/2:d64:kg64:page128", 64, SMALL, ((ALIKE, 4), (UNLIKE, 7), (tuple(range(200, 300, 10)), 4)), ((FULL, 4),)
     ),
@@ -167,7 +173,7 @@ def pack(case: EmulatedCase, folder: Path) -> None:
     module = emulate.Emulated(layout, dtype, folder)
     n, heads, page = layout.tokens, case.spec.attention.kv_heads, case.spec.cache.page
     far = 25 * n + 3 if case.batch <= 4 else n + 3
-    pieces = [[n // 2, 0, far], [n // 2, 3, 5], [n + 1, n - 2, n - 5], [2, 1, 0]]
+    pieces = [[n // 2, 0, far], [n // 2, 3, 5], [n + 1, n - 2, n - 5], [2, 1, 0], [2 * n - 2, n - 1, n - 1]]
     pieces = [[piece[b % 3] if b < 3 else piece[1] + b % 7 for b in range(case.batch)] for piece in pieces]
     total = [sum(piece[b] for piece in pieces) for b in range(case.batch)]
     k, v = (hard_values((case.batch, max(total) + n, heads, layout.head_dim), dtype, seed) for seed in (0, 1))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.measure.device import fingerprint
+from kvgen.measure.job import Outcome
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from tests.mutants.fault import Case, Fault
 from tests.mutants.judge import Judges
@@ -56,8 +57,10 @@ class Suite:
         """Cases that fail without a fault, by name."""
         found: dict[str, str] = {}
 
-        def judge(name: str) -> tuple[str, Any]:
-            return name, judges.judge(self.cases[name], self._sound[name].result().path)
+        def judge(name: str) -> tuple[str, Outcome]:
+            error = self._sound[name].exception()
+            refused = Outcome("compile_error", str(error)[:2000])
+            return name, refused if error is not None else judges.judge(self.cases[name], self._sound[name].result().path)
 
         with ThreadPoolExecutor(judges.size) as pool:
             for name, outcome in pool.map(judge, self.cases):
@@ -114,9 +117,10 @@ def report(suite: str, where: str, rows: Sequence[dict[str, Any]]) -> dict[str, 
     }  # fmt: skip
 
 
-def chosen(suite: str, only: Sequence[str]) -> list[Fault]:
-    """The faults of a suite whose names begin with one of `only`."""
-    return [fault for fault in SUITES[suite] if not only or any(fault.name.startswith(word) for word in only)]
+def chosen(suite: str, only: Sequence[str], skip: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a suite whose names begin with one of `only` (all by default), and with none of `skip`."""
+    wanted = [fault for fault in SUITES[suite] if not only or fault.name.startswith(tuple(only))]
+    return [fault for fault in wanted if not fault.name.startswith(tuple(skip))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,10 +131,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=1, help="verifications at a time on the device")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds that a stage of a job may take")
     parser.add_argument("--only", nargs="*", default=(), help="beginnings of faults' names")
+    parser.add_argument("--skip", nargs="*", default=(), help="beginnings of names to leave out: tilelang- where it is not installed")
     parser.add_argument("--compile", action="store_true", help="compile, and run nothing")
     parser.add_argument("--out", type=Path, help="where results go, as JSON")
     args = parser.parse_args(argv)
-    faults = chosen(args.suite, args.only)
+    faults = chosen(args.suite, args.only, args.skip)
     if not faults:
         parser.error(f"no fault of the suite begins with {' or '.join(args.only)}")
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
