@@ -132,7 +132,7 @@ def test_a_process_is_ended_before_the_machine_has_no_memory_left(monkeypatch: p
         outcome = poor.run(
             replace(job(timing=replace(TIMING, cold_bytes=512 << 20)), workloads=(Workload(batch=512, kv_len=96),), check=None)
         )
-    assert (outcome.kind, outcome.detail) == ("oom", "its process used up all 128 MiB of host memory that were free during time")
+    assert (outcome.kind, outcome.detail) == ("oom", "its process used up all 128 MiB of host memory that were free during reference")
 
 
 def test_a_module_that_cannot_be_loaded_is_an_outcome(worker: Worker, tmp_path: Path) -> None:
