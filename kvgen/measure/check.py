@@ -175,10 +175,10 @@ class Checker:
             if not bool((mine[past] == SENTINEL).all()):
                 raise CheckError(f"{where}: positions past the length were written")
             for start in range(0, scenario.batch, len(want)):  # the sequences repeat
-                some = slice(start, start + len(want))
-                held = past[some][..., None, None]
-                truth = want[: len(held), : cache.bound]
-                self.comparison.sequences("unpack", where, mine[some].masked_fill(held, 0.0), truth.masked_fill(held, 0.0))
+                some, tokens = slice(start, start + len(want)), min(cache.bound, want.shape[1])  # the bound may be beyond all lengths
+                empty = past[some, :tokens][..., None, None]
+                truth = want[: len(empty), :tokens].masked_fill(empty, 0.0)
+                self.comparison.sequences("unpack", where, mine[some, :tokens].masked_fill(empty, 0.0), truth)
 
     def _codes(self, scenario: Scenario, cache: KVCache) -> None:
         """Packed codes and their scales against the reference's."""
