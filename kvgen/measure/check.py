@@ -16,7 +16,7 @@ from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.reads import Reads
-from kvgen.measure.scenario import PREFILL_BLOCKS, Scenario, Step, long_prefill, scenarios
+from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
 from kvgen.spec import Workload
 from kvgen.toolchain.kvcache import KVCache
@@ -87,7 +87,7 @@ class Checker:
         k, v, codes = long_prefill(self.variant.spec, self.variant.layout, self.device.type)
         cache = self.variant.new_cache(1, k.shape[1], self.device)
         self.variant.prefill(cache, self._strided(k), self._strided(v))
-        blocks = blocks_of(cache)[:, :, :PREFILL_BLOCKS]
+        blocks = blocks_of(cache)[:, :, : k.shape[1] // self.variant.layout.tokens]
         for which, want in codes.items():
             self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, want.codes, want.scale)
 

@@ -27,8 +27,8 @@ BATCH = {"cpu": 11, "cuda": 133}
 """Sequences of the ragged scenario. A CTA of the CUDA back end keeps the lengths of the first 128 in shared memory."""
 DISTINCT = 49
 """Of them have data of their own; the others repeat those."""
-PREFILL_BLOCKS = 32
-"""Blocks of a prompt that is quantized in one call."""
+PREFILL_BLOCKS, PREFILL_TOKENS = 32, 8192
+"""Of a prompt that is quantized in one call: so many blocks, or, where they are large, about so many tokens."""
 CONSTANT = 64
 """Tokens of a stretch whose V is constant: more than a kernel takes at once."""
 PROMPT_ROWS = 130
@@ -101,7 +101,8 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
 @lru_cache(maxsize=2)
 def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[torch.Tensor, torch.Tensor, dict[Which, Quantized]]:
     """K and V of one sequence of many blocks, [1, tokens, kv_heads, head_dim], and what the reference packs of them."""
-    inputs = normal(spec, 1, PREFILL_BLOCKS * layout.tokens, seed=6)
+    count = min(PREFILL_BLOCKS, max(4, PREFILL_TOKENS // layout.tokens))
+    inputs = normal(spec, 1, count * layout.tokens, seed=6)
     k, v = inputs.k.to(device), inputs.v.to(device)
     blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
     return k, v, {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
