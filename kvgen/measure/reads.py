@@ -12,7 +12,7 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import FilledCache, Kept, Output
-from kvgen.measure.scenario import prompt_tokens
+from kvgen.measure.scenario import prompt_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
 from kvgen.reference.data import normal
 from kvgen.reference.layout import PackedLayout
@@ -87,7 +87,7 @@ class Reads:
 
     def _several(self, room: int) -> Iterator[Case]:
         filled = self._filled(SEVERAL, room)
-        for q_len in range(1, self.variant.spec.attention.q_len + 1):
+        for q_len in query_lengths(self.variant.spec):
             drawn = ragged_lengths(self._split_tokens(SEVERAL, q_len), self.variant.layout.tokens, room, SEVERAL, seed=q_len)
             for lengths in drawn if q_len == 1 else drawn[:1]:
                 yield self._case(f"attend of {q_len} queries over {list(lengths)} tokens", filled, q_len, lengths)
@@ -130,8 +130,7 @@ class Reads:
 
     def _query_lengths(self) -> Iterator[int]:
         """All that the module serves; on the CPU, where there is no most, one prompt beyond a block of query rows."""
-        attention = self.variant.spec.attention
-        yield from range(1, attention.q_len + 1)
+        yield from query_lengths(self.variant.spec)
         if self.device.type == "cpu":
             yield prompt_tokens(self.variant.spec)
 

@@ -31,6 +31,8 @@ PREFILL_BLOCKS, PREFILL_TOKENS = 32, 8192
 """Of a prompt that is quantized in one call: so many blocks, or, where they are large, about so many tokens."""
 CONSTANT = 64
 """Tokens of a stretch whose V is constant: more than a kernel takes at once."""
+MOST_Q = 8
+"""Query tokens that a GPU back end takes at most."""
 PROMPT_ROWS = 130
 """Query rows of a prompt on the CPU, whose back end takes them in blocks of at most 64."""
 
@@ -90,7 +92,8 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     batch = BATCH[device]
     ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
     longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2  # the second token or so fills a block
-    steps = (*range(1, spec.attention.q_len + 1), *[1] * (policy.steps - spec.attention.q_len))
+    served = query_lengths(spec)
+    steps = (*served, *[1] * (policy.steps - len(served)))
     prompt = (prompt_tokens(spec),) if device == "cpu" else ()
     return (
         _repeated(_scenario(spec, layout, policy, device, ragged, steps, ragged=True), batch),
@@ -108,9 +111,14 @@ def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[t
     return k, v, {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
 
 
+def query_lengths(spec: KernelSpec) -> range:
+    """Query tokens of a call: all that a GPU module may serve. A CPU module takes more in the same blocks of rows, as it does a prompt."""
+    return range(1, min(spec.attention.q_len, MOST_Q) + 1)
+
+
 def prompt_tokens(spec: KernelSpec) -> int:
-    """Query tokens of a prompt whose rows fill more than two blocks of rows, and more than the spec's q_len."""
-    return max(spec.attention.q_len, PROMPT_ROWS // spec.attention.group) + 1
+    """Query tokens of a prompt whose rows fill more than two blocks of rows, more than those of any other call."""
+    return max(len(query_lengths(spec)), PROMPT_ROWS // spec.attention.group) + 1
 
 
 def _scenario(
@@ -126,7 +134,7 @@ def _scenario(
     """`q_lengths` are the query tokens of each decode step."""
     total = max(lengths) + sum(q_lengths)
     whole = -(-total // layout.tokens) * layout.tokens
-    first_q = spec.attention.q_len
+    first_q = len(query_lengths(spec))
     inputs = (normal if ragged else _hard)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
     all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
     blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
