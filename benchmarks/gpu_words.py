@@ -65,7 +65,7 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         return plain[word]
     if heads := re.fullmatch(r"h(\d+)/(\d+)", word):
         return {"attention": {"q_heads": int(heads[1]), "kv_heads": int(heads[2])}}
-    number = re.fullmatch(r"(kg|vg|d|q|page)(\d+)", word)
+    number = re.fullmatch(r"(kg|vg|d|q|page|cap|window)(\d+)", word)
     if number is None:
         raise ValueError(f"{word!r} is no word of a spec")
     n = int(number[2])
@@ -75,6 +75,8 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         "d": {"attention": {"head_dim": n}},
         "q": {"attention": {"q_len": n}},
         "page": {"cache": {"layout": "paged", "page": n}},
+        "cap": {"attention": {"softcap": float(n)}},
+        "window": {"attention": {"window": n}},
     }
     return numbers[number[1]]
 

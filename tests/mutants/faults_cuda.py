@@ -42,8 +42,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "splits-stride", "queries", "partial results of the second column tile lie over the next split's",
-            "return sums + (static_cast<int64_t>(slot) * Traits::kColumns + column) * Traits::kHeadDim;",
-            "return sums + (static_cast<int64_t>(slot) * Traits::kTileColumns + column) * Traits::kHeadDim;",
+            "return sums + (static_cast<int64_t>(slot) * Traits::kQRows + column) * Traits::kHeadDim;",
+            "return sums + (static_cast<int64_t>(slot) * Traits::kTileQRows + column) * Traits::kHeadDim;",
         ),
         (
             "two-level-totals", "two-level", "the second of two levels takes the sums of each group's first split for the group's",
@@ -63,7 +63,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "lse-stride", "queries", "the LSE of a call with fewer query tokens than the kernel holds lies as if there were all",
-            "+ q_head) * args.q_len + query;", "+ q_head) * Traits::kQueries + query;",
+            "+ q_head) * args.q_len + query;", "+ q_head) * Traits::kMaxQLen + query;",
         ),
         (
             "value-group-zero", "value-groups", "later channel groups of V take the zeros of the first",
@@ -120,12 +120,12 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "lengths-table", "batch", "the 129th sequence takes its length from the next warp's table",
-            "return batch < kTurns * 32 ? copied[batch]", "return batch <= kTurns * 32 ? copied[batch]",
+            "return batch < kRounds * 32 ? copied[batch]", "return batch <= kRounds * 32 ? copied[batch]",
         ),
         (
             "lengths-copied", "batch", "lengths of the last 32 sequences that fit a warp's table are not copied",
-            "for (int at = lane; at < kTurns * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
-            "for (int at = lane; at < (kTurns - 1) * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
+            "for (int at = lane; at < kRounds * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
+            "for (int at = lane; at < (kRounds - 1) * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
         ),
         (
             "stale-lengths", "shares", "what was worked out on lengths of before the launch's turn is used although they changed",
@@ -167,8 +167,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "share-sight", "shares", "the second and later pieces of a CTA begin at the first's first unit",
-            "attend_units<Traits>(shared, walk, piece.first_unit<Traits>(warp), piece.end,",
-            "attend_units<Traits>(shared, walk, progress.first.template first_unit<Traits>(warp), piece.end,",
+            "attend_packed<Traits>(shared, walk, piece.first_unit<Traits>(warp), piece.end,",
+            "attend_packed<Traits>(shared, walk, progress.first.template first_unit<Traits>(warp), piece.end,",
         ),
     ),
     *_in(
@@ -210,8 +210,8 @@ FAULTS: tuple[Fault, ...] = (
         "tail_tiles",
         (
             "tail-second-turn", "tail", "of a residual of more tiles than warps, some tiles are skipped",
-            "tile.fetch(tail, tail_tile<Traits>(place, turn, warp), lane);",
-            "tile.fetch(tail, tail_tile<Traits>(place, turn + 1, warp), lane);",
+            "tile.fetch(tail, residual_tile<Traits>(place, turn, warp), lane);",
+            "tile.fetch(tail, residual_tile<Traits>(place, turn + 1, warp), lane);",
         ),
     ),
     *_in(
@@ -222,7 +222,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "sight-clear", "queries", "packed tokens that some queries must not see are not masked",
-            "int tokens = Traits::kQueries > 1 ? max(length - q_len + 1, 0) : kept;", "int tokens = Traits::kQueries > 1 ? length : kept;",
+            "int tokens = Traits::kMaxQLen > 1 ? max(length - q_len + 1, 0) : kept;", "int tokens = Traits::kMaxQLen > 1 ? length : kept;",
         ),
         (
             "sight-kept", "gathered", "of a block that stands in for a missing one, the first token counts",
@@ -268,7 +268,7 @@ FAULTS: tuple[Fault, ...] = (
         "span",
         (
             "key-group-sum", "token", "K's zeros of later channel groups multiply the query's sum over the first",
-            "shared.query_sums[q * Traits::kColumnTiles * 8 + column] *", "shared.query_sums[column] *",
+            "shared.query_sums[q * Traits::kQTiles * 8 + column] *", "shared.query_sums[column] *",
         ),
     ),
     *_in(
@@ -305,11 +305,11 @@ FAULTS: tuple[Fault, ...] = (
         "walk",
         (
             "key-group", "key-groups", "the second group of K's scales in a block is taken from the first",
-            "within * Traits::kUnitTokens / Traits::Key::kGroup : 0;", "within * Traits::kUnitTokens / (2 * Traits::Key::kGroup) : 0;",
+            "within * Traits::kTileTokens / Traits::Key::kGroup : 0;", "within * Traits::kTileTokens / (2 * Traits::Key::kGroup) : 0;",
         ),
         (
             "page-queue", "paged", "units take the page of the one before them from the queue",
-            "words[(turn + Traits::kDepth) % kUnits * kEntries", "words[(turn + Traits::kDepth - 1) % kUnits * kEntries",
+            "words[(turn + Traits::kTilesInFlight) % kUnits * kEntries", "words[(turn + Traits::kTilesInFlight - 1) % kUnits * kEntries",
         ),
         (
             "page-block", "paged", "every unit is read from its page's first block",
@@ -322,13 +322,13 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "gathered-missing", "gathered", "missing blocks of a last unit are read from where no page is",
-            "return min(unit * Traits::kUnitBlocks + which, length / Traits::Format::kTokens - 1);",
-            "return unit * Traits::kUnitBlocks + which;",
+            "return min(unit * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);",
+            "return unit * Traits::kTileBlocks + which;",
         ),
         (
             "units-far", "last", "packed tokens from the 19,201st on are read 32 tokens early",
-            "const int within = unit % Traits::kUnitsPerBlock,\n              group",
-            "if (unit >= 600) base -= Traits::kUnitBytes;\n    const int within = unit % Traits::kUnitsPerBlock,\n              group",
+            "const int within = unit % Traits::kTilesPerBlock,\n              group",
+            "if (unit >= 600) base -= Traits::kTileBytes;\n    const int within = unit % Traits::kTilesPerBlock,\n              group",
         ),
     ),
 )  # fmt: skip

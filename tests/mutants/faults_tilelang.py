@@ -54,6 +54,6 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "tilelang-workspace", f"{HEADERS}/tilelang_host.cuh", "tilelang", "sums of splits lie over their totals",
-        "partial = (stats + cells * splits * Schedule::kColumns * 8 + 127) / 128 * 128;", "partial = stats;",
+        "partial = (stats + cells * splits * Schedule::kQRows * 8 + 127) / 128 * 128;", "partial = stats;",
     ),
 )  # fmt: skip

@@ -30,6 +30,8 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         **_combine(launch.text("combine")),
         shared=shared,
         overlap=target == "sm90",
+        mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
+        modifier="Softcap<Cap>" if spec.attention.softcap else "NoModifier",
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
     return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)

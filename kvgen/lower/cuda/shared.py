@@ -9,10 +9,10 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
-MAX_BATCH = 1024
-"""Sequences per call: a CTA keeps their lengths in shared memory."""
-ASIDE = 320
-"""What a CTA sets aside of its progress through the pieces of its share."""
+MAX_BATCH = 2048
+"""Sequences per call: the CTA that makes a plan keeps their places in shared memory."""
+WORK_TILES = 128
+"""Bytes in which a warp keeps its latest work tiles."""
 
 
 def _align(size: int, to: int) -> int:
@@ -45,12 +45,13 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     merge = _align(warps * min(columns, 8) * (dim + 1) * 4, 16)
     small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
     combine = launch.text("combine")
-    inbox = _align(ring + barriers + query + merge + MAX_BATCH * 4 + ASIDE + small + 16, 16)
+    pages = 2 * depth * max(1, unit * SUBTILE // layout.tokens) * 4 if spec.cache.page else 0
+    reused = ring + barriers + query + merge  # a block is packed in the rings' and the merge's place, if that is large enough
+    inbox = _align(reused + _align(warps * pages, 16) + warps * WORK_TILES + small + 16, 16)
     cluster = int(combine.removeprefix("cluster")) if combine.startswith("cluster") else 0
     inbox_bytes = tiles * (min(columns, 8) * dim * 4 + cluster * 64 + 16) if cluster else 0
     attend = _align(inbox + inbox_bytes, 128)
     flush = _flush(layout) if per_channel else 16
-    reused = ring + barriers + query + merge  # a block is packed in the rings' and the merge's place, if that is large enough
     return Shared(slot, ring, attend if flush <= reused else attend + flush)
 
 

@@ -17,11 +17,10 @@ from kvgen.toolchain.compilers import find_gxx
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
 DYNAMIC = "extern __shared__ __align__(128) uint8_t memory[];"
 HERE = Path(__file__).parent / "emulator"
-HEADERS = ("args", "assemble", "channel_scalers", "extremes", "format", "pack", "places", "quantize", "scaler", "thresholds", "unpack")
 
 EXPORTS = """
-#include "kvgen/pack.cuh"
-#include "kvgen/unpack.cuh"
+#include "kvgen/pack/pack.cuh"
+#include "kvgen/pack/unpack.cuh"
 using namespace kvgen;
 using Format_ = kvgen::Format<{element}, {key}, {value}, {layout.head_dim}, {layout.tokens}>;
 static_assert(Format_::kBlockBytes == {layout.block_bytes});
@@ -39,6 +38,7 @@ extern "C" void call(bool packing, bool backwards, void* const* tensors, const i
   if (packing) {{
     PackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
+    args.limit = INT32_MAX;
     cache.block_table ? launch_pack<Format_, true>(args, nullptr) : launch_pack<Format_, false>(args, nullptr);
   }} else {{
     UnpackArgs args;
@@ -114,17 +114,19 @@ def _compile(layout: PackedLayout, dtype: torch.dtype, folder: Path) -> Path:
     from kvgen.lower.cuda.render import _quant
 
     element = "__half" if dtype == torch.float16 else "__nv_bfloat16"
-    return library(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout), HEADERS, folder)
+    return library(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout), folder)
 
 
-def library(text: str, headers: tuple[str, ...], folder: Path) -> Path:
-    """Compile a text over these of kvgen's headers, in which launches and dynamic shared memory are the emulator's."""
-    (folder / "kvgen").mkdir(parents=True, exist_ok=True)
-    for name in headers:
-        header = (
-            (templates() / "cuda" / "include" / "kvgen" / f"{name}.cuh").read_text().replace(DYNAMIC, "uint8_t* memory = emulator::shared;")
-        )
-        (folder / "kvgen" / f"{name}.cuh").write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", header))
+def library(text: str, folder: Path) -> Path:
+    """Compile a text over kvgen's headers, in which launches and dynamic shared memory are the emulator's. `ptx.cuh` is its own."""
+    for include in (templates() / "cuda" / "include", templates() / "common" / "include"):
+        for header in (include / "kvgen").rglob("*.*"):
+            place = folder / header.relative_to(include)
+            if header.name == "ptx.cuh" or header.suffix not in (".cuh", ".hpp"):
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            text_ = header.read_text().replace(DYNAMIC, "uint8_t* memory = emulator::shared;")
+            place.write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", text_))
     source, output = folder / "emulated.cpp", folder / "emulated.so"
     source.write_text(text)
     flags = [

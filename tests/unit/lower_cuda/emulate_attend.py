@@ -13,14 +13,9 @@ from kvgen.lower.cuda.shared import shared_memory
 from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.reference.plan import PlanShape, make_plan, written_plan
 from kvgen.spec import KernelSpec
 from tests.unit.lower_cuda.emulate import library
-
-HEADERS = (
-    "ahead", "args", "assemble", "attend", "attend_part", "attend_shares", "channel_scalers", "extremes", "finish", "format", "fragments",
-    "merge", "pack", "part", "places", "quantize", "query", "ring", "scaler", "share", "softmax", "span", "splits", "subtile", "tail",
-    "tail_tiles", "thresholds", "traits", "unpack", "walk",
-)  # fmt: skip
 
 CALLS = """
 using Attend_ = kvgen::Attend<Format, Schedule>;
@@ -28,12 +23,12 @@ extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max
   emulator::processors = processors;
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
 }
-extern "C" bool countable(int batch, int heads, int blocks, int max_len) {
-  kvgen::AttendArgs a;
-  a.cache.batch = batch, a.cache.kv_heads = heads, a.cache.blocks = blocks, a.max_len = max_len;
-  return Attend_::countable(a);
+extern "C" void shape(int batch, int heads, int q_len, bool append, int* to) {
+  const kvgen::PlanShape s = Attend_::plan_shape(batch, heads, q_len, append);
+  const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window};
+  std::copy(numbers, numbers + 6, to);
 }
-extern "C" int64_t asked_ahead() { return emulator::asked; }
+extern "C" int64_t prefetched() { return emulator::asked; }
 extern "C" void show(bool truth) { emulator::first_look_is_true = truth; }
 extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
   emulator::backwards = backwards, emulator::asked = 0;
@@ -46,7 +41,8 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.cache.batch = n[4], a.cache.kv_heads = n[5], a.q_len = n[6], a.max_len = n[7];
   a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[8], n[9], n[10]}, a.lse = static_cast<float*>(tensors[7]);
   a.workspace = tensors[8], a.scale = scale;
-  if (append) a.k_new = {tensors[9], n[11], n[12], n[13]}, a.v_new = {tensors[10], n[11], n[12], n[13]};
+  a.plan = static_cast<const int*>(tensors[9]), a.overflow = static_cast<int*>(tensors[10]), a.limit = n[18], a.advance = !a.plan;
+  if (append) a.k_new = {tensors[11], n[11], n[12], n[13]}, a.v_new = {tensors[12], n[11], n[12], n[13]};
   return Attend_::launch(a, append, nullptr);
 }
 """
@@ -66,13 +62,23 @@ class Emulated:
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout = spec, packed_layout(spec, block, "mma")
         self.library = compile_variant(spec, self.layout, chosen, folder)
-        self.library.workspace_bytes.restype = self.library.asked_ahead.restype = ctypes.c_int64
-        self.library.show.argtypes, self.library.countable.restype = [ctypes.c_bool], ctypes.c_bool
+        self.library.workspace_bytes.restype = self.library.prefetched.restype = ctypes.c_int64
+        self.library.show.argtypes = [ctypes.c_bool]
+
+    def plan_shape(self, batch: int, q_len: int, append: bool) -> PlanShape:
+        """What the plan of a step depends on, beside the lengths."""
+        heads = self.spec.attention.kv_heads
+        numbers = (ctypes.c_int * 6)()
+        self.library.shape(batch, heads, q_len, ctypes.c_bool(append), numbers)
+        return PlanShape(batch, heads, *numbers, q_len=q_len, fresh=q_len if append else 0)
 
 
 @dataclass
 class Step:
-    """A call over a cache that a reference holds too. Memory that no call may read is NaN; `backwards`: CTAs in that order."""
+    """A call over a cache that a reference holds too, with the static scheduler or with a plan. Memory that no call may read is NaN.
+
+    `backwards`: CTAs run in that order. `limit`: most tokens of a sequence.
+    """
 
     kernel: Emulated
     reference: ReferenceCache
@@ -80,6 +86,10 @@ class Step:
     new: tuple[torch.Tensor, torch.Tensor] | None = None
     backwards: bool = False
     processors: int = 4
+    planned: bool = False
+    skip_empty: bool = False
+    limit: int = 2**30
+    overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
     packed: torch.Tensor = field(init=False)
@@ -107,15 +117,26 @@ class Step:
             *self.packed.stride()[:2], 0 if self.table is None else self.table.stride(0), 0 if self.table is None else self.packed.shape[2],
             batch, heads, q_len, longest, *self.q.stride()[:3], *((self.new or (self.q,))[0].stride()[:3]),
             self.packed.shape[2] if self.table is None else self.table.shape[1] * self.packed.shape[2],
-            self.packed.shape[0], self.packed.nbytes, k.nbytes,
+            self.packed.shape[0], self.packed.nbytes, k.nbytes, self.limit,
         ]  # fmt: skip
-        tensors = [self.packed, k, v, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, *(self.new or ())]
+        self.overflow = torch.zeros(1, dtype=torch.int32)
+        plan = self._plan() if self.planned else None
+        tensors = [
+            self.packed, k, v, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, plan, self.overflow, *(self.new or ()),
+        ]  # fmt: skip
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         failed = self.kernel.library.call(
             ctypes.c_bool(self.new is not None), ctypes.c_bool(self.backwards), ctypes.c_float(dim**-0.5),
             (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers),
         )  # fmt: skip
         assert not failed
+
+    def _plan(self) -> torch.Tensor:
+        """The reference's plan as int32 numbers."""
+        batch, q_len = self.q.shape[:2]
+        shape = self.kernel.plan_shape(batch, q_len, self.new is not None)
+        plan = make_plan(shape, self.lengths.tolist(), self.limit, self.skip_empty)
+        return torch.tensor(written_plan(shape, plan), dtype=torch.int32)
 
 
 def packed_cache(kernel: Emulated, held: ReferenceCache, longest: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -136,4 +157,9 @@ def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, fold
     """The headers of a variant, with `Format` and `Schedule` as it has them, and functions that call them."""
     rendered = source(spec, layout, chosen, shared_memory(spec, layout, chosen), "sm90").text
     variant = rendered[rendered.index("using Key") : rendered.index("struct Shape")]
-    return ctypes.CDLL(str(library(f'#include "kvgen/attend.cuh"\n{variant}\n{calls}', HEADERS, folder)))
+    return ctypes.CDLL(str(library(f'{seams(rendered)}#include "kvgen/host/attend.cuh"\n{variant}\n{calls}', folder)))
+
+
+def seams(rendered: str) -> str:
+    """The headers that a rendered source includes besides the module's own."""
+    return "".join(line + "\n" for line in rendered.splitlines() if line.startswith('#include "kvgen/mainloop/'))

@@ -31,7 +31,7 @@ FORMATS = (
 
 def source(target: str) -> Source:
     """Both launch functions of every format."""
-    lines = ['#include "kvgen/pack.cuh"', '#include "kvgen/unpack.cuh"', "using namespace kvgen;"]
+    lines = ['#include "kvgen/pack/pack.cuh"', '#include "kvgen/pack/unpack.cuh"', "using namespace kvgen;"]
     for index, arguments in enumerate(FORMATS):
         lines.append(f"using F{index} = Format<{arguments}>;")
         lines += [

@@ -31,7 +31,7 @@ extern "C" int pieces(int slot, int slots, int batch, int kv_heads, int* lengths
   cache.lengths = lengths, cache.batch = batch, cache.kv_heads = kv_heads;
   int count = 0;
   emulator::launch(dim3(1), 32, [&] {
-    if (longest == kvgen::kSure) kvgen::ptx::take_turn();
+    if (longest == kvgen::kSure) kvgen::ptx::griddepcontrol_wait();
     kvgen::Share<Traits_> share(Lengths{cache, threadIdx.x, longest}, kvgen::Divisor(slots), slot);
     for (int i = 0; i < most; ++i) {
       const kvgen::Piece p = share.next(cache, [&](int batch) { return kvgen::length_of(cache, batch, longest); });

@@ -1,4 +1,4 @@
-// The calls of a module (pack, attend, decode, unpack, workspace_bytes), parsed and checked against the variant's constants.
+// The calls of a module (docs/abi.md), parsed and checked against the variant's constants.
 #pragma once
 
 #include <cmath>
@@ -33,6 +33,9 @@ struct Pack {
   View<4> k, v;
   View<1> new_lengths;
   Cache cache;
+  int64_t limit = 0;        // most tokens of a sequence
+  int* overflow = nullptr;  // becomes 1 where one would have more
+  bool advance = true;      // write the new lengths
   DLDevice device{};
 };
 
@@ -42,9 +45,30 @@ struct Attend {
   View<4> out;
   View<3> lse;  // may be empty
   View<1> workspace;
+  View<1> plan;  // may be empty
   float scale = 0;
   int64_t max_len = 0;
   int64_t q_len = 0;
+  int64_t limit = 0;  // decode: as in Pack, as the next two
+  int* overflow = nullptr;
+  bool advance = false;
+  DLDevice device{};
+};
+
+// The plan of a step, to be made.
+struct Plan {
+  View<1> lengths, plan;
+  int64_t q_len = 0, limit = 0;
+  bool append = false, skip_empty = false, advance = false;
+  int* overflow = nullptr;
+  DLDevice device{};
+};
+
+// Lengths that advance by `counts`, or, where these are empty, by `tokens` each.
+struct Advance {
+  View<1> lengths, counts;
+  int64_t tokens = 0, limit = 0;
+  int* overflow = nullptr;
   DLDevice device{};
 };
 
@@ -62,7 +86,11 @@ inline Args open(const Variant& v, const char* function, const TVMFFIAny* args, 
   return Args(function, args, count, expected, {static_cast<DLDeviceType>(v.device_type), -1}, v.row_align);
 }
 
-// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?; `packed` lies in one run of memory unless it is `rows`.
+// Arguments of a cache.
+constexpr int kCacheArgs = 6;
+
+// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?, residual_slots?; `packed` lies in one run of memory unless it is
+// `rows`. residual_slots is reserved for an index from sequence to residual.
 inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch, Memory packed = Memory::blocks) {
   Cache cache;
   const bool paged = v.page_blocks > 0;
@@ -76,11 +104,15 @@ inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch, Mem
     fail("ValueError",
          paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
   if (paged) cache.block_table = args.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::strided);
+  if (args.given(i + 5)) fail("ValueError", "residual_slots must be none: residuals lie in the order of sequences");
   cache.batch = batch;
   cache.pages = paged ? cache.packed.size[0] : 0;
   cache.blocks = paged ? cache.block_table.size[1] * v.page_blocks : cache.packed.size[2];
   return cache;
 }
+
+// Address of the int that tells the host of an overflow, in memory that host and device reach.
+inline int* overflow_flag(const Args& a, int i) { return reinterpret_cast<int*>(a.integer(i, "overflow", 0)); }
 
 // (batch, max_len, q_len)
 inline Bound parse_bound(const Variant& v, const char* function, const TVMFFIAny* args, int32_t count) {
@@ -88,14 +120,18 @@ inline Bound parse_bound(const Variant& v, const char* function, const TVMFFIAny
   return {a.integer(0, "batch", 0), a.integer(1, "max_len", 0), a.integer(2, "q_len", 1)};
 }
 
-// (k, v, new_lengths, packed, k_residual, v_residual, lengths, block_table?)
+// (k, v, new_lengths, cache, limit, overflow, advance)
 inline Pack parse_pack(const Variant& v, const TVMFFIAny* args, int32_t count) {
-  Args a = open(v, "pack", args, count, 8);
+  Args a = open(v, "pack", args, count, 3 + kCacheArgs + 3);
   Pack call;
   call.k = a.tensor<4>(0, "k", v.dtype, {kAny, kAny, v.kv_heads, v.head_dim}, Memory::rows);
   call.v = a.tensor<4>(1, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
   call.new_lengths = a.tensor<1>(2, "new_lengths", kInt32, {call.k.size[0]}, Memory::contiguous);
   call.cache = parse_cache(a, v, 3, call.k.size[0]);
+  const int i = 3 + kCacheArgs;
+  call.limit = a.integer(i, "limit", 0);
+  call.overflow = overflow_flag(a, i + 1);
+  call.advance = a.integer(i + 2, "advance", 0) != 0;
   call.device = a.device();
   return call;
 }
@@ -116,6 +152,7 @@ inline void check_outputs(const Variant& v, const char* function, const Attend& 
     from("lengths", call.cache.lengths, 4);
     from("block_table", call.cache.block_table, 4);
     from("workspace", call.workspace, 1);
+    from("plan", call.plan, 4);
   };
   check_once(function, "out", call.out, item);
   apart("out", call.out, item);
@@ -124,11 +161,11 @@ inline void check_outputs(const Variant& v, const char* function, const Attend& 
   check_apart(function, "out", call.out, item, "lse", call.lse, 4);
 }
 
-// attend: (q, packed, k_residual, v_residual, lengths, block_table?, out, lse?, workspace, scale, max_len);
-// decode: k_new and v_new follow q.
+// attend: (q, cache, out, lse?, workspace, plan?, scale, max_len);
+// decode: (q, k_new, v_new, cache, out, lse?, workspace, plan?, scale, max_len, limit, overflow, advance).
 inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t count, bool decode) {
-  const int extra = decode ? 2 : 0;
-  Args a = open(v, decode ? "decode" : "attend", args, count, 11 + extra);
+  const char* name = decode ? "decode" : "attend";
+  Args a = open(v, name, args, count, decode ? 18 : 13);
   Attend call;
   call.q = a.tensor<4>(0, "q", v.dtype, {kAny, kAny, v.q_heads, v.head_dim}, Memory::rows);
   const int64_t batch = call.q.size[0];
@@ -137,26 +174,63 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
     call.k_new = a.tensor<4>(1, "k_new", v.dtype, {batch, call.q_len, v.kv_heads, v.head_dim}, Memory::rows);
     call.v_new = a.tensor<4>(2, "v_new", v.dtype, {batch, call.q_len, v.kv_heads, v.head_dim}, Memory::rows);
   }
-  call.cache = parse_cache(a, v, 1 + extra, batch);
-  call.out = a.tensor<4>(6 + extra, "out", v.dtype, {batch, call.q_len, v.q_heads, v.head_dim}, Memory::rows);
-  if (a.given(7 + extra)) call.lse = a.tensor<3>(7 + extra, "lse", kFloat32, {batch, v.q_heads, call.q_len}, Memory::contiguous);
-  call.workspace = a.tensor<1>(8 + extra, "workspace", kUint8, {kAny}, Memory::blocks);
-  call.scale = static_cast<float>(a.real(9 + extra, "scale"));
+  int i = decode ? 3 : 1;
+  call.cache = parse_cache(a, v, i, batch);
+  i += kCacheArgs;
+  call.out = a.tensor<4>(i, "out", v.dtype, {batch, call.q_len, v.q_heads, v.head_dim}, Memory::rows);
+  if (a.given(i + 1)) call.lse = a.tensor<3>(i + 1, "lse", kFloat32, {batch, v.q_heads, call.q_len}, Memory::contiguous);
+  call.workspace = a.tensor<1>(i + 2, "workspace", kUint8, {kAny}, Memory::blocks);
+  if (a.given(i + 3)) call.plan = a.tensor<1>(i + 3, "plan", kInt32, {kAny}, Memory::blocks);
+  call.scale = static_cast<float>(a.real(i + 4, "scale"));
   if (!(std::fabs(call.scale) * 1.4426950408889634f <= std::numeric_limits<float>::max()))
-    fail("ValueError", "%s: scale must be finite, and float32 must hold it", decode ? "decode" : "attend");
-  call.max_len = a.integer(10 + extra, "max_len", 0);
+    fail("ValueError", "%s: scale must be finite, and float32 must hold it", name);
+  call.max_len = a.integer(i + 5, "max_len", 0);
+  if (decode) {
+    call.limit = a.integer(i + 6, "limit", 0);
+    call.overflow = overflow_flag(a, i + 7);
+    call.advance = a.integer(i + 8, "advance", 0) != 0;
+  }
   call.device = a.device();
-  check_outputs(v, decode ? "decode" : "attend", call);
+  check_outputs(v, name, call);
   return call;
 }
 
-// (packed, k_residual, v_residual, lengths, block_table?, k, v); with `some_heads`, of any number of KV heads, all of them alike.
+// (lengths, plan, q_len, append, skip_empty, advance, limit, overflow)
+inline Plan parse_plan(const Variant& v, const TVMFFIAny* args, int32_t count) {
+  Args a = open(v, "plan", args, count, 8);
+  Plan call;
+  call.lengths = a.tensor<1>(0, "lengths", kInt32, {kAny}, Memory::contiguous);
+  call.plan = a.tensor<1>(1, "plan", kInt32, {kAny}, Memory::blocks);
+  call.q_len = a.integer(2, "q_len", 1);
+  call.append = a.integer(3, "append", 0) != 0;
+  call.skip_empty = a.integer(4, "skip_empty", 0) != 0;
+  call.advance = a.integer(5, "advance", 0) != 0;
+  call.limit = a.integer(6, "limit", 0);
+  call.overflow = overflow_flag(a, 7);
+  call.device = a.device();
+  return call;
+}
+
+// (lengths, counts?, tokens, limit, overflow)
+inline Advance parse_advance(const Variant& v, const TVMFFIAny* args, int32_t count) {
+  Args a = open(v, "advance", args, count, 5);
+  Advance call;
+  call.lengths = a.tensor<1>(0, "lengths", kInt32, {kAny}, Memory::contiguous);
+  if (a.given(1)) call.counts = a.tensor<1>(1, "counts", kInt32, {call.lengths.size[0]}, Memory::contiguous);
+  call.tokens = a.integer(2, "tokens", 0);
+  call.limit = a.integer(3, "limit", 0);
+  call.overflow = overflow_flag(a, 4);
+  call.device = a.device();
+  return call;
+}
+
+// (cache, k, v); with `some_heads`, of any number of KV heads, all of them alike.
 inline Unpack parse_unpack(Variant v, const TVMFFIAny* args, int32_t count, bool some_heads = false) {
-  Args a = open(v, "unpack", args, count, 7);
+  Args a = open(v, "unpack", args, count, kCacheArgs + 2);
   Unpack call;
-  call.k = a.tensor<4>(5, "k", v.dtype, {kAny, kAny, some_heads ? kAny : v.kv_heads, v.head_dim}, Memory::rows);
+  call.k = a.tensor<4>(kCacheArgs, "k", v.dtype, {kAny, kAny, some_heads ? kAny : v.kv_heads, v.head_dim}, Memory::rows);
   v.kv_heads = static_cast<int>(call.k.size[2]);
-  call.v = a.tensor<4>(6, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
+  call.v = a.tensor<4>(kCacheArgs + 1, "v", v.dtype, {call.k.size[0], call.k.size[1], v.kv_heads, v.head_dim}, Memory::rows);
   call.cache = parse_cache(a, v, 0, call.k.size[0], some_heads ? Memory::rows : Memory::blocks);
   call.device = a.device();
   return call;

@@ -1,16 +1,11 @@
 // A module of the CUDA back end.
 #pragma once
-#include "kvgen/attend.cuh"
-#include "kvgen/exports.cuh"
+#include "kvgen/host/attend.cuh"
+#include "kvgen/host/exports.cuh"
 
 namespace kvgen {
 
-template <class Format, class Schedule>
-struct ModuleAttend : Attend<Format, Schedule> {
-  static constexpr int kMostBatch = kMaxBatch;
-};
-
 template <class Format, class Schedule, class Shape>
-using Module = Exports<Format, Schedule, Shape, ModuleAttend<Format, Schedule>>;
+using Module = Exports<Format, Schedule, Shape, Attend<Format, Schedule>>;
 
 }  // namespace kvgen

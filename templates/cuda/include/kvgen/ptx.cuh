@@ -163,20 +163,20 @@ __device__ __forceinline__ void send_cluster(uint32_t address, float2 v, uint32_
 // --- order between CTAs, and between launches ------------------------------------------------------------------------
 
 // The next launch of the stream may take places as they come free.
-__device__ __forceinline__ void let_next_begin() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if KVGEN_SM90
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // Waits until all that the launches before wrote is there.
-__device__ __forceinline__ void take_turn() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if KVGEN_SM90
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // What is there now, whoever writes there; no cache of a multiprocessor keeps it.
-__device__ __forceinline__ int load_now(const int* from) {
+__device__ __forceinline__ int load_relaxed(const int* from) {
   int v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;

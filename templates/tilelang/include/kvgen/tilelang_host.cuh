@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kvgen/args.cuh"
-#include "kvgen/splits.cuh"
+#include "kvgen/host/args.cuh"
+#include "kvgen/schedule/split_model.cuh"
 #include "kvgen/tilelang.cuh"
 
 namespace kvgen {
@@ -24,11 +24,11 @@ struct TileArgs {
   float scale;
 };
 
-// Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kUnitTokens,
-// kUnitBytes, kColumns (of a CTA), kColumnTiles.
+// Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kTileTokens,
+// kTileBytes, kQRows (of a CTA), kQTiles.
 template <class Format, class Schedule>
 struct TileHost {
-  static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kQueries, 8 * Schedule::kColumnTiles);
+  static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kMaxQLen, 8 * Schedule::kQTiles);
   static constexpr int kMaxSplits = Schedule::kCluster ? 8 : 256;
   static constexpr int kMostBatch = 65536;
 
@@ -39,13 +39,13 @@ struct TileHost {
     return processors * Schedule::kCtasPerSm;
   }
 
-  static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, 8 * Schedule::kColumnTiles); }
+  static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, 8 * Schedule::kQTiles); }
 
   // Most splits that any length may get: what the workspace must hold.
   static int most_splits(int cells) { return model(cells).most(kMaxSplits); }
 
   static int choose_splits(int cells, int max_len) {
-    const int units = std::max(1, max_len / Schedule::kUnitTokens), most = std::min(most_splits(cells), units);
+    const int units = std::max(1, max_len / Schedule::kTileTokens), most = std::min(most_splits(cells), units);
     if (Schedule::kSplits == Splits::wave) return std::clamp(resident_ctas() / cells, 1, most);
     return model(cells).cheapest(units, most);
   }
@@ -59,8 +59,8 @@ struct TileHost {
       flushed = arrivals + cells * 4;
       readers = flushed + heads * 4;
       stats = (readers + batch * 4 + 127) / 128 * 128;
-      partial = (stats + cells * splits * Schedule::kColumns * 8 + 127) / 128 * 128;
-      bytes = partial + cells * splits * Schedule::kColumns * Format::kHeadDim * 4;
+      partial = (stats + cells * splits * Schedule::kQRows * 8 + 127) / 128 * 128;
+      bytes = partial + cells * splits * Schedule::kQRows * Format::kHeadDim * 4;
     }
   };
 
@@ -72,7 +72,7 @@ struct TileHost {
   static int64_t split_tokens(int batch, int kv_heads, int max_len, int q_len) {
     if (batch == 0) return 0;
     const int splits = choose_splits(batch * kv_heads * runs(q_len), max_len);
-    return splits == 1 ? 0 : ceil_div(std::max(1, max_len / Schedule::kUnitTokens), splits) * Schedule::kUnitTokens;
+    return splits == 1 ? 0 : ceil_div(std::max(1, max_len / Schedule::kTileTokens), splits) * Schedule::kTileTokens;
   }
 
   static bool countable(const AttendArgs&) { return true; }  // nothing is added up over sequences
@@ -121,7 +121,7 @@ struct TileHost {
   }
 
  private:
-  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kUnitBytes}; }
+  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kTileBytes}; }
   static int64_t distance(const void* from, const void* to) {
     return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16;
   }

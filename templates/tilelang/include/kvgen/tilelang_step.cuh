@@ -1,6 +1,6 @@
 // The flush of `decode` for kernels that TileLang generated: packing as `pack` does it.
 #pragma once
-#include "kvgen/quantize.cuh"
+#include "kvgen/pack/quantize.cuh"
 #include "kvgen/tilelang.cuh"
 
 namespace kvgen {

@@ -29,6 +29,7 @@ using std::min;
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct dim3 {
@@ -36,6 +37,7 @@ struct dim3 {
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -278,6 +280,8 @@ inline int __reduce_max_sync(unsigned, int x) { return reduce_lanes(x, [](int a,
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
+inline void atomicMin(int* x, int y) { *x = std::min(*x, y); }
+inline void atomicMax(int* x, int y) { *x = std::max(*x, y); }
 template <class T>
 T __ldcg(const T* from) { return *from; }
 template <class T>

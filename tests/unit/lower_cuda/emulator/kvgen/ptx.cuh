@@ -140,10 +140,10 @@ void send_cluster(uint32_t address, Value value, uint32_t barrier) {
 inline void copy_bulk_fence() {}
 inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
 
-inline void let_next_begin() {}
-inline void take_turn() { emulator::fibres[emulator::current]->turn = true; }
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() { emulator::fibres[emulator::current]->turn = true; }
 // Before a launch's turn, anything may be there; a warp that looks twice may see two things.
-inline int load_now(const int* from) {
+inline int load_relaxed(const int* from) {
   const bool first = emulator::warps[emulator::current / 32].looked_at.insert(from).second;
   const int other[] = {*from, INT32_MAX, -5};
   return other[emulator::fibres[emulator::current]->turn || (emulator::first_look_is_true && first) ? 0 : (reinterpret_cast<uintptr_t>(from) / 4 + !first) % 3];

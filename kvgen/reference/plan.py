@@ -1,0 +1,137 @@
+"""The plan of a step: which KV tiles each worker attends to. The oracle of `templates/common/include/kvgen/schedule/plan.hpp`.
+
+All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a unit of work) has an
+equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+HEADER = 8
+"""int32 before the ranges of a plan; the first is the number of empty sequences."""
+WORK_TILE = 8
+"""int32 of a work tile."""
+
+
+@dataclass(frozen=True)
+class PlanShape:
+    """What a plan depends on besides the lengths. Tokens beyond whole blocks are the residual, which is in no KV tile."""
+
+    batch: int
+    heads: int
+    """KV heads of a sequence, times the runs of query rows that are CTAs of their own."""
+    workers: int
+    tile_tokens: int
+    block_tokens: int
+    head_cost: int
+    """What a worker could read while it starts on a head, in KV tiles."""
+    least_tiles: int
+    """Fewest KV tiles that are worth a worker."""
+    window: int = 0
+    """Tokens of the sliding window; 0: none."""
+    q_len: int = 1
+    fresh: int = 0
+    """Tokens that the step appends: `q_len` for decode, 0 for attend."""
+
+    def tiles(self, length: int) -> range:
+        """KV tiles of a sequence that a query of the step sees something of."""
+        end = -(-(length // self.block_tokens * self.block_tokens) // self.tile_tokens)
+        if self.window == 0:
+            return range(end)
+        token = length + self.fresh - self.q_len - self.window + 1
+        return range(min(max(token, 0) // self.tile_tokens, end), end)
+
+    def cost(self, length: int) -> int:
+        """Places of a head in the row."""
+        return self.head_cost + max(len(self.tiles(length)), 1)
+
+    @property
+    def tiles_at(self) -> int:
+        """Where the work tiles begin in the plan, in int32."""
+        return -(-(HEADER + 2 * self.workers) // 8) * 8
+
+    @property
+    def empty_at(self) -> int:
+        """Where the list of empty sequences begins."""
+        return self.tiles_at + WORK_TILE * (self.batch * self.heads + self.workers)
+
+    @property
+    def size(self) -> int:
+        """int32 of a plan."""
+        return self.empty_at + self.batch
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """A range [first, end) of the KV tiles of one head, in the order in which a plan stores its fields."""
+
+    sequence: int
+    head: int
+    first: int
+    end: int
+    split_idx: int
+    num_splits: int
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Work tiles of every worker, sequences without tokens, and sequences that have no room for the step's tokens."""
+
+    workers: tuple[tuple[WorkTile, ...], ...]
+    empty: tuple[int, ...]
+    overflowing: tuple[int, ...]
+
+
+def make_plan(shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool = False) -> Plan:
+    """The plan of a step over sequences of `lengths` tokens, none of which may have more than `limit` after it.
+
+    An empty sequence takes part where the step appends tokens, unless `skip_empty`.
+    """
+    empty = [b for b, n in enumerate(lengths) if n <= 0 and (shape.fresh == 0 or skip_empty)]
+    overflowing = [b for b, n in enumerate(lengths) if b not in empty and n + shape.fresh > limit]
+    heads = [(b, head) for b in range(shape.batch) if b not in empty and b not in overflowing for head in range(shape.heads)]
+    total = sum(shape.cost(lengths[b]) for b, _ in heads)
+    each = max(-(-total // shape.workers), shape.least_tiles)
+    workers: list[list[WorkTile]] = [[] for _ in range(shape.workers)]
+    at = 0
+    for number, (b, head) in enumerate(heads):
+        tiles = shape.tiles(lengths[b])
+        first_place = at + shape.head_cost
+        having = range(first_place // each, (first_place + max(len(tiles), 1) - 1) // each + 1)
+        for worker in having:
+            first = max(worker * each - first_place, 0)
+            end = min((worker + 1) * each - first_place, len(tiles))
+            workers[worker].append(
+                WorkTile(b, head, tiles.start + first, tiles.start + end, worker - having.start, len(having), number + worker, lengths[b])
+            )
+        at += shape.cost(lengths[b])
+    return Plan(tuple(map(tuple, workers)), tuple(empty), tuple(overflowing))
+
+
+def written_plan(shape: PlanShape, plan: Plan) -> list[int]:
+    """The int32 numbers of a plan, as a module writes them; places without a meaning are 0."""
+    numbers = [0] * shape.size
+    numbers[0] = len(plan.empty)
+    numbers[shape.empty_at : shape.empty_at + len(plan.empty)] = plan.empty
+    for worker, tiles in enumerate(plan.workers):
+        if not tiles:
+            continue
+        numbers[HEADER + 2 * worker : HEADER + 2 * worker + 2] = tiles[0].slot, tiles[-1].slot + 1
+        for tile in tiles:
+            place = shape.tiles_at + WORK_TILE * tile.slot
+            numbers[place : place + WORK_TILE] = astuple(tile)
+    return numbers
+
+
+def read_plan(shape: PlanShape, numbers: Sequence[int]) -> Plan:
+    """A plan from the int32 numbers that a module wrote; sequences that overflow are not in it."""
+    workers = []
+    for worker in range(shape.workers):
+        begin, end = numbers[HEADER + 2 * worker : HEADER + 2 * worker + 2]
+        places = (shape.tiles_at + WORK_TILE * index for index in range(begin, end))
+        workers.append(tuple(WorkTile(*numbers[place : place + WORK_TILE]) for place in places))
+    return Plan(tuple(workers), tuple(numbers[shape.empty_at : shape.empty_at + numbers[0]]), ())

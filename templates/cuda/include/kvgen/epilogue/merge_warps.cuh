@@ -1,0 +1,59 @@
+// The warps' states of a head, merged through shared memory into the result of the CTA.
+#pragma once
+#include "kvgen/epilogue/workspace.cuh"
+#include "kvgen/mainloop/softmax.cuh"
+
+namespace kvgen {
+
+// The result of a CTA for a tile of query rows. A thread has every kStride-th channel of one row, so that it weighs each warp only once.
+template <class Traits>
+struct CtaResult {
+  static constexpr int kElements = Traits::kTileQRows * Traits::kHeadDim;
+  static constexpr int per_thread(int least) { return Traits::kHeadDim % least ? per_thread(least + 1) : least; }
+  static constexpr int kPerThread = per_thread(ceil_div(kElements, Traits::kThreads)), kStride = Traits::kHeadDim / kPerThread;
+  PartialSum<kPerThread> sum;
+
+  __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kStride; }
+  __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % kStride; }
+  // Whether this thread has elements.
+  __device__ __forceinline__ static bool any() { return row() < Traits::kTileQRows; }
+};
+
+// Publishes a warp's state of a tile of query rows, in the order of channels.
+template <class Traits>
+__device__ __forceinline__ void publish_state(State<Traits>& state, float* buffer, RowStats* stats, int warp, int lane) {
+#pragma unroll
+  for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2)
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      state.row_sum[c] += __shfl_xor_sync(~0u, state.row_sum[c], lanes);
+#pragma unroll
+      for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][c] += __shfl_xor_sync(~0u, state.affine[q][c], lanes);
+    }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int row = 2 * (lane % 4) + c, g = lane / 4;
+    if (row >= Traits::kTileQRows) continue;
+    if (g == 0) stats[warp * 8 + row] = RowStats{state.row_max[c], state.row_sum[c]};
+    float* to = buffer + (warp * Traits::kTileQRows + row) * Traits::kMergeStride;
+#pragma unroll
+    for (int u = 0; u < Traits::kRowTiles; ++u)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        to[row_channel(16 * u) + 8 * (g / 2) + g % 2 + 2 * half] =
+            state.out[u][2 * half + c] + state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];
+  }
+}
+
+// Call after a barrier of the CTA.
+template <class Traits>
+__device__ __forceinline__ void merge_warps(const float* buffer, const RowStats* stats, CtaResult<Traits>& result) {
+  if (!result.any()) return;
+  const int row = result.row();
+  const float* from = buffer + row * Traits::kMergeStride + result.channel();
+  result.sum.template add<Traits::kWarps>(
+      [&](int warp) { return stats[warp * 8 + row]; },
+      [&](int warp, int i) { return from[warp * Traits::kTileQRows * Traits::kMergeStride + i * result.kStride]; });
+}
+
+}  // namespace kvgen

@@ -1,0 +1,35 @@
+// The output of a row: its sum divided by row_sum, and the log-sum-exp.
+#pragma once
+#include "kvgen/epilogue/workspace.cuh"
+
+namespace kvgen {
+
+// Writes finished elements of a row, every `stride`-th from `channel` on; the owner of channel 0 writes the log-sum-exp. A row that saw no
+// token gives 0 and -inf, a row with a NaN in its sum gives NaN.
+template <class Traits, int kWide>
+__device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int row, int channel, int stride,
+                                             const float (&value)[kWide], const RowStats& stats) {
+  using Element = typename Traits::Format::Element;
+  const int query = row / Traits::kGroup, q_head = head.head * Traits::kGroup + row % Traits::kGroup;
+  if (query >= args.q_len) return;
+  Element* to = args.out.row<Element>(head.sequence, query, q_head) + channel;
+  // An exact division would add some hundred bytes of code that each CTA runs once: fetching them costs more time than running them.
+  const float inverse = stats.row_sum == 0.f ? 0.f : __fdividef(1.f, stats.row_sum);
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) to[i * stride] = static_cast<Element>(value[i] * inverse);
+  if (args.lse && channel == 0) {
+    const int64_t at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads * Traits::kGroup + q_head) * args.q_len + query;
+    args.lse[at] = stats.row_sum == 0.f ? -INFINITY : (stats.row_max + log2f(stats.row_sum)) * 0.6931471805599453f;
+  }
+}
+
+// The output of a sequence that has no tokens: zeros, and a log-sum-exp of -inf. All threads of the CTA call it.
+template <class Traits>
+__device__ __noinline__ void write_empty(const AttendArgs& args, int sequence) {
+  const float zero[] = {0.f};
+  for (int head = 0; head < args.cache.kv_heads; ++head)
+    for (int at = threadIdx.x; at < Traits::kQRows * Traits::kHeadDim; at += Traits::kThreads)
+      write_output<Traits>(args, Head{sequence, head}, at / Traits::kHeadDim, at % Traits::kHeadDim, 1, zero, RowStats{});
+}
+
+}  // namespace kvgen

@@ -1,0 +1,81 @@
+// Partial results: what CTAs leave in device memory for the one that reduces the splits of a head.
+#pragma once
+#include "kvgen/host/args.cuh"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+// Running maximum of a row's scores in log2 units, and the sum of 2^(score - row_max): together the row's log-sum-exp.
+struct RowStats {
+  float row_max = -1e30f;
+  float row_sum = 0.f;
+};
+
+// The splits of a head lie in the slots [first, first + count); this CTA's is number `rank`.
+struct SplitSlots {
+  int first, count, rank;
+
+  __device__ int at(int i) const { return first + i; }
+  __device__ int own() const { return first + rank; }
+};
+
+// A sum of partial results in units of 2^row_max, of kWide elements of a row. This is the one place where partial results are rescaled and
+// added: those of warps, of splits, and of the CTAs of a cluster.
+template <int kWide>
+struct PartialSum {
+  RowStats stats;
+  float value[kWide] = {};
+
+  // Adds kCount results, always in the same order: stats_of(i) and value_of(i, j) give the i-th.
+  template <int kCount, class StatsOf, class ValueOf>
+  __device__ __forceinline__ void add(StatsOf&& stats_of, ValueOf&& value_of) {
+    float row_max = stats.row_max;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) row_max = fmaxf(row_max, stats_of(i).row_max);
+    const float kept = ptx::exp2(stats.row_max - row_max);
+    stats = {row_max, stats.row_sum * kept};
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) value[j] *= kept;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const RowStats other = stats_of(i);
+      const float factor = ptx::exp2(other.row_max - row_max);
+      stats.row_sum += factor * other.row_sum;
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) value[j] += factor * value_of(i, j);
+    }
+  }
+};
+
+// Device memory that outlives a launch: zeroed counters, whose places depend on the batch alone, then partial results.
+template <class Traits>
+struct Workspace {
+  static constexpr int kGroupCounters = 32;  // of the first of two levels, per head
+  static constexpr int kLevels = 2;          // a row's stats outlive those of its group, which other threads may still read
+  int* lengths_read;
+  int* counters;
+  RowStats* stats;
+  float* sums;
+
+  __host__ __device__ static int64_t bytes(int heads, int slots) {
+    const int64_t rows = static_cast<int64_t>(slots) * Traits::kQRows;
+    return counter_bytes(heads) + kLevels * rows * sizeof(RowStats) + rows * Traits::kHeadDim * 4;
+  }
+  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * (1 + kGroupCounters) + 255) / 256 * 256; }
+
+  __device__ Workspace(const AttendArgs& args) {
+    lengths_read = static_cast<int*>(args.workspace);
+    counters = lengths_read + 4;
+    stats = reinterpret_cast<RowStats*>(static_cast<uint8_t*>(args.workspace) + counter_bytes(args.cache.batch * args.cache.kv_heads));
+    sums = reinterpret_cast<float*>(stats + static_cast<int64_t>(kLevels) * args.slots * Traits::kQRows);
+  }
+  __device__ RowStats* row_stats(int level, int slot, int row) const {
+    return stats + (static_cast<int64_t>(slot) * kLevels + level) * Traits::kQRows + row;
+  }
+  __device__ float* sum(int slot, int row) const { return sums + (static_cast<int64_t>(slot) * Traits::kQRows + row) * Traits::kHeadDim; }
+  __device__ int* counter(const AttendArgs& args, const Head& head) const {
+    return counters + head.sequence * args.cache.kv_heads + head.head;
+  }
+};
+
+}  // namespace kvgen

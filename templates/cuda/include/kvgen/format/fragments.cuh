@@ -1,0 +1,104 @@
+// Codes to matrix fragments. A field of a word, left where it is, reads as the fp16 denormal code * 2^-24 times a power of
+// two; the top field of a byte is not even masked: it carries the lower ones, which are subtracted once from the product.
+#pragma once
+#include "kvgen/mainloop/traits.cuh"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+template <int kWords>
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], uint32_t address) {
+  if constexpr (kWords == 4) {
+    const uint4 v = ptx::load_shared16(address);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (kWords == 2) {
+    const uint2 v = ptx::load_shared8(address);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    words[0] = ptx::load_shared4(address);
+  }
+}
+
+// Two elements of bfloat16 as two of fp16.
+__device__ __forceinline__ uint32_t half2_from(uint32_t x, const __nv_bfloat16*) {
+  return ptx::pack_half2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+}
+__device__ __forceinline__ uint32_t half2_from(uint32_t x, const __half*) { return x; }
+
+// Some fields of a word, of two rows each; complemented: as -(top - code).
+template <bool kComplemented>
+__device__ __forceinline__ uint32_t fields(uint32_t x, uint32_t mask) {
+  return kComplemented ? ptx::not_and_or(x, mask, 0x80008000u) : x & mask;
+}
+
+// Gives the fragments of one row tile and k-step to `use(tile16, a0, a1, a2, a3)`; two-bit words hold two 16-row tiles.
+// Turned: k-slots 0..7 count backwards.
+template <int kBits, class Element, bool kComplemented, class Use>
+__device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
+  if constexpr (kBits == 16) {
+    const Element* type = nullptr;
+    use(tile, half2_from(w[0], type), half2_from(w[1], type), half2_from(w[2], type), half2_from(w[3], type));
+  } else if constexpr (kBits == 8) {
+    use(tile, fields<kComplemented>(w[0], 0x00ff00ffu), fields<kComplemented>(w[1], 0x00ff00ffu), ptx::odd_bytes(w[0]),
+        ptx::odd_bytes(w[1]));
+  } else if constexpr (kBits == 4) {
+    const uint32_t x = w[0], y = ptx::odd_bytes(x);
+    use(tile, fields<kComplemented>(x, 0x000f000fu), fields<kComplemented>(x, 0x00ff00ffu), y & 0x000f000fu, y);
+  } else {
+    const uint32_t x = w[0], y = ptx::odd_bytes(x);
+    use(2 * tile, fields<kComplemented>(x, 0x00030003u), fields<kComplemented>(x, 0x000c000cu), y & 0x00030003u, y & 0x000c000cu);
+    use(2 * tile + 1, fields<kComplemented>(x, 0x00300030u), fields<kComplemented>(x, 0x00ff00ffu), y & 0x00300030u, y);
+  }
+}
+
+// Visits every (tile, step) pair of an operand in the order in which a lane holds them: `visit(pair, words)`.
+template <int kBits, int kPairs, class Visit>
+__device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& visit) {
+  constexpr int kWords = Fragment<kBits>::kWords;
+  constexpr int kVector = vector_words(kPairs * kWords);
+  constexpr int kChunk = kVector > kWords ? kVector : kWords;  // words of whole pairs that whole loads bring
+#pragma unroll
+  for (int at = 0; at < kPairs * kWords; at += kChunk) {
+    uint32_t words[kChunk / kVector][kVector];
+#pragma unroll
+    for (int load = 0; load < kChunk / kVector; ++load)
+      load_words<kVector>(words[load], codes + ((at / kVector + load) * 32 + lane) * kVector * 4);
+#pragma unroll
+    for (int i = 0; i < kChunk / kWords; ++i) visit(at / kWords + i, &words[0][0] + i * kWords);
+  }
+}
+
+// The same of a stage: the second half of the pairs lies `kHalfStride` bytes after the first, or behind it where that is 0.
+template <int kBits, int kPairs, int kHalfStride, class Visit>
+__device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& visit) {
+  if constexpr (kHalfStride == 0) {
+    visit_words<kBits, kPairs>(codes, lane, visit);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      visit_words<kBits, kPairs / 2>(codes + half * kHalfStride, lane,
+                                     [&](int pair, const uint32_t* words) { visit(half * (kPairs / 2) + pair, words); });
+  }
+}
+
+// Takes the lower fields out of products with mixed top fields: s[tile][2 * half + column].
+template <int kBits>
+__device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if constexpr (kBits == 4) low[2 + c] -= low[c], high[2 + c] -= high[c];
+    if constexpr (kBits == 2) high[2 + c] -= low[c] + low[2 + c] + high[c];
+  }
+}
+
+// Inverse of `unmix`.
+template <int kBits>
+__device__ __forceinline__ void mix(float (&low)[4], float (&high)[4]) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if constexpr (kBits == 4) low[2 + c] += low[c], high[2 + c] += high[c];
+    if constexpr (kBits == 2) high[2 + c] += low[c] + low[2 + c] + high[c];
+  }
+}
+
+}  // namespace kvgen

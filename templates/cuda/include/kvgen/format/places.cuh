@@ -1,0 +1,104 @@
+// Where fragment order puts codes and params of a block, as functions for both sides: the packer assembles words by them, the
+// unpacker takes them apart, and host tests compare them with kvgen/reference/layout.py.
+#pragma once
+#include <type_traits>
+
+#include "kvgen/format/packed_format.cuh"
+
+namespace kvgen {
+
+enum class Which { key, value };
+
+constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
+
+// K or V of a format. Tokens come in tiles; a lane (g, t) = (lane / 4, lane % 4) of a warp brings, of 32 neighbouring channels,
+// the eight from 8t of the tile's rows g, g + 8, ... (its octets), and makes kWordsPerX words of them.
+template <class Format, Which kWhich>
+struct Places {
+  static constexpr bool kKey = kWhich == Which::key;
+  using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
+  static constexpr int kBits = Quant::kBits;
+  static constexpr int kPerByte = Fragment<kBits>::kPerByte;
+  static constexpr int kXs = Format::kHeadDim / 32;  // runs of 32 channels
+  static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
+  static constexpr int kOctets = kTileTokens / 8;
+  static constexpr int kTiles = Format::kSubtile / kTileTokens;  // of a sub-tile
+  static constexpr int kWordsPerX = kTileTokens * kBits / 32;    // 32 channels of a tile over 32 lanes
+  static constexpr int kTileWords = kWordsPerX * kXs;
+  static constexpr int kVector = vector_words(kTileWords * kTiles);
+  static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;
+  static constexpr int kTokenParams = kKey ? Format::kKeyTokenParams : Format::kValueTokenParams;
+  static constexpr int kChannelParams = kKey ? Format::kKeyChannelParams : Format::kValueChannelParams;
+  static_assert(kTiles >= 1, "a two-bit K needs blocks of 32 tokens or more");
+
+  __host__ __device__ static constexpr int subtile_offset(int token) {
+    return Format::kHeaderBytes + token / Format::kSubtile * Format::kSubtileBytes;
+  }
+
+  // Byte in the block of word `word` of lane `lane`: its words of a sub-tile are numbered by tile, 32 channels, word.
+  __host__ __device__ static constexpr int word_offset(int token, int x, int word, int lane) {
+    const int index = token % Format::kSubtile / kTileTokens * kTileWords + x * kWordsPerX + word;
+    return subtile_offset(token) + kCodes + ((index / kVector * 32 + lane) * kVector + index % kVector) * 4;
+  }
+
+  // What a lane's word holds: field `field` of byte `byte` is channel 8t + `channel` of row g + 8 * `octet`. Words of V are
+  // transposed afterwards (as 8x8 matrices of 16-bit elements), which turns rows = tokens to rows = channels.
+  struct Element {
+    int octet, channel;
+  };
+  __host__ __device__ static constexpr Element element(int word, int byte, int field) {
+    if constexpr (kKey) {
+      constexpr int kWords = Fragment<kBits>::kWords;
+      return {word % kWords * kPerByte + field, 4 * (word / kWords) + 2 * (byte % 2) + byte / 2};
+    } else {
+      return {byte % 2, 2 * (word * kPerByte + field) + byte / 2};
+    }
+  }
+  // The same for 16-bit elements: the two channels from 2 * `channel` of row g + 8 * `octet`.
+  __host__ __device__ static constexpr Element pair(int word) {
+    if constexpr (kKey) return {word % 2, word / 4 * 2 + word % 4 / 2};
+    return {word % 4 / 2, word / 4 * 2 + word % 2};
+  }
+
+  // First bit in the block of an element.
+  __host__ __device__ static constexpr int64_t code_bit(int token, int channel) {
+    const int row = token % kTileTokens, octet = row / 8, t = channel % 32 / 8, c = channel % 8;
+    int lane = 0, word = 0, bit = 0;
+    if constexpr (kKey) {
+      lane = row % 8 * 4 + t;
+      if constexpr (kBits == 16) {
+        word = c / 4 * 4 + c % 4 / 2 * 2 + octet, bit = c % 2 * 16;
+      } else {
+        word = c / 4 * Fragment<kBits>::kWords + octet / kPerByte;
+        bit = 8 * (c % 2 * 2 + c % 4 / 2) + kBits * (octet % kPerByte);
+      }
+    } else {
+      lane = (t * 2 + c % 2) * 4 + row % 8 / 2;
+      if constexpr (kBits == 16) {
+        word = c / 4 * 4 + octet * 2 + c % 4 / 2, bit = row % 2 * 16;
+      } else {
+        word = c / 2 / kPerByte;
+        bit = 8 * (row % 2 * 2 + octet) + kBits * (c / 2 % kPerByte);
+      }
+    }
+    return static_cast<int64_t>(word_offset(token, channel / 32, word, lane)) * 8 + bit;
+  }
+
+  // Byte in the block of the scale (kind 0) or zero (kind 1) that an element's group has.
+  __host__ __device__ static constexpr int param_offset(int kind, int token, int channel) {
+    constexpr int kParams = Quant::kParams;
+    if constexpr (Quant::kAxis == Axis::channel) {
+      static_assert(kKey, "V has params per token");
+      const int quad = channel / 32 * 8 + channel % 8 / 4 * 4 + channel % 32 / 8;
+      const int first = Quant::kZero ? 1 - kind : kind;
+      const int place = quad * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
+      return kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + place) * 2;
+    } else {
+      const int local = token % Format::kSubtile;
+      return subtile_offset(token) + kTokenParams +
+             ((channel / Quant::kGroup * 8 + local % 8) * (Format::kSubtile / 8) + local / 8) * kParams * 2 + kind * 2;
+    }
+  }
+};
+
+}  // namespace kvgen

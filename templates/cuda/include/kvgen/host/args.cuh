@@ -1,0 +1,91 @@
+// What the host hands to a kernel. Pointers are device pointers; strides count elements unless a name says bytes.
+#pragma once
+#include <cstdint>
+
+namespace kvgen {
+
+// Rows of `head_dim` contiguous elements: [batch, tokens, heads, head_dim] with any strides but the last.
+struct Rows {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+
+  template <class Element>
+  __device__ Element* row(int batch, int token, int head) const {
+    return static_cast<Element*>(data) + batch * batch_stride + token * token_stride + head * head_stride;
+  }
+};
+
+// A cache. Contiguous: packed [batch, kv_heads, blocks, block_bytes]; paged: packed [pages, kv_heads, page_blocks, block_bytes].
+struct CacheArgs {
+  uint8_t* packed = nullptr;
+  int64_t outer_stride_bytes = 0;  // from one sequence (contiguous) or page (paged) to the next
+  int64_t head_stride_bytes = 0;
+  void* k_residual = nullptr;  // [batch, kv_heads, N_r, head_dim], contiguous
+  void* v_residual = nullptr;
+  int* lengths = nullptr;            // [batch]
+  const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
+  int table_stride = 0;
+  int page_blocks = 0;  // blocks of a page
+  int pages = 0;        // that there are
+  int blocks = 0;       // that a sequence can have
+  int batch = 0;
+  int kv_heads = 0;
+
+  // Page of a block, in a paged cache.
+  __device__ int page_of(int batch, int block) const {
+    return block_table[static_cast<int64_t>(batch) * table_stride + block / page_blocks];
+  }
+  // Address of block `block` of sequence `batch`, head `head`.
+  template <bool kPaged>
+  __device__ uint8_t* block(int batch, int head, int block, int block_bytes) const {
+    int64_t outer = batch;
+    if constexpr (kPaged) {
+      outer = page_of(batch, block);
+      block %= page_blocks;
+    }
+    return packed + outer * outer_stride_bytes + head * head_stride_bytes + static_cast<int64_t>(block) * block_bytes;
+  }
+};
+
+// A KV head of a sequence.
+struct Head {
+  int sequence = 0;
+  int head = 0;
+};
+
+struct AttendArgs {
+  CacheArgs cache;
+  Rows q, out;
+  Rows k_new, v_new;     // decode: this step's tokens; null data for attend
+  float* lse = nullptr;  // [batch, q_heads, q_len], natural logarithm; may be null
+  void* workspace = nullptr;
+  const int* plan = nullptr;  // the step's plan (kvgen/schedule/plan.hpp); null for the static scheduler
+  int* overflow = nullptr;    // host memory; becomes 1 where a sequence has no room for the step's tokens
+  int q_len = 1;
+  int max_len = 0;        // upper bound of every length after the call; sizes the launch, decides nothing else
+  int limit = 0;          // most tokens of a sequence
+  int slots = 0;          // for partial results, in the workspace
+  float scale = 1.f;      // multiplies q * k
+  bool advance = false;   // decode with the static scheduler: the launch writes the new lengths
+  bool one_wave = false;  // all CTAs of the launch run at once
+};
+
+struct PackArgs {
+  CacheArgs cache;
+  Rows k, v;
+  const int* new_lengths = nullptr;  // [batch]: tokens of k[b], v[b] to append
+  int tokens = 0;                    // extent of k and v: upper bound of new_lengths
+  int limit = 0;                     // most tokens of a sequence; one that would have more is left as it is
+  int* overflow = nullptr;           // host memory; becomes 1 then
+  bool advance = true;               // write the new lengths
+};
+
+struct UnpackArgs {
+  CacheArgs cache;
+  Rows k, v;
+  int tokens = 0;  // extent of k and v
+};
+
+}  // namespace kvgen

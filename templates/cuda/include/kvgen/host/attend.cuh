@@ -1,0 +1,110 @@
+// The host's side of a variant: grids, workspaces, plans, launches.
+#pragma once
+#include <algorithm>
+#include <atomic>
+
+#include "kvgen/host/launch.cuh"
+#include "kvgen/mainloop/attend_planned.cuh"
+#include "kvgen/mainloop/attend_static.cuh"
+#include "kvgen/schedule/split_model.cuh"
+
+namespace kvgen {
+
+template <class Format, class Schedule>
+struct Attend {
+  using StaticTraits = Traits<Format, Static<Schedule>>;
+  using PlannedTraits = Traits<Format, Planned<Schedule>>;
+  static constexpr int kMaxSplits = 256;
+  static constexpr int kMaxBatch = kMaxPlanBatch;
+  template <class Traits>
+  static constexpr int kSharedBytes = Traits::kSharedBytes + FlushMemory<Traits>::kExtra;
+
+  // Splits of every head where lengths are equal: as many as are cheapest.
+  static int splits(int batch, int kv_heads, int max_len) {
+    const int heads = batch * kv_heads, tiles = visible_tiles(max_len), at_once = resident_splits();
+    if (Schedule::kReduction == Reduction::cluster) return std::clamp(std::min(at_once / heads, tiles / Schedule::kCluster), 1, kMaxSplits);
+    const SplitModel model{heads, at_once, StaticTraits::kTileBytes};
+    return model.cheapest(tiles, model.most(kMaxSplits));
+  }
+
+  // Slots for partial results cover every split of any length, and a plan's work tiles.
+  static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
+    const int heads = batch * kv_heads;
+    return Workspace<StaticTraits>::bytes(heads, std::max(heads * most_splits(heads), heads + resident_ctas()));
+  }
+
+  // Tokens of a split where all lengths are `max_len`; 0 where sequences are not split. Verification takes its lengths from it.
+  static int64_t split_tokens(int batch, int kv_heads, int max_len, int) {
+    if (batch == 0) return 0;
+    const int count = splits(batch, kv_heads, max_len) * StaticTraits::kClusterSize, tiles = visible_tiles(max_len);
+    return count == 1 ? 0 : static_cast<int64_t>(ceil_div(tiles, count)) * StaticTraits::kTileTokens;
+  }
+
+  static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
+    // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
+    constexpr int kHeadBytes = kStartBytes + PlannedTraits::kRingBytes;
+    PlanShape shape;
+    shape.batch = batch, shape.heads = kv_heads, shape.workers = std::min(resident_ctas(), kMaxPlanWorkers);
+    shape.tile_tokens = PlannedTraits::kTileTokens, shape.block_tokens = Format::kTokens;
+    shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kWarps;
+    shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
+    return shape;
+  }
+
+  // Whether an int holds the places of all heads in a plan's row.
+  static bool countable(const PlanShape& shape, int max_len) {
+    const int64_t tiles = shape.head_cost + static_cast<int64_t>(max_len) / shape.tile_tokens + 1;
+    return shape.batch * shape.heads * tiles <= INT32_MAX / 2;
+  }
+
+  // Enqueues one attend (or, with `append`, decode) step. The caller has checked shapes.
+  static cudaError_t launch(const AttendArgs& args, bool append, cudaStream_t stream) {
+    return append ? launch_step<true>(args, stream) : launch_step<false>(args, stream);
+  }
+
+  static int resident_ctas() { return multiprocessors() * Schedule::kCtasPerSm; }
+
+ private:
+  static constexpr int kMaxDevices = 64;
+
+  template <bool kAppend>
+  static cudaError_t launch_step(AttendArgs args, cudaStream_t stream) {
+    const int batch = args.cache.batch, kv_heads = args.cache.kv_heads, heads = batch * kv_heads;
+    if (args.plan) {
+      const PlanShape shape = plan_shape(batch, kv_heads, args.q_len, kAppend);
+      args.slots = shape.most_work_tiles();
+      constexpr int kBytes = kSharedBytes<PlannedTraits>;
+      Launch launch(dim3(shape.workers), PlannedTraits::kThreads, kBytes, stream, Schedule::kOverlap);
+      return launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
+    }
+    const int count = splits(batch, kv_heads, args.max_len);
+    args.slots = heads * count, args.one_wave = heads * count <= resident_splits();
+    Launch launch(dim3(kv_heads * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads, kSharedBytes<StaticTraits>, stream,
+                  Schedule::kOverlap, StaticTraits::kClusterSize);
+    return launch.run(attend_static<StaticTraits, kAppend>, args);
+  }
+
+  static int visible_tiles(int max_len) {
+    constexpr int kWindow = StaticTraits::Mask::kWindow;
+    const int tokens = kWindow > 0 ? std::min(max_len, kWindow + Format::kTokens) : max_len;
+    return std::max(1, StaticTraits::packed_tiles(tokens));
+  }
+  static int most_splits(int heads) { return SplitModel{heads, resident_splits(), StaticTraits::kTileBytes}.most(kMaxSplits); }
+
+  // Splits that run at once on the current device: CTAs, or clusters.
+  static int resident_splits() { return Schedule::kReduction == Reduction::cluster ? resident_clusters() : resident_ctas(); }
+
+  // Clusters that run at once on the current device; the driver is asked once.
+  static int resident_clusters() {
+    static std::atomic<int> known[kMaxDevices];
+    int device = 0;
+    cudaGetDevice(&device);
+    if (device < kMaxDevices && known[device] > 0) return known[device];
+    Launch launch(dim3(Schedule::kCluster), StaticTraits::kThreads, kSharedBytes<StaticTraits>, nullptr, false, Schedule::kCluster);
+    const int clusters = launch.resident_clusters(attend_static<StaticTraits, false>);
+    if (device < kMaxDevices) known[device] = clusters;
+    return clusters;
+  }
+};
+
+}  // namespace kvgen

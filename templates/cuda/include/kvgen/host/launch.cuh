@@ -1,0 +1,70 @@
+// Kernel launches with their attributes.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "kvgen/schedule/plan_kernel.cuh"
+
+namespace kvgen {
+
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+class Launch {
+ public:
+  // `overlap`: the launch may begin before those in front of it have ended (programmatic dependent launch).
+  Launch(dim3 grid, int threads, int shared_bytes, cudaStream_t stream, bool overlap, int cluster = 1) : bytes_(shared_bytes) {
+    config_.gridDim = grid, config_.blockDim = dim3(threads), config_.dynamicSmemBytes = shared_bytes, config_.stream = stream;
+    config_.attrs = attributes_;
+    if (cluster > 1) {
+      cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    }
+    if (overlap) {
+      cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization, attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  Launch(const Launch&) = delete;  // the configuration points into it
+
+  template <class... Parameters, class... Arguments>
+  cudaError_t run(void (*kernel)(Parameters...), const Arguments&... arguments) {
+    const cudaError_t error = allow_memory(kernel);
+    return error == cudaSuccess ? cudaLaunchKernelEx(&config_, kernel, static_cast<Parameters>(arguments)...) : error;
+  }
+  // Clusters of the launch that run at once; 1 where the driver does not say.
+  template <class Kernel>
+  int resident_clusters(Kernel kernel) {
+    int clusters = 0;
+    if (allow_memory(kernel) != cudaSuccess) return 1;
+    return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_) == cudaSuccess ? clusters : 1;
+  }
+
+ private:
+  cudaLaunchConfig_t config_ = {};
+  cudaLaunchAttribute attributes_[2];
+  int bytes_;
+
+  template <class Kernel>
+  cudaError_t allow_memory(Kernel kernel) const {
+    if (bytes_ <= 48 * 1024) return cudaSuccess;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_);
+  }
+};
+
+// Enqueues the plan of a step.
+inline cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream, bool overlap) {
+  return Launch(dim3(1), kPlanThreads, 0, stream, overlap).run(plan_kernel, args);
+}
+
+// Enqueues the end of a step: lengths advance.
+inline cudaError_t launch_advance(int* lengths, int batch, const int* counts, int count, int limit, int* overflow, cudaStream_t stream,
+                                  bool overlap) {
+  return Launch(dim3(1), 256, 0, stream, overlap).run(advance_kernel, lengths, batch, counts, count, limit, overflow);
+}
+
+}  // namespace kvgen

@@ -1,0 +1,138 @@
+// Pure reads and a copy at memory speed: the yardsticks. Which read is fastest depends on chip and size; all are offered.
+#pragma once
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include "kvgen/ffi.hpp"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+constexpr int kReadPiece = 4096;  // buffers are whole pieces
+
+// Every thread keeps several 16-byte loads in flight.
+struct PlainRead {
+  static constexpr int kThreads = 512, kCtasPerSm = 4, kSharedBytes = 0, kLoads = 4;
+
+  __device__ static void run(const uint8_t* data, size_t bytes, uint4* sink) {
+    const uint4* vectors = reinterpret_cast<const uint4*>(data);
+    const size_t count = bytes / 16, stride = static_cast<size_t>(gridDim.x) * kThreads;
+    uint4 sum{};
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += kLoads * stride) {
+      uint4 v[kLoads] = {};
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j)
+        if (i + j * stride < count) v[j] = __ldcs(vectors + i + j * stride);
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) sum.x ^= v[j].x, sum.y ^= v[j].y, sum.z ^= v[j].z, sum.w ^= v[j].w;
+    }
+    if (sum.x == 0x12345678u && sum.y == 0x9abcdef0u) *sink = sum;
+  }
+};
+
+// One thread per CTA refills a ring in shared memory by 1-D bulk copies; nobody looks at what arrives.
+template <int kSlotBytes>
+struct BulkRead {
+  static constexpr int kThreads = 32, kCtasPerSm = 2, kStages = 98304 / kSlotBytes, kBarriers = kStages * kSlotBytes;
+  static constexpr int kSharedBytes = kBarriers + kStages * 8;
+
+  __device__ static void run(const uint8_t* data, size_t bytes, uint4*) {
+#if KVGEN_SM90
+    extern __shared__ __align__(128) uint8_t ring[];
+    if (threadIdx.x != 0) return;
+    const uint32_t slots = ptx::shared_address(ring), barriers = slots + kBarriers;
+    for (int stage = 0; stage < kStages; ++stage) ptx::barrier_init(barriers + stage * 8, 1);
+    ptx::barrier_init_fence();
+
+    // Short buffers are cut finer, so that every CTA has its share.
+    const size_t even = bytes / gridDim.x / kReadPiece * kReadPiece;
+    const size_t chunk = even < kReadPiece ? kReadPiece : even > kSlotBytes ? kSlotBytes : even;
+    const size_t chunks = (bytes + chunk - 1) / chunk;
+    const size_t mine = chunks > blockIdx.x ? (chunks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+    const auto fill = [&](size_t turn) {
+      const size_t at = (blockIdx.x + turn * gridDim.x) * chunk;
+      const int size = static_cast<int>(bytes - at < chunk ? bytes - at : chunk), stage = static_cast<int>(turn % kStages);
+      ptx::barrier_expect(barriers + stage * 8, size);
+      ptx::copy_bulk(slots + stage * kSlotBytes, data + at, size, barriers + stage * 8);
+    };
+    for (size_t turn = 0; turn < kStages && turn < mine; ++turn) fill(turn);
+    for (size_t turn = 0; turn < mine; ++turn) {
+      ptx::barrier_wait(barriers + static_cast<int>(turn % kStages) * 8, static_cast<uint32_t>(turn / kStages & 1));
+      if (turn + kStages < mine) fill(turn + kStages);
+    }
+#endif
+  }
+};
+
+template <class Read>
+__global__ void __launch_bounds__(Read::kThreads) read_kernel(const uint8_t* data, size_t bytes, uint4* sink) {
+  ptx::griddepcontrol_launch_dependents();  // where launches overlap; none waits for another, since nobody writes
+  Read::run(data, bytes, sink);
+}
+
+inline void read_check(cudaError_t error) {
+  if (error != cudaSuccess) ffi::fail("RuntimeError", "read: CUDA reports %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+static __global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uint4* to, size_t count) {
+  constexpr int kLoads = 4;
+  const size_t stride = static_cast<size_t>(gridDim.x) * 512;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * 512 + threadIdx.x; i < count; i += kLoads * stride) {
+    uint4 v[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (i + j * stride < count) v[j] = __ldcs(from + i + j * stride);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (i + j * stride < count) __stcs(to + i + j * stride, v[j]);
+  }
+}
+
+// What both functions take: uint8 [n] of whole pieces, and a second tensor.
+struct ReadCall {
+  ffi::View<1> data, other;
+  cudaStream_t stream;
+  int sms = 0;
+
+  ReadCall(const char* function, const TVMFFIAny* args, int32_t count, const char* first, const char* second) {
+    ffi::Args a(function, args, count, 2, {kDLCUDA, -1}, 16);
+    data = a.tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
+    other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
+    if (data.size[0] % kReadPiece) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadPiece);
+    const int device = a.device().device_id;
+    read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+    stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+  }
+};
+
+// read(buffer, sink): uint8 [n] of whole pieces, uint8 [16 or more].
+template <class Read, bool kOverlap = false>
+int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  return ffi::guard(result, [&](TVMFFIAny&) {
+    const ReadCall call("read", args, count, "buffer", "sink");
+    if (Read::kSharedBytes > 0)
+      read_check(cudaFuncSetAttribute(read_kernel<Read>, cudaFuncAttributeMaxDynamicSharedMemorySize, Read::kSharedBytes));
+    cudaLaunchAttribute overlap;
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization, overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(call.sms * Read::kCtasPerSm), config.blockDim = dim3(Read::kThreads),
+    config.dynamicSmemBytes = Read::kSharedBytes, config.stream = call.stream;
+    config.attrs = &overlap, config.numAttrs = kOverlap;
+    read_check(cudaLaunchKernelEx(&config, read_kernel<Read>, static_cast<const uint8_t*>(call.data.as<uint8_t>()),
+                                  static_cast<size_t>(call.data.size[0]), call.other.as<uint4>()));
+    return false;
+  });
+}
+
+// copy(from, to): uint8 [n] of whole pieces both.
+inline int copy_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  return ffi::guard(result, [&](TVMFFIAny&) {
+    const ReadCall call("copy", args, count, "from", "to");
+    if (call.other.size[0] != call.data.size[0]) ffi::fail("ValueError", "copy: from and to must have the same size");
+    copy_kernel<<<call.sms * 4, 512, 0, call.stream>>>(call.data.as<uint4>(), call.other.as<uint4>(),
+                                                       static_cast<size_t>(call.data.size[0]) / 16);
+    read_check(cudaGetLastError());
+    return false;
+  });
+}
+
+}  // namespace kvgen

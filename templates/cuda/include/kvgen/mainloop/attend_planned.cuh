@@ -1,0 +1,145 @@
+// The kernel that takes a plan: a CTA goes through its work tiles. What it reads first of the next one is on its way while the result of
+// the last one is stored.
+#pragma once
+#include "kvgen/epilogue/append.cuh"
+#include "kvgen/epilogue/store.cuh"
+#include "kvgen/mainloop/residual_loop.cuh"
+#include "kvgen/pipeline/l2_prefetch.cuh"
+#include "kvgen/pipeline/pipeline.cuh"
+#include "kvgen/schedule/work_queue.cuh"
+
+namespace kvgen {
+
+__device__ __forceinline__ Head head_of(const WorkTile& tile) { return {tile.sequence, tile.head}; }
+__device__ __forceinline__ SplitSlots slots_of(const WorkTile& tile) {
+  return {tile.slot - tile.split_idx, tile.num_splits, tile.split_idx};
+}
+
+// A warp's first KV tile: warps take the KV tiles of a CTA in turn, over `done` tiles of earlier work tiles too.
+template <class Traits>
+__device__ __forceinline__ int first_tile(const WorkTile& tile, int done, int warp) {
+  return tile.first + (warp + Traits::kWarps - done % Traits::kWarps) % Traits::kWarps;
+}
+
+template <class Traits>
+__device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, const WorkTile& tile, int done, int* words, int warp,
+                                                    int lane) {
+  KvTiles<Traits> tiles(args, head_of(tile), Traits::kWarps, words, lane);
+  // A gathered KV tile begins with blocks before the window, whose pages may be missing.
+  const int first = Traits::Mask::first_token(max(tile.length + (args.k_new.data ? args.q_len : 0) - args.q_len, 0));
+  tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, tile.length, first / Traits::Format::kTokens);
+  return tiles;
+}
+
+// Prefetches what a work tile begins with. The work tile may be anything, so what does not exist is not asked for.
+template <class Traits>
+__device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
+  const bool exists = static_cast<unsigned>(tile.sequence) < static_cast<unsigned>(args.cache.batch) &&
+                      static_cast<unsigned>(tile.head) < static_cast<unsigned>(args.cache.kv_heads) &&
+                      static_cast<unsigned>(tile.first) < static_cast<unsigned>(args.cache.blocks * Traits::kTilesPerBlock);
+  if (!exists) return;
+  L2Prefetch<Traits>::prefetch_tiles(args, head_of(tile), first_tile<Traits>(tile, 0, warp), lane);
+  if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head_of(tile), lane);
+}
+
+// Stores the result of a work tile, whose states are published. This function and the next are called, so that their registers are not the
+// loop's.
+template <class Traits>
+__device__ __noinline__ void store_work_tile(const AttendArgs& args, uint8_t* memory, const WorkTile& tile, int q_tile) {
+  store_result<Traits>(args, Shared<Traits>(memory), Workspace<Traits>(args), head_of(tile), slots_of(tile), q_tile);
+}
+
+// The end of a CTA of `count` work tiles: stores the last one's result, reduces the heads of which other CTAs have splits too, and packs
+// residuals that became blocks. Only the first and the last work tile of a CTA can be such splits; half of the threads reduce each.
+template <class Traits, bool kAppend>
+__device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory, const WorkQueue queue, int count, bool flushes) {
+  const Shared<Traits> shared(memory);
+  const Workspace<Traits> work(args);
+  const SplitReduction<Traits> reduction{args, work, shared.flags};
+  const auto end = [&](int i) -> const WorkTile& { return i ? queue[count - 1] : queue.first(); };
+  __syncthreads();
+  store_work_tile<Traits>(args, memory, end(1), Traits::kQTiles - 1);
+  __syncthreads();
+  if (const int i = threadIdx.x / 32; i < 2 && threadIdx.x % 32 == 0)
+    shared.flags[i] = i < count && end(i).num_splits > 1 && reduction.last(head_of(end(i)), slots_of(end(i)));
+  __syncthreads();
+  if (const int i = threadIdx.x / Traits::kReducers; shared.flags[i]) reduction.reduce(head_of(end(i)), slots_of(end(i)));
+  if constexpr (kAppend) {
+    if (!flushes) return;
+    for (int i = 0; i < count; ++i) {
+      const WorkTile tile = queue.in_plan(i);
+      const Residual<Traits> residual(args, head_of(tile), tile.length);
+      if (residual.count() >= Traits::Format::kTokens && (tile.num_splits == 1 || shared.flags[i > 0]))
+        flush<Traits>(args, shared, residual, tile.length);
+    }
+  }
+}
+
+template <class Traits, bool kAppend>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
+    attend_planned(const __grid_constant__ AttendArgs args, const __grid_constant__ PlanShape shape) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  constexpr int kTokens = Traits::Format::kTokens;
+  ptx::griddepcontrol_launch_dependents();
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Shared<Traits> shared(memory);
+  const Plan plan(args.plan, shape);
+  WorkQueue queue(plan, shared.work_tiles + warp * (WorkQueue::kWarpBytes / static_cast<int>(sizeof(WorkTile))), lane);
+  prefetch_first<Traits>(args, queue.peek(), warp, lane);
+  ptx::griddepcontrol_wait();
+
+  QueryLoader<Traits> loader;
+  loader.fetch(args, head_of(queue.first()), warp, lane);
+  if (queue.open()) loader.fetch(args, head_of(queue.first()), warp, lane);
+  for (int i = blockIdx.x; i < plan.memory[0]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
+  if (!queue.has(0)) return ptx::copy_wait_all();
+  int* words = shared.pages + warp * Traits::kPageEntries;
+  WorkTile work = queue.first();
+  Pipeline<Traits> pipeline(shared.ring(), tiles_of<Traits>(args, work, 0, words, warp, lane), warp, lane);
+  pipeline.begin(pipeline.tiles);
+  bool flushes = false;
+  for (int number = 0, done = 0;; ++number) {
+    warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // so that what is derived from them does not live through the loop
+    const Head head = head_of(work);
+    const SplitPlace place{work.split_idx, work.num_splits};
+    const Residual<Traits> residual(args, head, work.length);
+    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, work.length / kTokens * kTokens};
+    ResidualTile<Traits> tile;
+    tile.clear();
+    tile.fetch(residual, residual_tile<Traits>(place, 0, warp), lane);
+    pipeline.fill();
+    if (number > 0) {
+      __syncthreads();
+      store_work_tile<Traits>(args, memory, queue[number - 1], Traits::kQTiles - 1);
+      queue.request(number + 1);
+    }
+    loader.publish(args, shared, warp, lane);
+    flushes |= kAppend && residual.count() >= kTokens;
+    __syncthreads();
+
+    State<Traits> state[Traits::kQTiles];
+#pragma unroll
+    for (int i = 0; i < Traits::kQTiles; ++i) state[i].clear();
+    attend_residual<Traits>(shared, residual, tile, place, seqlen, warp, lane, state);
+    attend_packed<Traits>(shared, pipeline, first_tile<Traits>(work, done, warp), work.end, Traits::kWarps, PackedMask<Traits>{seqlen},
+                          lane, state);
+    ptx::copy_wait_all();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < Traits::kQTiles; ++i) {
+      unmix_values<Traits>(state[i]);
+      publish_state<Traits>(state[i], shared.merge, shared.warp_stats, warp, lane);
+      if (i + 1 == Traits::kQTiles) break;
+      __syncthreads();
+      store_work_tile<Traits>(args, memory, queue[number], i);
+      __syncthreads();
+    }
+    if (!queue.has(number + 1)) return finish_work<Traits, kAppend>(args, memory, queue, number + 1, flushes);
+    done += queue[number].end - queue[number].first;
+    work = queue[number + 1];
+    loader.fetch(args, head_of(work), warp, lane);
+    pipeline.begin(tiles_of<Traits>(args, work, done, words, warp, lane));
+  }
+}
+
+}  // namespace kvgen

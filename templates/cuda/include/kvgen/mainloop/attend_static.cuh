@@ -1,0 +1,101 @@
+// The kernel with the static scheduler: every head has equally many splits, each of one CTA or one cluster. For one sequence, and for
+// sequences of equal lengths. Other lengths give the same output, but the CTAs of short sequences are done early.
+#pragma once
+#include "kvgen/epilogue/append.cuh"
+#include "kvgen/epilogue/store.cuh"
+#include "kvgen/mainloop/residual_loop.cuh"
+#include "kvgen/pipeline/l2_prefetch.cuh"
+#include "kvgen/pipeline/pipeline.cuh"
+
+namespace kvgen {
+
+// The grid is (KV heads x cluster size, splits, sequences). The warps of all CTAs of a head take its KV tiles in turn, so that a warp's
+// first tile does not depend on the length of the sequence.
+template <class Traits>
+struct StaticScheduler {
+  Head head{static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.x) / Traits::kClusterSize};
+  SplitPlace place{static_cast<int>(blockIdx.y) * Traits::kClusterSize + static_cast<int>(blockIdx.x) % Traits::kClusterSize,
+                   static_cast<int>(gridDim.y) * Traits::kClusterSize};
+
+  __device__ int first_tile(int warp) const { return warp * place.ctas + place.rank; }
+  __device__ int stride() const { return Traits::kWarps * place.ctas; }
+  __device__ SplitSlots slots(const AttendArgs& args) const {
+    const int splits = static_cast<int>(gridDim.y);
+    return {(head.sequence * args.cache.kv_heads + head.head) * splits, splits, static_cast<int>(blockIdx.y)};
+  }
+};
+
+// Whether addresses of tiles are known before lengths are: not where the window begins, nor which blocks a gathered tile has.
+template <class Traits>
+constexpr bool kEarlyTiles = !Traits::kGathered && Traits::Mask::kWindow == 0;
+
+// Begins with the warp's tiles, of a sequence whose length is known.
+template <class Traits>
+__device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticScheduler<Traits>& scheduler, int length, int total,
+                                           int q_len, int warp) {
+  const int end = Traits::packed_tiles(length);
+  if constexpr (kEarlyTiles<Traits>) {
+    tiles.limit(end, length);
+  } else {
+    const int token = Traits::Mask::first_token(max(total - q_len, 0)), block = token / Traits::Format::kTokens;
+    tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), end, length, block);
+  }
+  return tiles.tile;
+}
+
+template <class Traits, bool kAppend>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_static(const __grid_constant__ AttendArgs args) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  constexpr int kTokens = Traits::Format::kTokens;
+  constexpr bool kFillEarly = Traits::kCopy == Copy::async && !Traits::kPaged && kEarlyTiles<Traits>;
+  ptx::griddepcontrol_launch_dependents();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const StaticScheduler<Traits> scheduler;
+  const Head& head = scheduler.head;
+  if constexpr (kEarlyTiles<Traits>) L2Prefetch<Traits>::prefetch_tiles(args, head, scheduler.first_tile(warp), lane);
+  if (args.one_wave && scheduler.place.rank == 0 && warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head, lane);
+  ptx::griddepcontrol_wait();
+
+  // The length and q are requested before K and V, behind whose copies they would queue.
+  const int length = ptx::load_relaxed(args.cache.lengths + head.sequence);
+  QueryLoader<Traits> loader;
+  loader.fetch(args, head, warp, lane);
+  const Shared<Traits> shared(memory);
+  KvTiles<Traits> tiles(args, head, scheduler.stride(), shared.pages + warp * Traits::kPageEntries, lane);
+  if constexpr (kEarlyTiles<Traits>) tiles.begin_early(scheduler.first_tile(warp));
+  Pipeline<Traits> pipeline(shared.ring(), tiles, warp, lane);
+  if constexpr (kFillEarly) pipeline.fill_early();
+  const Workspace<Traits> work(args);
+  if (kAppend && length > args.limit - args.q_len) return skip_step<Traits>(args, warp, lane);
+#if KVGEN_SM90
+  if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::open(memory);
+#endif
+  const Residual<Traits> residual(args, head, length);
+  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, length / kTokens * kTokens};
+  ResidualTile<Traits> tile;
+  tile.fetch(residual, residual_tile<Traits>(scheduler.place, 0, warp), lane);
+  const int first = begin_tiles(pipeline.tiles, scheduler, length, seqlen.length, args.q_len, warp);
+  pipeline.fill();
+  loader.publish(args, shared, warp, lane);
+  __syncthreads();
+#if KVGEN_SM90
+  if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::expect(memory);
+#endif
+
+  State<Traits> state[Traits::kQTiles];
+#pragma unroll
+  for (int i = 0; i < Traits::kQTiles; ++i) state[i].clear();
+  attend_residual<Traits>(shared, residual, tile, scheduler.place, seqlen, warp, lane, state);
+  attend_packed<Traits>(shared, pipeline, first, pipeline.tiles.end, scheduler.stride(), PackedMask<Traits>{seqlen}, lane, state);
+  if constexpr (kFillEarly) ptx::copy_wait_all();  // the first tile may lie beyond the sequence: its copies were not waited for
+  const int readers = kAppend && args.advance ? count_reader(work) : 0;
+  const bool completed = finish_head<Traits>(args, shared, work, head, scheduler.slots(args), warp, lane, state);
+
+  if constexpr (kAppend) {
+    const int same = ptx::pinned(length);  // so that the residual's addresses do not live through the loop
+    if (const Residual<Traits> whole(args, head, same); completed && whole.count() >= kTokens) flush<Traits>(args, shared, whole, same);
+    if (args.advance) advance_lengths(args, work, readers, warp, lane);
+  }
+}
+
+}  // namespace kvgen

@@ -1,0 +1,190 @@
+// Spans of packed sub-tiles: scores, softmax, values of the tokens that a warp weighs together.
+#pragma once
+#include "kvgen/mainloop/mask.cuh"
+#include "kvgen/mainloop/score_modifier.cuh"
+#include "kvgen/mainloop/subtile.cuh"
+
+namespace kvgen {
+
+// A CTA's shared memory by name.
+template <class Traits>
+struct Shared {
+  uint8_t* memory;
+  uint8_t* fragments;  // of q
+  float* factors;      // per column: from products to log2 units
+  float* query_sums;   // per K group and column: sum of q
+  float* merge;
+  RowStats* warp_stats;
+  WorkTile* work_tiles;  // of all warps
+  int* pages;            // of all warps: entries of the block table
+  int* flags;
+
+  __device__ explicit Shared(uint8_t* memory_) : memory(memory_) {
+    fragments = memory + Traits::kQuery;
+    factors = reinterpret_cast<float*>(memory + Traits::kSmall);
+    query_sums = factors + Traits::kQTiles * 8;
+    warp_stats = reinterpret_cast<RowStats*>(query_sums + Traits::kQTiles * 8 * Traits::kKeyGroups);
+    flags = reinterpret_cast<int*>(memory + Traits::kSmall) + Traits::kSmallFloats;
+    merge = reinterpret_cast<float*>(memory + Traits::kMerge);
+    work_tiles = reinterpret_cast<WorkTile*>(memory + Traits::kWorkTiles);
+    pages = reinterpret_cast<int*>(memory + Traits::kPages);
+  }
+  __device__ uint32_t ring() const { return ptx::shared_address(memory); }
+  __device__ uint32_t query() const { return ptx::shared_address(fragments); }
+};
+
+// What a unit's scores need besides its codes.
+template <class Traits>
+struct TileQuery {
+  QueryFragments<Traits> fragments[Traits::kQTiles];
+  float affine[Traits::kQTiles][2];  // of q * zero, in log2 units (K per channel)
+};
+
+template <class Traits>
+__device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32_t params, int lane, TileQuery<Traits>& query) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+    if constexpr (Traits::kKeyPerChannel) {
+      query.fragments[tile].load_scaled(shared.query(), params, tile, lane, query.affine[tile]);
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
+    } else {
+      query.fragments[tile].load(shared.query(), tile, lane);
+    }
+  }
+}
+
+// Products and offsets where K has scales per token: [group] of products, joined by their scales.
+template <class Traits>
+__device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, const Products<Traits>& products, uint32_t params, int tile,
+                                               int lane, Scores<Traits>& x) {
+  float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
+  load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(params, lane, scale, zero);
+#pragma unroll
+  for (int q = 0; q < Traits::kKeyGroups; ++q) {
+    Rows16<Traits> own;
+    own_products<Traits>(products[q][0], products[q][1], lane, own);
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = q_row<Traits>(tile, lane, i);
+        const float sum = shared.query_sums[q * Traits::kQTiles * 8 + row] * shared.factors[row];
+        x.product[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x.product[part][i] : 0.f);
+        x.offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? x.offset[part][i] : 0.f);
+      }
+  }
+}
+
+// From products to scores in log2 units, of one column tile, for the sub-tiles from `subtile` on.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
+                                          const TileQuery<Traits>& query, const Rows16<Traits>& factors, uint32_t subtile, int tile,
+                                          int lane, Scores<Traits> (&x)[kStepSubtiles]) {
+  if constexpr (Traits::kResidualHalves) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s) {
+    if constexpr (Traits::kKeyPerToken)
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kSubtileStride + Traits::Format::kKeyTokenParams, tile, lane,
+                             x[s]);
+    else if constexpr (!Traits::kResidualHalves)
+      own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[s].factor[part][i] = factors[part][i];
+        if constexpr (!Traits::kKeyPerToken) x[s].offset[part][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
+      }
+  }
+}
+
+// What a warp needs of a head for all its units.
+template <class Traits>
+struct LoopQuery {
+  Rows16<Traits> factors[Traits::kQTiles];
+  TileQuery<Traits> tile;  // K per channel: of the present KV tile
+};
+
+// kStepSubtiles sub-tiles from `subtile` on, the first at `position`. `before(s)` waits for sub-tile s, `after(s)` has seen it for the last
+// time.
+template <class Traits, bool kMasked, class Before, class After>
+__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, uint32_t subtile, const LoopQuery<Traits>& query,
+                                                int position, const PackedMask<Traits>& mask, int lane,
+                                                State<Traits> (&state)[Traits::kQTiles], Before&& before, After&& after) {
+  using Format = typename Traits::Format;
+  constexpr int kStepSubtiles = Traits::kStepSubtiles;
+  Products<Traits> products[kStepSubtiles][Traits::kQTiles];
+  ValueParams<Traits> params[kStepSubtiles];
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s) {
+    before(s);
+    multiply_keys<Traits>(subtile + s * Traits::kSubtileStride + Format::kKeyCodes, lane, query.tile.fragments, products[s]);
+    load_value_params<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueTokenParams, lane, params[s]);
+  }
+  Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+    Scores<Traits> x[kStepSubtiles];
+    to_scores<Traits>(shared, products, query.tile, query.factors[tile], subtile, tile, lane, x);
+#pragma unroll
+    for (int s = 0; s < kStepSubtiles; ++s) {
+      modify_scores<Traits>(mask.seqlen, position + s * 32, tile, lane, x[s]);
+      if constexpr (kMasked) mask.apply(position + s * 32, tile, lane, x[s]);
+    }
+    softmax_step<Traits>(x, params, state[tile], weights[tile]);
+  }
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s) {
+    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueCodes, lane, weights, s, state);
+    after(s);
+  }
+}
+
+// The packed loop: every `stride`-th KV tile from `tile` to `stop`; gives the first that is not.
+template <class Traits, bool kMasked, class Pipeline>
+__device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
+                                         const PackedMask<Traits>& mask, LoopQuery<Traits>& query, int lane,
+                                         State<Traits> (&state)[Traits::kQTiles]) {
+  for (; tile < stop; tile += stride) {
+    const uint32_t slot = pipeline.ring.slot(pipeline.slot);
+#pragma unroll
+    for (int sub = 0; sub < Traits::kTileSubtiles; sub += Traits::kStepSubtiles) {
+      const auto before = [&](int s) {
+        if ((sub + s) % Traits::kStageSubtiles == 0) pipeline.ring.wait(pipeline.slot, (sub + s) / Traits::kStageSubtiles);
+        if (Traits::kKeyPerChannel && sub + s == 0) scale_query<Traits>(shared, slot, lane, query.tile);
+      };
+      const auto after = [&](int s) {
+        if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
+      };
+      const int position = tile * Traits::kTileTokens + sub * 32;
+      attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileParams + sub * Traits::kSubtileStride, query, position, mask, lane,
+                                       state, before, after);
+    }
+    pipeline.step();
+  }
+  return tile;
+}
+
+// This warp's packed tiles: every `stride`-th from `tile` to `stop`. The tiles that some query does not see whole have loops of their own:
+// they are few, and a branch in the loop would part its instructions. The sums of the state are mixed, as codes are.
+template <class Traits, class Pipeline>
+__device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
+                                              const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles]) {
+  using Mask = PackedMask<Traits>;
+  constexpr bool kMaskedEnd = Mask::kCausal || Traits::kGathered;
+  LoopQuery<Traits> query;
+#pragma unroll
+  for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.factors, i, lane, query.factors[i]);
+  lane = ptx::pinned(lane);
+  __builtin_assume(lane >= 0 && lane < 32);
+  if constexpr (!Traits::kKeyPerChannel) scale_query<Traits>(shared, 0, lane, query.tile);
+  if constexpr (Mask::kWindowed)
+    tile = run_tiles<Traits, true>(shared, pipeline, tile, min(stop, mask.first_clear_tile()), stride, mask, query, lane, state);
+  if constexpr (kMaskedEnd)
+    tile = run_tiles<Traits, false>(shared, pipeline, tile, min(stop, mask.end_clear_tile()), stride, mask, query, lane, state);
+  run_tiles<Traits, kMaskedEnd>(shared, pipeline, tile, stop, stride, mask, query, lane, state);
+}
+
+}  // namespace kvgen

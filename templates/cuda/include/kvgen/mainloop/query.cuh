@@ -1,0 +1,175 @@
+// q of one KV head as B fragments in shared memory: [column tile][head_dim / 32][32 lanes] of 16 bytes, two k-steps each.
+// Each column is multiplied by a power of two that brings its largest element to [8, 16): q * scale then keeps its bits.
+// Where the upper columns carry the rounding residual of q * scale, a second copy holds -q for them and zeros for the others.
+#pragma once
+#include <type_traits>
+
+#include "kvgen/format/fragments.cuh"
+#include "kvgen/host/args.cuh"
+#include "kvgen/mainloop/traits.cuh"
+
+namespace kvgen {
+
+template <class Traits>
+struct QueryLoader {
+  using Element = typename Traits::Format::Element;
+  static constexpr int kVectors = Traits::kHeadDim / 32;
+  static constexpr int kRounds = ceil_div(Traits::kQTiles, Traits::kWarps);  // column tiles that a warp brings
+  uint4 raw[kRounds][kVectors];
+
+  // Starts the loads, unless there is no such head; ahead of the K and V traffic, behind which they would queue.
+  __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
+#pragma unroll
+    for (int turn = 0; turn < kRounds; ++turn) {
+      const int tile = turn * Traits::kWarps + warp, at = tile * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4),
+                query = at / Traits::kGroup;
+      const bool valid = tile < Traits::kQTiles && head.sequence < args.cache.batch && at < Traits::kQRows && query < args.q_len;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x) raw[turn][x] = make_uint4(0, 0, 0, 0);
+      if (!valid) continue;
+      const Element* row = args.q.row<const Element>(head.sequence, query, head.head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x) raw[turn][x] = *reinterpret_cast<const uint4*>(row + 32 * x);
+    }
+  }
+
+  // Normalizes and publishes: fragments, per column the factor from products to log2 units, and per K group the sum of q.
+  template <class Shared>
+  __device__ void publish(const AttendArgs& args, const Shared& shared, int warp, int lane) const {
+#pragma unroll
+    for (int turn = 0; turn < kRounds; ++turn)
+      if (const int tile = turn * Traits::kWarps + warp; tile < Traits::kQTiles) publish_tile(args, shared, raw[turn], tile, lane);
+  }
+
+ private:
+  static constexpr bool kBfloat = std::is_same_v<Element, __nv_bfloat16>;
+  using Pair = std::conditional_t<kBfloat, __nv_bfloat162, __half2>;
+
+  template <class Shared>
+  __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], int tile, int lane) {
+    const float largest = largest_of_column(raw);
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+    const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
+    float group_sums[Traits::kKeyGroups] = {};
+    const __half2 upper = __float2half2_rn(lane < 16 ? 0.f : -1.f);
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x) {
+      const uint4 v = scaled(raw[x], shift, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
+      uint4* place = reinterpret_cast<uint4*>(shared.fragments) + (tile * kVectors + x) * 32 + lane;
+      *place = v;
+      if constexpr (Traits::kResidualHalves)
+        place[Traits::kQueryPlainBytes / 16] = make_uint4(times(v.x, upper), times(v.y, upper), times(v.z, upper), times(v.w, upper));
+    }
+    const int at = tile * 8 + lane / 4;
+    if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
+    if constexpr (!Traits::kKeyPerToken) return;
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q) {
+      float sum = group_sums[q];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (lane % 4 == 0) shared.query_sums[q * Traits::kQTiles * 8 + at] = sum;
+    }
+  }
+
+  __device__ static float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }
+  __device__ static Pair pair(uint32_t x) { return reinterpret_cast<Pair&>(x); }
+  __device__ static float2 floats(uint32_t x) {
+    if constexpr (kBfloat)
+      return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+    else
+      return __half22float2(ptx::as_half2(x));
+  }
+  __device__ static uint32_t times(uint32_t x, __half2 factor) { return ptx::as_u32(__hmul2(ptx::as_half2(x), factor)); }
+  __device__ static float largest_of_column(const uint4 (&raw)[kVectors]) {
+    Pair most = __habs2(pair(raw[0].x));
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x)
+      for (uint32_t word : {raw[x].x, raw[x].y, raw[x].z, raw[x].w}) most = __hmax2(most, __habs2(pair(word)));
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) most = __hmax2(most, pair(__shfl_xor_sync(~0u, reinterpret_cast<uint32_t&>(most), lanes)));
+    const float2 f = floats(reinterpret_cast<uint32_t&>(most));
+    return fmaxf(f.x, f.y);
+  }
+  // In halves by two steps, since 2^shift may leave their range; each is exact.
+  __device__ static uint4 scaled(const uint4& v, int shift, float& sum) {
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    const int first = min(shift, 15);
+#pragma unroll
+    for (uint32_t& word : words) {
+      if constexpr (kBfloat) {
+        const float2 f = floats(word);
+        word = ptx::pack_half2(f.x * power_of_two(shift), f.y * power_of_two(shift));
+      } else {
+        word = times(times(word, __float2half2_rn(power_of_two(first))), __float2half2_rn(power_of_two(shift - first)));
+      }
+      if constexpr (Traits::kKeyPerToken) {
+        const float2 f = __half22float2(ptx::as_half2(word));
+        sum += f.x + f.y;
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+// B fragments of a column tile for every k-step: `high`, and the rounding residual `low` where it has registers of its own.
+template <class Traits>
+struct QueryFragments {
+  static constexpr bool kLow = Traits::kResidualQ && !Traits::kHalves;
+  uint32_t high[Traits::kSteps][2];
+  uint32_t low[kLow ? Traits::kSteps : 1][2];
+
+  // q itself, for K with scales per token or none.
+  __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
+#pragma unroll
+    for (int x = 0; x < Traits::kSteps / 2; ++x)
+      set_plain(x, ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16));
+  }
+
+  // q times the scales of a K group; also gives the columns' sums of q * zero (or q * scale, for symmetric codes).
+  __device__ __forceinline__ void load_scaled(uint32_t fragments, uint32_t params, int tile, int lane, float (&affine)[2]) {
+    float even[4] = {}, odd[4] = {};
+#pragma unroll
+    for (int x = 0; x < Traits::kSteps / 2; ++x) {
+      const uint32_t at = fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16;
+      const uint4 q = ptx::load_shared16(at);
+      uint4 minus = make_uint4(0, 0, 0, 0);
+      if constexpr (Traits::kResidualHalves) minus = ptx::load_shared16(at + Traits::kQueryPlainBytes);
+      scale_step(2 * x, q.x, q.y, minus.x, minus.y, params, lane, even);
+      scale_step(2 * x + 1, q.z, q.w, minus.z, minus.w, params, lane, odd);
+    }
+    affine[0] = even[0] + odd[0], affine[1] = even[1] + odd[1];
+  }
+
+ private:
+  __device__ __forceinline__ void set_plain(int x, const uint4& q) {
+    high[2 * x][0] = q.x, high[2 * x][1] = q.y, high[2 * x + 1][0] = q.z, high[2 * x + 1][1] = q.w;
+  }
+  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t minus0, uint32_t minus1, uint32_t params,
+                                             int lane, float (&affine)[4]) {
+    uint32_t scale0, scale1, zero0, zero1;
+    const int quad = step * 4 + lane % 4;
+    if constexpr (Traits::Key::kZero) {
+      const uint4 v = ptx::load_shared16(params + quad * 16);
+      zero0 = v.x, scale0 = v.y, zero1 = v.z, scale1 = v.w;
+    } else {
+      const uint2 v = ptx::load_shared8(params + quad * 8);
+      zero0 = scale0 = v.x, zero1 = scale1 = v.y;
+    }
+    ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);  // rows 0..7 are the zeros; scales lie beside them, where they cost no moves
+    place(step, 0, q0, minus0, scale0), place(step, 1, q1, minus1, scale1);
+  }
+  // With halves `minus` is zero on lanes 0..15, which keep the product, and -q on the others, which keep what its rounding left.
+  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t minus, uint32_t scale) {
+    const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
+    if constexpr (Traits::kResidualHalves) {
+      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(ptx::as_half2(minus), scale2)));
+    } else {
+      const __half2 product = __hmul2(q2, scale2);
+      high[step][half] = ptx::as_u32(product);
+      if constexpr (kLow) low[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hneg2(product)));
+    }
+  }
+};
+
+}  // namespace kvgen

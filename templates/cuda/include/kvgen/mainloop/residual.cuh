@@ -1,0 +1,165 @@
+// The tail of a sequence: its residual and, in decode, this step's new tokens, all in Element and row-major.
+#pragma once
+#include "kvgen/host/args.cuh"
+#include "kvgen/mainloop/score_modifier.cuh"
+#include "kvgen/mainloop/subtile.cuh"
+
+namespace kvgen {
+
+template <class Traits>
+struct Residual {
+  using Format = typename Traits::Format;
+  using Element = typename Format::Element;
+  Element* k_residual;
+  Element* v_residual;
+  Head head;
+  int old;    // tokens in the residual before this call
+  int fresh;  // new tokens
+  const AttendArgs& args;
+
+  __device__ Residual(const AttendArgs& args_, const Head& head_, int length)
+      : head(head_), old(length % Format::kTokens), fresh(args_.k_new.data ? args_.q_len : 0), args(args_) {
+    const int64_t at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head) * Format::kTokens * Format::kHeadDim;
+    k_residual = static_cast<Element*>(args.cache.k_residual) + at;
+    v_residual = static_cast<Element*>(args.cache.v_residual) + at;
+  }
+  __device__ int count() const { return old + fresh; }
+  __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
+  __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
+
+  // Stores tokens [from, to) of the tail at residual slots from `slot` on.
+  __device__ void store(int from, int to, int slot) const {
+    constexpr int kVectors = Format::kHeadDim / 8;
+    for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
+      const int token = at / kVectors, offset = at % kVectors * 8;
+      copy16(k_residual + (slot + token) * Format::kHeadDim + offset, k_row(from + token) + offset);
+      copy16(v_residual + (slot + token) * Format::kHeadDim + offset, v_row(from + token) + offset);
+    }
+  }
+
+ private:
+  __device__ const Element* row(const Element* residual, const Rows& rows, int token) const {
+    return token < old ? residual + token * Format::kHeadDim : rows.row<const Element>(head.sequence, token - old, head.head);
+  }
+  __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
+};
+
+// Sixteen rows of K and of V in registers: of row 8 * half + lane / 4 a lane has sixteen bytes from channel 32 * vector + 8 * (lane % 4)
+// on. The last token stands in for those past the end.
+template <class Traits>
+struct ResidualTile {
+  static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
+  int first = 0;  // of the tail's tokens
+  int valid = 0;
+  uint4 keys[kVectors][2], values[kVectors][2];
+
+  // In a loop, so that nothing of the last round is kept for this one.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) keys[x][half] = values[x][half] = make_uint4(0, 0, 0, 0);
+  }
+
+  // Asks for the tokens from `first` on, if there are any.
+  __device__ __forceinline__ void fetch(const Residual<Traits>& tail, int first_, int lane) {
+    first = first_, valid = min(tail.count() - first, kTokens);
+    if (valid <= 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = min(first + 8 * half + lane / 4, tail.count() - 1);
+      const auto *k = tail.k_row(token) + lane % 4 * 8, *v = tail.v_row(token) + lane % 4 * 8;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x)
+        keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
+    }
+  }
+  // Appends its new tokens to the residual, which nobody reads that far.
+  __device__ __forceinline__ void append(const Residual<Traits>& tail, int lane) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 8 * half + lane / 4, token = first + row;
+      if (row >= valid || token < tail.old) continue;
+      const int64_t at = static_cast<int64_t>(token) * Traits::kHeadDim + lane % 4 * 8;
+#pragma unroll
+      for (int x = 0; x < kVectors; ++x) {
+        *reinterpret_cast<uint4*>(tail.k_residual + at + 32 * x) = keys[x][half];
+        *reinterpret_cast<uint4*>(tail.v_residual + at + 32 * x) = values[x][half];
+      }
+    }
+  }
+};
+
+// Scores of a tile of the residual for a tile of query rows. `first` is the position of the residual's first token.
+template <class Traits>
+__device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows, const SeqlenInfo& seqlen, int tile, uint32_t fragments,
+                                                const float* q_factors, int lane, Scores<Traits>& x) {
+  const typename Traits::Format::Element* type = nullptr;
+  float products[2][4] = {};
+#pragma unroll
+  for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
+    const uint4 &a = rows.keys[vector][0], &b = rows.keys[vector][1];
+    const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kHeadDim / 32) + vector) * 32 + lane) * 16);
+    ptx::mma(products[0], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
+    ptx::mma(products[0], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
+  }
+  own_products<Traits>(products[0], products[1], lane, x.product);
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x.factor[part][i] = q_factors[q_row<Traits>(tile, lane, i)], x.offset[part][i] = 0.f;
+  modify_scores<Traits>(seqlen, seqlen.packed + rows.first, tile, lane, x);
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row<Traits>(part, lane) + i / 2 * 8, token = seqlen.packed + rows.first + row;
+      const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);
+      if (token > position || token < Traits::Mask::first_token(position) || row >= rows.valid) x.offset[part][i] = -INFINITY;
+    }
+}
+
+// Adds weights * V for a tile. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
+template <class Traits>
+__device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kQTiles][1],
+                                                State<Traits> (&state)[Traits::kQTiles]) {
+  const typename Traits::Format::Element* type = nullptr;
+#pragma unroll
+  for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
+    const uint4 &a = rows.values[vector][0], &b = rows.values[vector][1];
+    const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
+    uint32_t complemented[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      complemented[i][0] = ptx::transpose(half2_from(low[i], type)), complemented[i][1] = ptx::transpose(half2_from(high[i], type));
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+      const uint32_t(&w)[2] = weights[tile][0][0][0];
+      ptx::mma(state[tile].out[2 * vector], complemented[0][0], complemented[1][0], complemented[0][1], complemented[1][1], w[0], w[1]);
+      ptx::mma(state[tile].out[2 * vector + 1], complemented[2][0], complemented[3][0], complemented[2][1], complemented[3][1], w[0], w[1]);
+    }
+  }
+}
+
+// Attends to one tile of the residual.
+template <class Traits>
+__device__ __forceinline__ void attend_residual_tile(const ResidualTile<Traits>& rows, const SeqlenInfo& seqlen, uint32_t fragments,
+                                                     const float* q_factors, int lane, State<Traits> (&state)[Traits::kQTiles]) {
+  ValueParams<Traits> params[1];
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int q = 0; q < Traits::kValueGroups; ++q)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) params[0].scale[part][q][half] = 1.f, params[0].zero[part][q][half] = 0.f;
+  Weights<Traits> weights[Traits::kQTiles][1];
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+    Scores<Traits> x[1];
+    residual_scores<Traits>(rows, seqlen, tile, fragments, q_factors, lane, x[0]);
+    softmax_step<Traits>(x, params, state[tile], weights[tile]);
+  }
+  residual_values<Traits>(rows, weights, state);
+}
+
+}  // namespace kvgen

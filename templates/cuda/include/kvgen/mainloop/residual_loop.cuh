@@ -1,0 +1,37 @@
+// The tiles of a head's residual, and which warp of which CTA takes them.
+#pragma once
+#include "kvgen/mainloop/packed_loop.cuh"
+#include "kvgen/mainloop/residual.cuh"
+
+namespace kvgen {
+
+// A CTA among those that have splits of a head.
+struct SplitPlace {
+  int rank, ctas;
+};
+
+// First token of a warp's `round`-th tile of 16 residual tokens. Tiles go round the CTAs from the last, and there round the warps from the
+// last: these have the fewest KV tiles.
+template <class Traits>
+__device__ __forceinline__ int residual_tile(const SplitPlace& place, int round, int warp) {
+  return ((round * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank) * ResidualTile<Traits>::kTokens;
+}
+
+// The warp's tiles of the residual, the first of which was fetched. New tokens are appended from the registers of the warp that has them,
+// unless the residual becomes a block: then `flush` packs them from where they lie.
+template <class Traits>
+__device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
+                                                const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,
+                                                State<Traits> (&state)[Traits::kQTiles]) {
+  if (tile.valid <= 0) return;
+#pragma unroll 1
+  for (int round = 1; tile.valid > 0; ++round) {
+    if (residual.fresh && residual.count() < Traits::Format::kTokens) tile.append(residual, lane);
+    attend_residual_tile<Traits>(tile, seqlen, shared.query(), shared.factors, lane, state);
+    tile.fetch(residual, residual_tile<Traits>(place, round, warp), lane);
+  }
+#pragma unroll
+  for (int i = 0; i < Traits::kQTiles; ++i) mix_values<Traits>(state[i]);
+}
+
+}  // namespace kvgen

@@ -1,0 +1,40 @@
+// What becomes of a score before it is masked: the score modifier seam.
+//
+// A modifier is a type with
+//   kActive           whether it changes anything; one that does not costs no instruction
+//   apply(x, place)   the new score. x is scale * q.k in log2 units (times log2 e), and so is the result
+#pragma once
+#include "kvgen/mainloop/mask.cuh"
+
+namespace kvgen {
+
+struct NoModifier {
+  static constexpr bool kActive = false;
+};
+
+// Whose score it is.
+struct ScorePlace {
+  int q_head;
+  int position;  // of the query
+  int token;
+};
+
+// Applies the modifier to the scores of a sub-tile whose first token is at `first`.
+template <class Traits>
+__device__ __forceinline__ void modify_scores(const SeqlenInfo& seqlen, int first, int tile, int lane, Scores<Traits>& x) {
+  using Modifier = typename Traits::ScoreModifier;
+  if constexpr (Modifier::kActive) {
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = q_row<Traits>(tile, lane, i);
+        const ScorePlace place{seqlen.head * Traits::kGroup + row % Traits::kGroup, seqlen.position<Traits>(row),
+                               first + first_row<Traits>(part, lane) + i / 2 * 8};
+        x.product[part][i] = Modifier::apply(x.above(0.f, part, i), place);
+        x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
+      }
+  }
+}
+
+}  // namespace kvgen

@@ -1,0 +1,175 @@
+// Online softmax with a lazy running maximum: probabilities are 2^(x - row_max), and row_max is raised only when a weight p * scale_v would
+// leave fp16, to where the largest weight is 2^10. So it may lie above or below the true maximum, and the scale of V does not matter.
+#pragma once
+#include "kvgen/mainloop/traits.cuh"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+constexpr float kWeightLimit = 60000.f;  // below fp16's largest, for the sum of a lane's weights
+constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after the reference moved
+constexpr float kSmallestScale =
+    1.f / (1 << 23) / (1 << 23);  // added: bounds probabilities of constant groups, vanishes beside other scales
+
+// What a warp knows of one column tile. Lane (g, t) holds columns 2t, 2t + 1; with halves, of four columns, t % 2 in place of t.
+template <class Traits>
+struct State {
+  float row_max[2];
+  float row_sum[2];                       // of p
+  float affine[Traits::kValueGroups][2];  // of p * zero_v
+  float out[Traits::kRowTiles][4];        // of p * code: row g of columns c, then row g + 8
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      row_max[c] = -1e30f, row_sum[c] = 0.f;
+      for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] = 0.f;
+    }
+#pragma unroll
+    for (int u = 0; u < Traits::kRowTiles; ++u) out[u][0] = out[u][1] = out[u][2] = out[u][3] = 0.f;
+  }
+
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      row_sum[c] *= factor[c];
+#pragma unroll
+      for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];
+#pragma unroll
+      for (int u = 0; u < Traits::kRowTiles; ++u) out[u][c] *= factor[c], out[u][2 + c] *= factor[c];
+    }
+  }
+};
+
+// First row (token) of the sub-tile that a lane scores in part `part`; the second is eight further.
+template <class Traits>
+__device__ __forceinline__ int first_row(int part, int lane) {
+  return 16 * (Traits::kHalves ? lane % 4 / 2 : part) + lane / 4;
+}
+
+// The packed-GQA row of a lane's i-th value: (query, head of the group) pairs, query by query.
+template <class Traits>
+__device__ __forceinline__ int q_row(int tile, int lane, int i) {
+  return tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
+}
+
+// Values of a lane for one sub-tile: [part][2 * half + column] with rows g, g + 8 of 16-row part `part`.
+template <class Traits>
+using Rows16 = float[Traits::kParts][4];
+
+// Scores in log2 units, product * factor + offset, not yet worked out: the reference joins the offset first.
+template <class Traits>
+struct Scores {
+  Rows16<Traits> product;
+  Rows16<Traits> factor;
+  Rows16<Traits> offset;
+
+  __device__ __forceinline__ float above(float row_max, int part, int i) const {
+    return fmaf(product[part][i], factor[part][i], offset[part][i] - row_max);
+  }
+};
+
+// Scale and zero of V for the rows a lane scores: [part][group][half]. Scales are positive.
+template <class Traits>
+struct ValueParams {
+  float scale[Traits::kParts][Traits::kValueGroups][2];
+  float zero[Traits::kParts][Traits::kValueGroups][2];
+};
+
+// B fragments of the weights p * scale_v: [group][16-token part][k half].
+template <class Traits>
+using Weights = uint32_t[Traits::kValueGroups][2][2];
+
+namespace detail {
+
+// Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds, or one is NaN: it must not hide the other
+// column's.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                      const State<Traits>& state, Rows16<Traits> (&p)[kStepSubtiles],
+                                      uint32_t (&y)[kStepSubtiles][Traits::kValueGroups][Traits::kParts][2]) {
+  __half2 total = __float2half2_rn(0.f);
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s)
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 2 * half;
+        p[s][part][i] = ptx::exp2(x[s].above(state.row_max[0], part, i)),
+        p[s][part][i + 1] = ptx::exp2(x[s].above(state.row_max[1], part, i + 1));
+#pragma unroll
+        for (int q = 0; q < Traits::kValueGroups; ++q) {
+          const float scale = v[s].scale[part][q][half];
+          y[s][q][part][half] = ptx::pack_half2(p[s][part][i] * scale, p[s][part][i + 1] * scale);
+          total = s + part + half + q == 0 ? ptx::as_half2(y[s][q][part][half]) : __hadd2(total, ptx::as_half2(y[s][q][part][half]));
+        }
+      }
+  return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
+}
+
+// Rare: moves the reference so that the largest of these weights is near 2^kWeightTarget.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                              State<Traits>& state) {
+  float factor[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    float best = -INFINITY;
+#pragma unroll
+    for (int s = 0; s < kStepSubtiles; ++s)
+#pragma unroll
+      for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float scale = v[s].scale[part][0][half];
+#pragma unroll
+          for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[part][q][half]);
+          best = fmaxf(best, x[s].above(0.f, part, 2 * half + c) + __log2f(scale));
+        }
+#pragma unroll
+    for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
+    const float moved = fmaxf(state.row_max[c], best - kWeightTarget);
+    factor[c] = ptx::exp2(state.row_max[c] - moved);
+    state.row_max[c] = moved;
+  }
+  state.rescale(factor);
+}
+
+}  // namespace detail
+
+// Adds the probabilities of kStepSubtiles sub-tiles to the sums and gives their weights as B fragments.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                             State<Traits>& state, Weights<Traits> (&weights)[kStepSubtiles]) {
+  Rows16<Traits> p[kStepSubtiles];
+  uint32_t y[kStepSubtiles][Traits::kValueGroups][Traits::kParts][2];
+  if (__any_sync(~0u, detail::weigh<Traits>(x, v, state, p, y))) {
+    detail::raise_row_max<Traits>(x, v, state);
+    detail::weigh<Traits>(x, v, state, p, y);
+  }
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s)
+#pragma unroll
+    for (int q = 0; q < Traits::kValueGroups; ++q)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int part = 0; part < Traits::kParts; ++part) weights[s][q][part][half] = ptx::transpose(y[s][q][part][half]);
+        // With halves, columns 4..7 are the other part's: rubbish for part 0, which nobody reads, and the weights of part 1.
+        if constexpr (Traits::kHalves) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
+      }
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s)
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        state.row_sum[i % 2] += p[s][part][i];
+#pragma unroll
+        for (int q = 0; q < Traits::kValueGroups; ++q)
+          state.affine[q][i % 2] = fmaf(p[s][part][i], v[s].zero[part][q][i / 2], state.affine[q][i % 2]);
+      }
+}
+
+}  // namespace kvgen

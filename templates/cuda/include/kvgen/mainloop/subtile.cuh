@@ -1,0 +1,193 @@
+// One sub-tile of 32 packed tokens: scores, softmax, values. Everything affine has left the inner products.
+#pragma once
+#include "kvgen/format/fragments.cuh"
+#include "kvgen/mainloop/query.cuh"
+#include "kvgen/mainloop/softmax.cuh"
+#include "kvgen/mainloop/traits.cuh"
+
+namespace kvgen {
+
+// Products of codes and q of one column tile, per K group: [group][16-token tile][2 * half + column].
+template <class Traits>
+using Products = float[Traits::kKeyGroups][2][4];
+
+// Per-token params of the rows that a lane scores.
+template <class Traits, class Quant, int kGroups>
+__device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kParts][kGroups][2],
+                                                float (&zero)[Traits::kParts][kGroups][2]) {
+  constexpr int kRowBytes = Quant::kZero ? 4 : 2;  // params of a token
+#pragma unroll
+  for (int q = 0; q < kGroups; ++q)
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part) {
+      const int half = Traits::kHalves ? lane % 4 / 2 : part;  // rows of a lane lie together, of a block's 16 or of 32
+      const int at =
+          Traits::kHalfStride ? (q * 8 + lane / 4) * 2 + half * (Traits::kHalfStride / kRowBytes) : (q * 8 + lane / 4) * 4 + 2 * half;
+      if constexpr (Quant::kZero) {
+        const uint2 v = ptx::load_shared8(address + at * kRowBytes);
+        const float2 first = __half22float2(ptx::as_half2(v.x)), second = __half22float2(ptx::as_half2(v.y));
+        scale[part][q][0] = first.x, zero[part][q][0] = first.y, scale[part][q][1] = second.x, zero[part][q][1] = second.y;
+      } else {
+        const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * kRowBytes)));
+        scale[part][q][0] = v.x, zero[part][q][0] = -v.x * Quant::kOffset;
+        scale[part][q][1] = v.y, zero[part][q][1] = -v.y * Quant::kOffset;
+      }
+    }
+}
+
+// In every run of 16 tokens the first eight count backwards: p * s * code = p * s * -(top - code) + p * s * top. Sums of codes
+// then hover around zero over a long cache, where otherwise what is left after the zeros are added would drown in the rounding
+// of the tensor cores. Codes get their sign where they are masked, for nothing.
+template <class Traits>
+__device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
+  if constexpr (Traits::Value::kQuantized) {
+    load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
+    constexpr float kTop = (1 << Traits::Value::kBits) - 1;
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+      for (int q = 0; q < Traits::kValueGroups; ++q) {
+        float(&scale)[2] = params.scale[part][q];
+        scale[0] += kSmallestScale, scale[1] += kSmallestScale;
+        params.zero[part][q][0] = fmaf(scale[0], kTop, params.zero[part][q][0]);
+      }
+  } else {
+#pragma unroll
+    for (int part = 0; part < Traits::kParts; ++part)
+      params.scale[part][0][0] = params.scale[part][0][1] = 1.f, params.zero[part][0][0] = params.zero[part][0][1] = 0.f;
+  }
+}
+
+// Products of K's codes with every column tile's q: each code is expanded once.
+template <class Traits>
+__device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const QueryFragments<Traits> (&query)[Traits::kQTiles],
+                                              Products<Traits> (&products)[Traits::kQTiles]) {
+  constexpr int kBits = Traits::Key::kBits;
+  constexpr int kStepsPerGroup = Traits::kSteps / Traits::kKeyGroups;
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile)
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
+  visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
+      codes, lane, [&](int pair, const uint32_t* words) {
+        const int step = pair % Traits::kSteps;
+        expand<kBits, typename Traits::Format::Element, false>(
+            words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+#pragma unroll
+              for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+                float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
+                ptx::mma(sum, a0, a1, a2, a3, query[tile].high[step][0], query[tile].high[step][1]);
+                if constexpr (QueryFragments<Traits>::kLow)
+                  ptx::mma(sum, a0, a1, a2, a3, query[tile].low[step][0], query[tile].low[step][1]);
+              }
+            });
+      });
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile)
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
+}
+
+// The products of a lane's own rows. With halves, lanes t < 2 take rows 0..15, the others rows 16..31; the other half of the
+// columns holds the same again.
+template <class Traits>
+__device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, Rows16<Traits>& own) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    own[0][i] = Traits::kHalves && lane % 4 >= 2 ? high[i] : low[i];
+    if constexpr (!Traits::kHalves) own[1][i] = high[i];
+  }
+}
+
+// The same where the other half of the columns holds products with q's rounding residual, which are added. Lanes change places
+// through shared memory, over the sub-tiles' K codes, where they can: shuffles take twice the instructions.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles], int lane,
+                                         Scores<Traits> (&x)[kStepSubtiles]) {
+  const bool first = lane % 4 < 2;
+  if constexpr (Traits::kExchangeShared) {
+    const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32: other banks
+    constexpr int kStride = Traits::Format::kSubtileBytes;
+    __syncwarp();
+#pragma unroll
+    for (int s = 0; s < kStepSubtiles; ++s)
+      ptx::store_shared16(mine + s * kStride, products[s][0][0][0]), ptx::store_shared16(mine + s * kStride + 512, products[s][0][0][1]);
+    __syncwarp();
+#pragma unroll
+    for (int s = 0; s < kStepSubtiles; ++s) {
+      const uint4 a = ptx::load_shared16(codes + at + s * kStride), b = ptx::load_shared16(codes + (at ^ 32) + s * kStride);
+      float(&own)[4] = x[s].product[0];
+      own[0] = __uint_as_float(a.x) + __uint_as_float(b.x), own[1] = __uint_as_float(a.y) + __uint_as_float(b.y);
+      own[2] = __uint_as_float(a.z) + __uint_as_float(b.z), own[3] = __uint_as_float(a.w) + __uint_as_float(b.w);
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kStepSubtiles; ++s) {
+      const float(&low)[4] = products[s][0][0][0], (&high)[4] = products[s][0][0][1];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[s].product[0][i] = (first ? low[i] : high[i]) + __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
+    }
+  }
+}
+
+// Powers of two of the rows that a lane scores, times the columns' factors to log2 units: [part][2 * half + column].
+template <class Traits>
+__device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, Rows16<Traits>& factors) {
+  constexpr int kBits = Traits::Key::kBits;
+#pragma unroll
+  for (int part = 0; part < Traits::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float row =
+          Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
+      factors[part][i] = row / kCodeUnit<typename Traits::Key> * q_factors[q_row<Traits>(tile, lane, i)];
+    }
+}
+
+// Adds weights * V's codes to a column tile's sums.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles],
+                                                int s, State<Traits> (&state)[Traits::kQTiles]) {
+  constexpr int kBits = Traits::Value::kBits;
+  constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
+  constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
+  visit_subtile<kBits, 2 * kTiles, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* words) {
+    const int part = pair / kTiles;
+    expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles,
+                                                          [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+#pragma unroll
+                                                            for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+                                                              const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][part];
+                                                              ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
+                                                            }
+                                                          });
+  });
+}
+
+// From what the products accumulate to true sums of p * code.
+template <class Traits>
+__device__ __forceinline__ void unmix_values(State<Traits>& state) {
+  constexpr int kBits = Traits::Value::kBits;
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+    unmix<kBits>(state.out[u], state.out[u + 1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
+  }
+}
+
+// Inverse of `unmix_values`: products can be added to.
+template <class Traits>
+__device__ __forceinline__ void mix_values(State<Traits>& state) {
+  constexpr int kBits = Traits::Value::kBits;
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
+    mix<kBits>(state.out[u], state.out[u + 1]);
+  }
+}
+
+}  // namespace kvgen

@@ -1,0 +1,128 @@
+// What a schedule means for a format: tiles, registers, shared memory. Words: docs/kernels.md.
+#pragma once
+#include <algorithm>
+
+#include "kvgen/format/packed_format.cuh"
+#include "kvgen/schedule/split_model.cuh"
+#include "kvgen/schedule/work_queue.cuh"
+
+namespace kvgen {
+
+enum class Copy { async, bulk, bulk_unit };         // cp.async; one 1-D bulk copy per sub-tile; one per unit
+enum class Reduction { last, two_level, cluster };  // of the splits of a head
+
+// The schedule of the kernel that has the static scheduler.
+template <class Schedule_>
+struct Static : Schedule_ {
+  static constexpr int kLastHeads = 1;  // heads that a CTA may have to reduce in the end
+};
+
+// The schedule of the kernel that takes a plan: the same warps and rings, but every CTA works by itself and copies by cp.async, since the
+// barriers of bulk copies would have to be followed from one work tile to the next.
+template <class Schedule_>
+struct Planned : Schedule_ {
+  static constexpr Copy kCopy = Copy::async;
+  static constexpr Reduction kReduction = Reduction::last;
+  static constexpr int kLastHeads = 2;  // heads that a CTA may have to reduce side by side in the end: its first and its last
+};
+
+template <class Format_, class Schedule>
+struct Traits : Schedule {
+  using Format = Format_;
+  using Key = typename Format::Key;
+  using Value = typename Format::Value;
+  static constexpr int kHeadDim = Format::kHeadDim;
+  static constexpr int kThreads = Schedule::kWarps * 32;
+  static constexpr int kReducers = kThreads / Schedule::kLastHeads;  // threads that reduce the splits of a head
+  static constexpr int kMaxRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
+
+  // Columns: (query, head of the group) pairs, eight to a tile of the matrix instruction.
+  static constexpr int kQRows = Schedule::kGroup * Schedule::kMaxQLen;
+  static constexpr int kQTiles = ceil_div(kQRows, 8);
+  // With four columns or fewer, the two halves of the eight hold the two halves of the rows (or of q's precision).
+  static constexpr bool kHalves = kQRows <= 4;
+  static constexpr int kParts = kHalves ? 1 : 2;  // 16-row parts of a 32-token sub-tile that a lane scores itself
+  static constexpr int kTileQRows = kQRows < 8 ? kQRows : 8;
+
+  static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
+  static constexpr int kRowTiles = kHeadDim / 16;  // 16-row tiles of V
+  static constexpr int kValueGroups = Value::kQuantized && Value::kAxis == Axis::token ? kHeadDim / Value::kGroup : 1;
+  static constexpr int kKeyGroups = Key::kQuantized && Key::kAxis == Axis::token ? kHeadDim / Key::kGroup : 1;
+  static constexpr bool kKeyPerChannel = Key::kQuantized && Key::kAxis == Axis::channel;
+  static constexpr bool kKeyPerToken = Key::kQuantized && Key::kAxis == Axis::token;
+
+  // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
+  static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kQTiles == 1));
+  static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
+  // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
+  static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
+  static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
+  // A unit is what a warp takes at a time: tokens that share their K channel params.
+  static constexpr int kTileTokens = Schedule::kTileSubtiles * 32;
+  // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
+  // gone through by halves; columns take registers.
+  static constexpr int kMostStepSubtiles = kQTiles > 2 || (kQTiles == 2 && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4) ? 1
+                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1                                         ? 2
+                                                                                                                                   : 4;
+  static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMostStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
+  // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
+  static constexpr bool kGathered = kTileTokens > Format::kTokens;
+  static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
+  static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;
+  static constexpr int kTileParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;    // bytes
+  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;    // 32 tokens: a sub-tile, or two of 16
+  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
+  static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
+  static constexpr int kSlotBytes = kTileParams + kTileBytes;
+  // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
+  static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
+  static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
+  static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;
+  static_assert(kGathered ? kTileTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kTileBlocks <= 32
+                          : Format::kTokens % kTileTokens == 0,
+                "a unit lies within a block, or consists of whole ones without K groups");
+  static_assert(!kKeyPerChannel || Key::kGroup % kTileTokens == 0, "a unit lies within a K group");
+  static_assert(Value::kAxis == Axis::token || !Value::kQuantized, "V per channel");
+  static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
+  static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
+
+  // Packed units of `tokens` tokens; of a gathered one, some blocks may be missing.
+  __host__ __device__ static constexpr int packed_tiles(int tokens) {
+    return kGathered ? ceil_div(tokens / Format::kTokens, kTileBlocks) : tokens / Format::kTokens * kTilesPerBlock;
+  }
+
+  // Shared memory, in bytes from the start: ring | barriers | q | merge | page table | work tiles | small | inbox.
+  static constexpr int kRingBytes = Schedule::kWarps * Schedule::kTilesInFlight * kSlotBytes;
+  static constexpr int kBarriers = kRingBytes;
+  static constexpr int kQuery =
+      kBarriers +
+      align_up(Schedule::kCopy != Copy::async ? Schedule::kWarps * Schedule::kTileSubtiles * Schedule::kTilesInFlight * 8 : 0, 16);
+  static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;
+  static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
+  static constexpr int kMerge = kQuery + kQueryBytes;
+  static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp hit 32 banks
+  static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileQRows * kMergeStride * 4, 16);
+  static constexpr int kReusable = kMerge + kMergeBytes;  // bytes that are free once the output is stored
+  static constexpr int kPages = kReusable;
+  static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
+  static constexpr int kWorkTiles = kPages + align_up(Schedule::kWarps * kPageEntries * 4, 16);
+  static constexpr int kSmall = kWorkTiles + Schedule::kWarps * WorkQueue::kWarpBytes;
+  static constexpr int kSmallFloats = kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
+  static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
+  static constexpr int kInboxBytes =
+      Schedule::kReduction == Reduction::cluster ? kQTiles * (kTileQRows * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
+  static constexpr int kSharedBytes = align_up(kInbox + kInboxBytes, 128);
+};
+
+// Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.
+template <int kBits>
+__host__ __device__ constexpr float row_factor(int tile, int half) {
+  return kBits == 4 ? (half ? 1.f / 16 : 1.f) : kBits == 2 ? (tile ? (half ? 1.f / 64 : 1.f / 16) : (half ? 1.f / 4 : 1.f)) : 1.f;
+}
+
+// Codes read as fp16 bits are denormals: code * 2^-24, exactly.
+template <class Quant>
+constexpr float kCodeUnit = Quant::kQuantized ? 1.f / 16777216.f : 1.f;
+
+}  // namespace kvgen

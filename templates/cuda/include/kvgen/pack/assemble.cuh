@@ -1,0 +1,70 @@
+// Fields to words and back, on both sides.
+#pragma once
+#include "kvgen/format/places.cuh"
+
+namespace kvgen {
+
+// A word of the low bytes of four others.
+__host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(__byte_perm(b0, b1, 0x0040), __byte_perm(b2, b3, 0x0040), 0x5410);
+#else
+  return (b0 & 0xff) | (b1 & 0xff) << 8 | (b2 & 0xff) << 16 | (b3 & 0xff) << 24;
+#endif
+}
+
+// The bytes of the words that a lane makes of its eight channels of every octet, before they are joined.
+template <class Places>
+struct Fields {
+  uint32_t bytes[Places::kWordsPerX][4];
+
+  // Takes the fields of one octet, in the low bytes of `codes`. Octets come in order: the first field of a byte is taken first.
+  __host__ __device__ __forceinline__ void add(int octet, const uint32_t (&codes)[8]) {
+#pragma unroll
+    for (int w = 0; w < Places::kWordsPerX; ++w)
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int f = 0; f < Places::kPerByte; ++f) {
+          const auto from = Places::element(w, b, f);
+          if (from.octet == octet) bytes[w][b] = (f == 0 ? 0 : bytes[w][b]) + (codes[from.channel] << (Places::kBits * f));
+        }
+  }
+
+  // Adds to a field that was taken before.
+  __host__ __device__ __forceinline__ void change(int octet, int channel, uint32_t by) {
+#pragma unroll
+    for (int w = 0; w < Places::kWordsPerX; ++w)
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+#pragma unroll
+        for (int f = 0; f < Places::kPerByte; ++f) {
+          const auto from = Places::element(w, b, f);
+          if (from.octet == octet && from.channel == channel) bytes[w][b] += by << (Places::kBits * f);
+        }
+  }
+
+  __host__ __device__ __forceinline__ uint32_t word(int w) const { return join_bytes(bytes[w][0], bytes[w][1], bytes[w][2], bytes[w][3]); }
+};
+
+// The same of 16-bit elements, two to a word.
+template <class Places>
+__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kOctets][4],
+                                                        uint32_t (&words)[Places::kWordsPerX]) {
+#pragma unroll
+  for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = pairs[Places::pair(w).octet][Places::pair(w).channel];
+}
+
+// Runs of 32 channels whose words a lane stores together, so that stores are as wide as the order allows.
+template <class Places>
+constexpr int chunk_xs() {
+  return greatest_common_divisor(Places::kWordsPerX >= 4 ? 1 : 4 / Places::kWordsPerX, Places::kXs);
+}
+
+// Words of one store, where a lane makes those of kCount such runs.
+template <class Places, int kCount>
+constexpr int store_words() {
+  return greatest_common_divisor(kCount * Places::kWordsPerX, Places::kVector);
+}
+
+}  // namespace kvgen

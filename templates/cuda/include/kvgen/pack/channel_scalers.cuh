@@ -1,0 +1,137 @@
+// Statistics of K per channel: the whole block is read once before any of it can be packed.
+#pragma once
+#include "kvgen/format/places.cuh"
+#include "kvgen/pack/extremes.cuh"
+#include "kvgen/pack/thresholds.cuh"
+
+namespace kvgen::packing {
+
+// Shared memory: extremes of every channel by runs of 16 tokens, then scalers (or thresholds, in the same place) by group.
+template <class Format>
+struct ChannelStats {
+  static constexpr int kDim = Format::kHeadDim;
+  static constexpr bool kUsed = Format::Key::kQuantized && Format::Key::kAxis == Axis::channel;
+  static constexpr int kRuns = kUsed ? Format::kTokens / 16 : 0;
+  static constexpr int kGroups = kUsed ? Format::kTokens / Format::Key::kGroup : 0;
+  static constexpr int kScalers = kGroups * kDim;
+  static constexpr int kHighs = kRuns * kDim * 2;
+  static constexpr int kScales = 2 * kHighs;
+  static constexpr int kInverses = kScales + kScalers * 4;
+  static constexpr int kZeros = kInverses + kScalers * 4;
+  static constexpr int kBytes = kZeros + kScalers * 4;
+};
+
+template <class Format, int kThreads, class KRow>
+__device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
+  using Stats = ChannelStats<Format>;
+  using Element = typename Format::Element;
+  constexpr int kRowLanes = Format::kHeadDim / 8;  // lanes that bring a row
+  constexpr int kRows = 32 / kRowLanes;            // rows brought at once
+  const int lane = threadIdx.x % 32;
+  const int row = min(lane / kRowLanes, kRows - 1);  // what is left of the lanes repeats the last row
+  const int column = lane % kRowLanes * 8;
+#pragma unroll 1
+  for (int run = threadIdx.x / 32; run < Stats::kRuns; run += kThreads / 32) {
+    Range<Element> range[4];
+#pragma unroll
+    for (int step = 0; step < 16 / kRows; ++step) {
+      const uint4 v = load16<Element>(k_row(run * 16 + step * kRows + row) + column);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t pair = component(v, i);
+        if (step == 0)
+          range[i] = {pair, pair};
+        else
+          range[i].include(pair);
+      }
+    }
+#pragma unroll
+    for (int half = kRows / 2; half > 0; half /= 2)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        range[i].include(__shfl_down_sync(~0u, range[i].low, half * kRowLanes), __shfl_down_sync(~0u, range[i].high, half * kRowLanes));
+    if (lane < kRowLanes) {
+      const int at = (run * Format::kHeadDim + column) * 2;
+      *reinterpret_cast<uint4*>(smem + at) = make_uint4(range[0].low, range[1].low, range[2].low, range[3].low);
+      *reinterpret_cast<uint4*>(smem + Stats::kHighs + at) = make_uint4(range[0].high, range[1].high, range[2].high, range[3].high);
+    }
+  }
+}
+
+// Scalers of every channel and group, in shared memory and, as params, in the block.
+template <class Format, int kThreads>
+__device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
+  using Stats = ChannelStats<Format>;
+  using Element = typename Format::Element;
+  using Key = typename Format::Key;
+  using Places = kvgen::Places<Format, Which::key>;
+  constexpr int kRunsPerGroup = Stats::kRuns / Stats::kGroups;
+  const Element* lows = reinterpret_cast<const Element*>(smem);
+  const Element* highs = reinterpret_cast<const Element*>(smem + Stats::kHighs);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Stats::kScalers; i += kThreads) {
+    const int group = i / Format::kHeadDim, channel = i % Format::kHeadDim;
+    const int first = group * kRunsPerGroup * Format::kHeadDim + channel;
+    float low = to_float(lows[first]), high = to_float(highs[first]);
+#pragma unroll
+    for (int run = 1; run < kRunsPerGroup; ++run) {
+      low = fminf(low, to_float(lows[first + run * Format::kHeadDim]));
+      high = fmaxf(high, to_float(highs[first + run * Format::kHeadDim]));
+    }
+    __half params[2];
+    const Scaler s = make_scaler<Key>(low, high, params);
+    if constexpr (by_thresholds<Key, Element>()) {
+      uint16_t* thresholds = reinterpret_cast<uint16_t*>(smem + Stats::kScales) + i;
+      thresholds[0] = threshold<1>(s.zero, s.scale);
+      thresholds[Stats::kScalers] = threshold<2>(s.zero, s.scale);
+      thresholds[2 * Stats::kScalers] = threshold<3>(s.zero, s.scale);
+    } else {
+      reinterpret_cast<float*>(smem + Stats::kScales)[i] = s.scale;
+      reinterpret_cast<float*>(smem + Stats::kInverses)[i] = s.inverse;
+      reinterpret_cast<float*>(smem + Stats::kZeros)[i] = s.zero;
+    }
+#pragma unroll
+    for (int kind = 0; kind < Key::kParams; ++kind)
+      *reinterpret_cast<__half*>(block + Places::param_offset(kind, group * Key::kGroup, channel)) = params[kind];
+  }
+}
+
+// Eight neighbouring channels, each with its own scaler: what all codes need in registers, all else in shared memory.
+template <class Stats>
+struct ChannelScalers {
+  const uint8_t* at;
+  float inverses[8], zeros[8];
+
+  __device__ __forceinline__ ChannelScalers(const uint8_t* smem, int channel) : at(smem + channel * 4) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      reinterpret_cast<float4&>(inverses[i]) = *reinterpret_cast<const float4*>(at + Stats::kInverses + i * 4);
+      reinterpret_cast<float4&>(zeros[i]) = *reinterpret_cast<const float4*>(at + Stats::kZeros + i * 4);
+    }
+  }
+  __device__ __forceinline__ float zero(int i) const { return zeros[i]; }
+  __device__ __forceinline__ float inverse(int i) const { return inverses[i]; }
+  __device__ __forceinline__ Scaler scaler(int i) const {
+    return {stored(Stats::kZeros, i), stored(Stats::kScales, i), stored(Stats::kInverses, i)};
+  }
+  __device__ __forceinline__ float stored(int which, int i) const { return reinterpret_cast<const float*>(at + which)[i]; }
+};
+
+// The thresholds of eight neighbouring channels.
+template <class Stats>
+struct ChannelThresholds {
+  uint4 at[3];
+
+  __device__ __forceinline__ ChannelThresholds(const uint8_t* smem, int channel) {
+#pragma unroll
+    for (int nth = 0; nth < 3; ++nth)
+      at[nth] = *reinterpret_cast<const uint4*>(smem + Stats::kScales + (nth * Stats::kScalers + channel) * 2);
+  }
+  __device__ __forceinline__ uint32_t threshold(int nth, int pair) const { return component(at[nth], pair); }
+};
+
+template <class Format>
+using ChannelCoder = std::conditional_t<by_thresholds<typename Format::Key, typename Format::Element>(),
+                                        ChannelThresholds<ChannelStats<Format>>, ChannelScalers<ChannelStats<Format>>>;
+
+}  // namespace kvgen::packing

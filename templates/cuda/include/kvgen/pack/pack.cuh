@@ -1,0 +1,104 @@
+// Appends tokens to a cache: packs every block that becomes full, leaves the rest in the residual, then counts the new lengths.
+#pragma once
+#include "kvgen/host/args.cuh"
+#include "kvgen/host/launch.cuh"
+#include "kvgen/pack/quantize.cuh"
+
+namespace kvgen {
+namespace packing {
+
+// Warps of a packing CTA: one for every tile of 16 tokens, at most eight.
+template <class Format>
+constexpr int pack_threads() {
+  return Format::kTokens >= 128 ? 256 : Format::kTokens * 2;
+}
+
+// Rows of one head: token i at data + i * stride.
+template <class Element>
+struct Run {
+  const Element* data;
+  int64_t stride;
+  __device__ __forceinline__ const Element* operator()(int token) const { return data + token * stride; }
+};
+
+// Puts the first `count` rows into residual slots from `slot`.
+template <class Format, int kThreads, class Element>
+__device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, Element* k_residual, Element* v_residual, int slot,
+                                              int count) {
+  constexpr int kPieces = Format::kHeadDim / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count * kPieces; i += kThreads) {
+    const int channel = i % kPieces * 8, place = (slot + i / kPieces) * Format::kHeadDim + channel;
+    const uint4 k_piece = load16(k(i / kPieces) + channel), v_piece = load16(v(i / kPieces) + channel);
+    *reinterpret_cast<uint4*>(k_residual + place) = k_piece;
+    *reinterpret_cast<uint4*>(v_residual + place) = v_piece;
+  }
+}
+
+// CTAs of an SM that registers are left for: many where codes are counted, fewer where ties may be divided. Before SM90 addresses
+// take more registers.
+template <class Format>
+constexpr int pack_ctas() {
+  using Element = typename Format::Element;
+  constexpr bool kCounts = by_thresholds<typename Format::Key, Element>() && by_thresholds<typename Format::Value, Element>();
+  constexpr bool kMany = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
+  return (kCounts ? 1024 : kMany ? 768 : 512) / pack_threads<Format>();
+}
+
+// A CTA per (head, block that may become full, sequence). The first of a sequence alone touches the residual: it completes the
+// block that the residual has begun, packs it from there, and leaves the rest of the new tokens in it.
+template <class Format, bool kPaged, int kThreads>
+__global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(const PackArgs args) {
+  using Element = typename Format::Element;
+  constexpr int kTokens = Format::kTokens;
+  static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
+  __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
+  const CacheArgs& cache = args.cache;
+  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
+  const int length = cache.lengths[sequence], more = args.new_lengths[sequence], end = length + more;
+  if (more > args.limit - length) {  // the sequence has no room: it stays as it is
+    if (threadIdx.x == 0) *args.overflow = 1;
+    return;
+  }
+  const int block = length / kTokens + nth, full = end / kTokens;
+  if (block >= full && nth > 0) return;
+
+  const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * kTokens * Format::kHeadDim;
+  Element* k_residual = static_cast<Element*>(cache.k_residual) + slots;
+  Element* v_residual = static_cast<Element*>(cache.v_residual) + slots;
+  const auto fresh = [&](const Rows& rows, int position) -> Run<Element> {
+    return {rows.row<Element>(sequence, position - length, head), rows.token_stride};
+  };
+  const auto keep = [&](int position, int count) {
+    fill_residual<Format, kThreads>(fresh(args.k, position), fresh(args.v, position), k_residual, v_residual, position % kTokens, count);
+  };
+  const bool begun = nth == 0 && length % kTokens != 0;
+  if (begun) {
+    keep(length, min(end, (block + 1) * kTokens) - length);
+    if (block >= full) return;
+    __syncthreads();
+  }
+  if (block < full) {
+    const Run<Element> k = begun ? Run<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
+    const Run<Element> v = begun ? Run<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
+    pack_block<Format, kThreads>(k, v, cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);
+  }
+  if (nth == 0) keep(full * kTokens, end - full * kTokens);
+}
+
+}  // namespace packing
+
+template <class Format, bool kPaged>
+cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
+  if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
+  constexpr int kThreads = packing::pack_threads<Format>();
+  const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
+  packing::pack_kernel<Format, kPaged, kThreads><<<grid, kThreads, 0, stream>>>(args);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  if (!args.advance) return cudaSuccess;
+  // A kernel of its own, since all CTAs of the one before read the old lengths.
+  return launch_advance(args.cache.lengths, args.cache.batch, args.new_lengths, 0, args.limit, args.overflow, stream, false);
+}
+
+}  // namespace kvgen

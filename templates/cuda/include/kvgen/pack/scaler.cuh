@@ -1,0 +1,82 @@
+// Numbers to codes, bit for bit as kvgen/reference/quantize.py: fp32 statistics, params rounded to fp16 first, exact division.
+#pragma once
+#include "kvgen/format/packed_format.cuh"
+
+namespace kvgen {
+
+constexpr float kLargestHalf = 65504.f;
+constexpr float kSmallestNormalHalf = 1.f / 16384;
+
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ __forceinline__ __half saturated_half(float x) { return __float2half_rn(fminf(fmaxf(x, -kLargestHalf), kLargestHalf)); }
+
+// What the values of one group are quantized with. `inverse` is 1 / scale where multiplying by it and rounding finds the code
+// unless the product is close to a tie; 0 where all codes are 0; NaN where only the division will do: scales that were
+// denormal or saturated when they were rounded, zeros that were not stored exactly.
+struct Scaler {
+  float zero = 0.f;
+  float scale = 0.f;
+  float inverse = 0.f;
+};
+
+// From the extremes of a group; params[0] is the scale to store, params[1] the zero (asymmetric formats).
+template <class Quant>
+__device__ __forceinline__ Scaler make_scaler(float low, float high, __half (&params)[2]) {
+  Scaler s;
+  const float range = Quant::kZero ? __fsub_rn(high, low) : fmaxf(-low, high);
+  const float scale = __fdiv_rn(range, static_cast<float>(Quant::kMaxCode));
+  params[0] = saturated_half(scale);
+  params[1] = saturated_half(low);
+  s.scale = __half2float(params[0]);
+  bool plain = s.scale >= kSmallestNormalHalf && scale <= kLargestHalf;
+  if constexpr (Quant::kZero) {
+    s.zero = __half2float(params[1]);
+    plain = plain && s.zero == low;
+  }
+  s.inverse = s.scale == 0.f ? 0.f : plain ? __frcp_rn(s.scale) : __int_as_float(0x7fffffff);
+  return s;
+}
+
+template <class Quant>
+__device__ __forceinline__ uint32_t exact_code(float distance, float scale) {
+  if (scale == 0.f) return Quant::kOffset;
+  const float code = rintf(__fdiv_rn(distance, scale));
+  constexpr float kMost = Quant::kMaxCode;
+  return static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(code, Quant::kZero ? 0.f : -kMost), kMost)) + Quant::kOffset);
+}
+
+// A code in the low byte; above it lies rubbish. Sets `close` where it is too close to a tie to be trusted.
+//
+// value * inverse differs from the correctly rounded quotient by at most 2^bits * 2^-23; so both round to the same code unless
+// the product is that close to a tie. Adding 1.5 * 2^23 rounds to the nearest even integer.
+template <class Quant>
+__device__ __forceinline__ uint32_t quick_code(float value, float zero, float inverse, bool& close) {
+  constexpr float kRound = 12582912.f + Quant::kOffset;
+  constexpr float kClear = 0.5f - ((1 << Quant::kBits) + 1) * 2.384185791015625e-7f;
+  const float distance = Quant::kZero ? __fsub_rn(value, zero) : value;
+  const float rounded = __fmaf_rn(distance, inverse, kRound);
+  const float rest = __fmaf_rn(distance, inverse, -__fsub_rn(rounded, kRound));
+  close |= !(fabsf(rest) <= kClear);
+  return __float_as_uint(rounded);
+}
+
+// Codes of eight values, and whether one of them is not to be trusted. `scalers` gives zero(i) and inverse(i).
+template <class Quant, class Scalers>
+__device__ __forceinline__ bool encode(const float (&values)[8], const Scalers& scalers, uint32_t (&codes)[8]) {
+  bool close = false;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) codes[i] = quick_code<Quant>(values[i], scalers.zero(i), scalers.inverse(i), close);
+  return close;
+}
+
+// What the division adds to a quick code.
+template <class Quant, class Scalers>
+__device__ __forceinline__ uint32_t correction(float value, const Scalers& scalers, int i) {
+  const Scaler s = scalers.scaler(i);
+  bool close;
+  return exact_code<Quant>(Quant::kZero ? __fsub_rn(value, s.zero) : value, s.scale) - quick_code<Quant>(value, s.zero, s.inverse, close);
+}
+
+}  // namespace kvgen

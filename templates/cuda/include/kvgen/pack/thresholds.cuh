@@ -1,0 +1,85 @@
+// Two-bit codes of fp16 elements without their distances: a code is the number of thresholds that an element has reached, two
+// elements to an instruction. The thresholds of a group are found so that codes are those of the division, bit for bit.
+#pragma once
+#include <type_traits>
+
+#include "kvgen/pack/assemble.cuh"
+#include "kvgen/pack/scaler.cuh"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+template <class Quant, class Element>
+constexpr bool by_thresholds() {
+  return Quant::kBits == 2 && Quant::kZero && std::is_same_v<Element, __half>;
+}
+
+// Halves as integers of the same order; both zeros are 0, infinities -kInfinity and kInfinity.
+constexpr int kInfinity = 0x7c00;
+__device__ __forceinline__ int order_of(__half x) {
+  const int bits = reinterpret_cast<const uint16_t&>(x);
+  return bits & 0x8000 ? 0x8000 - bits : bits;
+}
+__device__ __forceinline__ uint32_t bits_of_order(int order) { return order < 0 ? 0x8000 - order : order; }
+__device__ __forceinline__ float float_of_order(int order) { return __low2float(ptx::as_half2(bits_of_order(order))); }
+
+// Whether an element's code is nth (1, 2, 3) or more. A correctly rounded quotient lies on the same side of nth - 1/2 as the exact
+// one, for (nth - 1/2) * scale has no rounding; at a tie, 1/2 and 5/2 go down and 3/2 goes up.
+template <int kNth>
+__device__ __forceinline__ bool reaches(int order, float zero, float bound) {
+  const float distance = __fsub_rn(float_of_order(order), zero);
+  return kNth == 2 ? distance >= bound : distance > bound;
+}
+
+// The smallest half whose code is kNth or more. Nearly always it is what zero + bound rounds to, or the next; where the distances of
+// halves near it are themselves rounded, it is searched for. NaN, which nothing reaches, where all codes are 0.
+template <int kNth>
+__device__ __forceinline__ uint32_t threshold(float zero, float scale) {
+  const float bound = (kNth - 0.5f) * scale;
+  const int guess = order_of(__float2half_rn(zero + bound));
+  int first = reaches<kNth>(guess, zero, bound) ? guess : guess + 1;
+  if (reaches<kNth>(guess - 1, zero, bound) || !reaches<kNth>(guess + 1, zero, bound)) {
+    int below = -kInfinity;
+    first = kInfinity;
+#pragma unroll 1
+    while (first - below > 1) {
+      const int middle = (first + below) >> 1;
+      if (reaches<kNth>(middle, zero, bound))
+        first = middle;
+      else
+        below = middle;
+    }
+  }
+  return scale == 0.f ? 0x7fffu : bits_of_order(first);
+}
+
+// How many of its three thresholds each of two elements has reached, as halves; `at(nth)` gives two thresholds.
+template <class At>
+__device__ __forceinline__ __half2 reached(uint32_t pair, At&& at) {
+  const __half2 x = ptx::as_half2(pair);
+  return __hadd2(__hadd2(__hge2(x, ptx::as_half2(at(0))), __hge2(x, ptx::as_half2(at(1)))), __hge2(x, ptx::as_half2(at(2))));
+}
+
+// Bytes of two-bit fields as halves 1024 + byte, exact to the end: two neighbouring channels at a time, and no shifts.
+template <class Places>
+struct HalfFields {
+  __half2 bytes[Places::kWordsPerX][2];
+
+  // Takes the codes of one octet; octets come in order.
+  __device__ __forceinline__ void add(int octet, const __half2 (&codes)[4]) {
+#pragma unroll
+    for (int w = 0; w < Places::kWordsPerX; ++w)
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+#pragma unroll
+        for (int f = 0; f < 4; ++f) {
+          const auto from = Places::element(w, b, f);  // byte b + 2 holds the next channel
+          if (from.octet != octet) continue;
+          bytes[w][b] = __hfma2(codes[from.channel / 2], __float2half2_rn(1 << 2 * f), f == 0 ? __float2half2_rn(1024.f) : bytes[w][b]);
+        }
+  }
+
+  __device__ __forceinline__ uint32_t word(int w) const { return __byte_perm(ptx::as_u32(bytes[w][0]), ptx::as_u32(bytes[w][1]), 0x6240); }
+};
+
+}  // namespace kvgen

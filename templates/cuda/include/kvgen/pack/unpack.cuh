@@ -1,0 +1,181 @@
+// Dequantizes a cache: for prompts, for tests and for conversion between layouts. A warp takes the words of a tile apart as the
+// packer put them together, so that it loads and stores 16 bytes at a time.
+#pragma once
+#include "kvgen/host/args.cuh"
+#include "kvgen/pack/assemble.cuh"
+#include "kvgen/pack/quantize.cuh"
+
+namespace kvgen {
+namespace unpacking {
+
+constexpr int kThreads = 256;
+
+template <class Element>
+__device__ __forceinline__ Element rounded(float x) {
+  if constexpr (std::is_same_v<Element, __half>)
+    return __float2half_rn(x);
+  else
+    return __float2bfloat16_rn(x);
+}
+
+// Whole numbers below 2^23 as floats, minus `offset`: cheaper than a conversion.
+__device__ __forceinline__ float to_float_code(uint32_t code, int offset) {
+  return __uint_as_float(0x4b000000u | code) - (8388608.f + offset);
+}
+
+template <class Places>
+__device__ __forceinline__ float param(const uint8_t* block, int kind, int token, int channel) {
+  return __half2float(*reinterpret_cast<const __half*>(block + Places::param_offset(kind, token, channel)));
+}
+
+// Scales and zeros of eight neighbouring channels of a token.
+template <class Places>
+struct Affine {
+  using Quant = typename Places::Quant;
+  static constexpr int kCount = Quant::kAxis == Axis::channel ? 8 : 1;
+  float scale[kCount], zero[kCount];
+
+  __device__ __forceinline__ Affine(const uint8_t* block, int token, int channel) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scale[i] = param<Places>(block, 0, token, channel + i);
+      zero[i] = 0.f;
+      if constexpr (Quant::kZero) zero[i] = param<Places>(block, 1, token, channel + i);
+    }
+  }
+  __device__ __forceinline__ float operator()(uint32_t code, int i) const {
+    return __fmaf_rn(to_float_code(code, Quant::kOffset), scale[i % kCount], zero[i % kCount]);
+  }
+};
+
+// Codes of eight channels of every octet, from the words that a lane has of 32 channels.
+template <class Places>
+__device__ __forceinline__ void take_apart(const uint32_t* words, uint32_t (&codes)[Places::kOctets][8]) {
+  constexpr int kBits = Places::kBits;
+#pragma unroll
+  for (int w = 0; w < Places::kWordsPerX; ++w)
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+#pragma unroll
+      for (int f = 0; f < Places::kPerByte; ++f) {
+        const auto to = Places::element(w, b, f);
+        codes[to.octet][to.channel] = words[w] >> (8 * b + kBits * f) & ((1u << kBits) - 1);
+      }
+}
+
+// Eight channels of every octet of a tile, 16 bytes each, from a lane's words of the 32 channels from 32 * x.
+template <class Places, class Element>
+__device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kOctets]) {
+  using Quant = typename Places::Quant;
+  if constexpr (!Quant::kQuantized) {
+    uint32_t pairs[Places::kOctets][4];
+#pragma unroll
+    for (int w = 0; w < Places::kWordsPerX; ++w) pairs[Places::pair(w).octet][Places::pair(w).channel] = words[w];
+#pragma unroll
+    for (int octet = 0; octet < Places::kOctets; ++octet)
+      out[octet] = make_uint4(pairs[octet][0], pairs[octet][1], pairs[octet][2], pairs[octet][3]);
+  } else {
+    const int row = token + static_cast<int>(threadIdx.x % 32 / 4), channel = x * 32 + static_cast<int>(threadIdx.x % 4) * 8;
+    uint32_t codes[Places::kOctets][8];
+    take_apart<Places>(words, codes);
+    const Affine<Places> first(block, row, channel);
+#pragma unroll
+    for (int octet = 0; octet < Places::kOctets; ++octet) {
+      const Affine<Places> affine = Quant::kAxis == Axis::channel || octet == 0 ? first : Affine<Places>(block, row + octet * 8, channel);
+      alignas(16) Element values[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[octet][i], i));
+      out[octet] = *reinterpret_cast<const uint4*>(values);
+    }
+  }
+}
+
+template <int kWords>
+__device__ __forceinline__ void load_words_at(const uint8_t* address, uint32_t* words) {
+  if constexpr (kWords == 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(address);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (kWords == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(address);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    words[0] = *reinterpret_cast<const uint32_t*>(address);
+  }
+}
+
+// The first `tokens` tokens of a packed block; `row(token)` is where a token's channels go. Warps share (tile, chunk) pairs.
+template <class Format, Which kWhich, class Row>
+__device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens, Row&& row) {
+  using Places = kvgen::Places<Format, kWhich>;
+  using Element = typename Format::Element;
+  constexpr int kChunk = chunk_xs<Places>();
+  constexpr int kChunks = Places::kXs / kChunk;
+  constexpr int kLoad = store_words<Places, kChunk>();
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
+    const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
+    if (token >= tokens) return;
+    uint32_t words[kChunk * Places::kWordsPerX];
+#pragma unroll
+    for (int w = 0; w < kChunk * Places::kWordsPerX; w += kLoad)
+      load_words_at<kLoad>(block + Places::word_offset(token, x + w / Places::kWordsPerX, w % Places::kWordsPerX, lane), words + w);
+    if constexpr (!Places::kKey) {
+#pragma unroll
+      for (uint32_t& word : words) word = ptx::transpose(word);  // transposing twice is nothing
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      uint4 out[Places::kOctets];
+      dequantize<Places, Element>(block, words + i * Places::kWordsPerX, token, x + i, out);
+#pragma unroll
+      for (int octet = 0; octet < Places::kOctets; ++octet) {
+        const int at = token + octet * 8 + lane / 4;
+        if (at < tokens) *reinterpret_cast<uint4*>(row(at) + (x + i) * 32 + lane % 4 * 8) = out[octet];
+      }
+    }
+  }
+}
+
+// A CTA per (head, block, sequence); the last block of a sequence may be the residual.
+template <class Format, bool kPaged>
+__global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs args) {
+  using Element = typename Format::Element;
+  constexpr int kPieces = Format::kHeadDim / 8;
+  const CacheArgs& cache = args.cache;
+  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, block = blockIdx.x / cache.kv_heads;
+  const int length = cache.lengths[sequence], start = block * Format::kTokens;
+  const int tokens = min(min(length, args.tokens) - start, Format::kTokens);
+  if (tokens <= 0) return;
+  const bool packed = block < length / Format::kTokens;
+  if (kPaged && packed && cache.page_of(sequence, block) < 0) return;  // the sliding window has passed it
+  const uint8_t* bytes = packed ? cache.block<kPaged>(sequence, head, block, Format::kBlockBytes) : nullptr;
+  const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
+  const auto v_row = [&](int token) { return args.v.row<Element>(sequence, start + token, head); };
+  if (packed) {
+    unpack_operand<Format, Which::key>(bytes, tokens, k_row);
+    unpack_operand<Format, Which::value>(bytes, tokens, v_row);
+    return;
+  }
+  const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * Format::kTokens * Format::kHeadDim;
+  for (int i = threadIdx.x; i < tokens * kPieces; i += kThreads) {
+    const int token = i / kPieces, channel = i % kPieces * 8;
+    const int64_t slot = slots + token * Format::kHeadDim + channel;
+    *reinterpret_cast<uint4*>(k_row(token) + channel) =
+        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.k_residual) + slot);
+    *reinterpret_cast<uint4*>(v_row(token) + channel) =
+        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.v_residual) + slot);
+  }
+}
+
+}  // namespace unpacking
+
+template <class Format, bool kPaged>
+cudaError_t launch_unpack(const UnpackArgs& args, cudaStream_t stream) {
+  if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
+  const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
+  unpacking::unpack_kernel<Format, kPaged><<<grid, unpacking::kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace kvgen

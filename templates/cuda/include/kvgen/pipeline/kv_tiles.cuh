@@ -1,0 +1,145 @@
+// The KV tile iterator of a warp: where its packed tiles lie, through the block table if the cache is paged.
+#pragma once
+#include "kvgen/host/args.cuh"
+#include "kvgen/pipeline/ring.cuh"
+
+namespace kvgen {
+
+// Where the KV tiles of a head lie, for a lane.
+template <class Traits>
+struct TileAddresses {
+  static constexpr int kEntries = Traits::kTileBlocks;  // of the block table, for a tile
+  const uint8_t* start;                                 // of the head's blocks; in a paged cache, of the head within each page
+  const int* pages;                                     // of the sequence
+  int lane, stride;                                     // from one tile of the warp to the next
+  int first_block = 0;                                  // pages before it may be missing: the sliding window has passed them
+
+  __device__ TileAddresses(int lane_, int stride_) : lane(lane_), stride(stride_) {}
+  __device__ __forceinline__ void enter(const AttendArgs& args, const Head& head) {
+    // Lanes exchange the addresses of a gathered tile, so that these have no offset of the lane.
+    start = args.cache.packed + head.head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);
+    if constexpr (Traits::kPaged)
+      pages = args.cache.block_table + static_cast<int64_t>(head.sequence) * args.cache.table_stride;
+    else
+      start += head.sequence * args.cache.outer_stride_bytes;
+  }
+  // The table's entry for the `which`-th block of a tile. `length`: of the sequence.
+  __device__ __forceinline__ const int* entry(int tile, int which, int length) const {
+    return pages + block_of(tile, which, length) / Traits::kPageBlocks;
+  }
+  // A tile on a page; of a gathered tile, each lane's block on a page of its own.
+  __device__ __forceinline__ TileAddress address(const AttendArgs& args, int tile, int page, int length) const {
+    int64_t block = block_of(tile, min(lane, kEntries - 1), length);
+    const uint8_t* base = start;
+    if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
+    base += block * Traits::Format::kBlockBytes;
+    if constexpr (Traits::kGathered) return {nullptr, base, true};
+    const int within = tile % Traits::kTilesPerBlock,
+              group = Traits::kKeyPerChannel ? within * Traits::kTileTokens / Traits::Key::kGroup : 0;
+    return {base + Traits::Format::kKeyChannelParams + group * Traits::kTileParams,
+            base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true};
+  }
+
+ private:
+  // A gathered tile may reach beyond the sequence, or before the window. A block that exists stands in for one that does not: masked tokens
+  // enter the MMA with weight 0, so their bytes must decode to finite values.
+  __device__ __forceinline__ int block_of(int tile, int which, int length) const {
+    if constexpr (!Traits::kGathered) return tile / Traits::kTilesPerBlock;
+    const int block = min(tile * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);
+    return Traits::Mask::kWindow > 0 ? max(block, first_block) : block;
+  }
+};
+
+// Prefetches a warp's entries of the block table. An entry that is loaded when it is needed would wait behind a ring's worth of copies.
+// Those of the first tiles come in registers; each later one comes to shared memory by a copy that is issued kTilesInFlight + 1 tiles
+// ahead.
+template <class Traits>
+struct PagePrefetch {
+  static constexpr int kEntries = TileAddresses<Traits>::kEntries, kTiles = 2 * Traits::kTilesInFlight;
+  static_assert(!Traits::kPaged || (Traits::kTilesInFlight + 1) * kEntries <= 32);
+  int* words;     // [kTiles][kEntries], in shared memory
+  int first = 0;  // lane i * kEntries + j: the j-th of the i-th tile
+  int round = 0;  // place in `words` of the tile to be filled next
+
+  __device__ explicit PagePrefetch(int* words_) : words(words_) {}
+  __device__ __forceinline__ void begin(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
+    const int at = tile + addresses.lane / kEntries * addresses.stride;
+    if (addresses.lane < (Traits::kTilesInFlight + 1) * kEntries && at < end)
+      first = *addresses.entry(at, addresses.lane % kEntries, length);
+  }
+  __device__ __forceinline__ int of_first(int tile, int lane) const {
+    return __shfl_sync(~0u, first, tile * kEntries + min(lane, kEntries - 1));
+  }
+  // With the tile that is about to be filled.
+  __device__ __forceinline__ void request(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
+    const int later = tile + (Traits::kTilesInFlight + 1) * addresses.stride;
+    if (addresses.lane < kEntries && later < end)
+      ptx::copy_async<4>(ptx::shared_address(words + round * kEntries + addresses.lane), addresses.entry(later, addresses.lane, length));
+  }
+  // When the oldest tile is released: the page of the one after the last.
+  __device__ __forceinline__ int next(int lane) {
+    if constexpr (Traits::kCopy != Copy::async) {
+      ptx::copy_wait_all();
+      __syncwarp();
+    }
+    const int page = words[(round + Traits::kTilesInFlight) % kTiles * kEntries + min(lane, kEntries - 1)];
+    round = (round + 1) % kTiles;
+    return page;
+  }
+};
+
+// The KV tiles of one warp: every `stride`-th of a head, from `tile` to `end`.
+template <class Traits>
+struct KvTiles {
+  const AttendArgs* args;
+  TileAddresses<Traits> addresses;
+  PagePrefetch<Traits> pages;
+  int tile = 0, end = 0, length = 0;
+
+  // `words`: the warp's own, for entries of the block table.
+  __device__ KvTiles(const AttendArgs& args_, const Head& head, int stride, int* words, int lane)
+      : args(&args_), addresses(lane, stride), pages(words) {
+    addresses.enter(*args, head);
+  }
+  // Where the warp begins, before the sequence's length is known: as far as memory goes.
+  __device__ __forceinline__ void begin_early(int first) {
+    static_assert(!Traits::kGathered);
+    tile = first;
+    if constexpr (Traits::kPaged) pages.begin(addresses, tile, memory_tiles(), 0);
+  }
+  __device__ __forceinline__ void limit(int end_, int length_) { end = end_, length = length_; }
+  __device__ __forceinline__ void begin(int first, int end_, int length_, int first_block) {
+    tile = first, addresses.first_block = first_block;
+    limit(end_, length_);
+    if constexpr (Traits::kPaged) pages.begin(addresses, tile, end, length);
+  }
+  // The first tile, if memory goes that far; the sequence may be shorter. For contiguous caches.
+  __device__ __forceinline__ TileAddress likely() const {
+    return tile < memory_tiles() ? addresses.address(*args, tile, 0, 0) : TileAddress{};
+  }
+  // The `number`-th of the warp's first tiles.
+  __device__ __forceinline__ TileAddress early(int number) const {
+    int page = 0;
+    if constexpr (Traits::kPaged) page = pages.of_first(number, addresses.lane);
+    return at(page);
+  }
+  __device__ __forceinline__ void step() { tile += addresses.stride; }
+  // After `step`, when the oldest tile is released.
+  __device__ __forceinline__ TileAddress later() {
+    int page = 0;
+    if constexpr (Traits::kPaged) page = pages.next(addresses.lane);
+    return at(page);
+  }
+  // What the first stage of a tile brings along: an entry of the block table.
+  __device__ __forceinline__ void bring() {
+    if constexpr (Traits::kPaged) pages.request(addresses, tile, end, length);
+  }
+
+ private:
+  __device__ int memory_tiles() const { return args->cache.blocks * Traits::kTilesPerBlock; }
+  __device__ __forceinline__ TileAddress at(int page) const {
+    return tile < end ? addresses.address(*args, tile, page, length) : TileAddress{};
+  }
+};
+
+}  // namespace kvgen

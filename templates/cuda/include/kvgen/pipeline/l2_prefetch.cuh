@@ -1,0 +1,58 @@
+// Prefetches into L2 that a launch issues before griddepcontrol.wait: packed bytes where its warps begin, and residuals. The launches
+// before it may still write there. That is harmless: nothing of what is prefetched is looked at, and L2 stays coherent with its writers.
+#pragma once
+#include <algorithm>
+
+#include "kvgen/host/args.cuh"
+#include "kvgen/mainloop/traits.cuh"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+template <class Traits>
+struct L2Prefetch {
+  using Format = typename Traits::Format;
+  // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the
+  // launch before.
+  static constexpr int kProcessorBytes = 32 * 1024;
+  static constexpr int kWarpShare = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
+  static constexpr int kWarpBytes = std::min(kWarpShare, align_up(Traits::kSlotBytes, 128));  // the next unit is another warp's
+  static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
+
+  // What a warp begins with: a head's bytes from unit `unit` on; from its block on, if it is the block's first.
+  __device__ __forceinline__ static void prefetch_tiles(const AttendArgs& args, const Head& head, int unit, int lane) {
+#if KVGEN_SM90
+    const int within = unit % Traits::kTilesPerBlock, block = unit / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
+    const int skipped = within ? Format::kHeaderBytes + within * Traits::kTileBytes : 0;
+    const CacheArgs& cache = args.cache;
+    const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;
+    const int64_t end =
+        min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
+    const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
+    if constexpr (Traits::kPaged) {
+      const int at = static_cast<int>(begin / kPageBytes) + lane;  // a page to a lane
+      const int64_t start = static_cast<int64_t>(at) * kPageBytes, first = max(begin, start), last = min(end, start + kPageBytes);
+      if (first >= last) return;
+      const int page = ptx::load_relaxed(cache.block_table + static_cast<int64_t>(head.sequence) * cache.table_stride + at);
+      if (static_cast<unsigned>(page) < static_cast<unsigned>(cache.pages))
+        ptx::prefetch_bulk(from + page * cache.outer_stride_bytes + (first - start), static_cast<int>(last - first));
+    } else if (lane == 0 && begin < end) {
+      ptx::prefetch_bulk(from + head.sequence * cache.outer_stride_bytes + begin, static_cast<int>(end - begin));
+    }
+#endif
+  }
+
+  // A head's residual, as long as it seems to be. For launches of one wave: of several, those of all heads at once are more than a moment's
+  // traffic.
+  __device__ __forceinline__ static void prefetch_residual(const AttendArgs& args, const Head& head, int lane) {
+#if KVGEN_SM90
+    if (lane > 1) return;
+    const unsigned tokens = static_cast<unsigned>(ptx::load_relaxed(args.cache.lengths + head.sequence)) % Format::kTokens;
+    const int64_t at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head) * Format::kTokens * Format::kHeadDim;
+    const auto* from = static_cast<const typename Format::Element*>(lane ? args.cache.v_residual : args.cache.k_residual) + at;
+    if (tokens > 0) ptx::prefetch_bulk(from, static_cast<int>(tokens * Format::kHeadDim * sizeof *from));
+#endif
+  }
+};
+
+}  // namespace kvgen

@@ -1,0 +1,179 @@
+// A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
+// A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage.
+#pragma once
+#include <algorithm>
+
+#include "kvgen/mainloop/traits.cuh"
+#include "kvgen/ptx.cuh"
+
+namespace kvgen {
+
+// Where a unit lies in global memory, or nowhere. Addresses are a lane's own: each copies every 32nd vector of 16 bytes, and bulk copies
+// are lane 0's. Of a gathered unit, lane i has block i's.
+struct TileAddress {
+  const uint8_t* params = nullptr;
+  const uint8_t* subtiles = nullptr;
+  bool there = false;
+};
+
+// Copies kBytes by rows of 512, of which each lane has 16 bytes at `shared` and `global`. What is left over goes by smaller pieces to all
+// lanes, if it can: lanes that stand aside cost a branch.
+template <int kBytes>
+__device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* global, int lane) {
+  constexpr int kRows = kBytes / 512 * 512, kRest = kBytes % 512;
+  static_assert(kBytes % 16 == 0);
+#pragma unroll
+  for (int at = 0; at < kRows; at += 512) ptx::copy_async16(shared + at, global + at);
+  if constexpr (kRest % 128 == 0) {
+    if constexpr (kRest >= 256) ptx::copy_async<8>(shared + kRows - lane * 8, global + kRows - lane * 8);
+    if constexpr (kRest % 256 != 0) ptx::copy_async<4>(shared + kBytes - 128 - lane * 12, global + kBytes - 128 - lane * 12);
+  } else {
+    ptx::copy_async16_if<kRest / 16>(shared + kRows, global + kRows, lane);
+  }
+}
+
+template <class Traits, Copy kCopy = Traits::kCopy>
+struct Ring;
+
+// A stage of a gathered unit: runs of tokens that lie in one block each.
+template <class Traits>
+struct StageRuns {
+  using Format = typename Traits::Format;
+  static constexpr int kTokens = std::min(Traits::kStageSubtiles * 32, Format::kTokens);
+  static constexpr int kCount = Traits::kStageSubtiles * 32 / kTokens;
+  static constexpr int kBytes = kTokens / Format::kSubtile * Format::kSubtileBytes;
+
+  // Where token `token` of the unit lies in its slot, and in its block; all lanes ask.
+  __device__ static int offset(int token) { return token / Format::kSubtile * Format::kSubtileBytes; }
+  __device__ static const uint8_t* address(const uint8_t* block, int token) {
+    const unsigned long long mine = reinterpret_cast<unsigned long long>(block);
+    return reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, mine, token / Format::kTokens)) + offset(token % Format::kTokens);
+  }
+};
+
+// `fill` copies stage `stage` of a unit to slot `depth`.
+
+// cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
+template <class Traits>
+struct Ring<Traits, Copy::async> {
+  uint32_t base;
+  int lane;
+
+  __device__ Ring(uint32_t shared, int warp, int lane_)
+      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)), lane(lane_) {}
+  __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
+
+  __device__ __forceinline__ void fill(int depth, int stage, const TileAddress& tile) {
+    const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kTileParams;
+    if (tile.there) {
+      if (stage == 0 && Traits::kTileParams > 0)
+        warp_copy_async<Traits::kTileParams>(mine, Traits::kTilesPerBlock == 1 ? tile.subtiles - Traits::kTileParams : tile.params, lane);
+      if constexpr (Traits::kGathered)
+        gather_stage(to, tile.subtiles, stage);
+      else
+        warp_copy_async<Traits::kStageBytes>(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes, lane);
+    }
+    ptx::copy_commit();
+  }
+  // Waits for a stage of the oldest slot. Stages of one span are refilled together, after all were waited for: as many fewer may
+  // still be under way.
+  __device__ __forceinline__ void wait(int, int stage) {
+    constexpr int kClusterSize = Traits::kStepSubtiles / Traits::kStageSubtiles, kOthers = Traits::kStages - 1;
+    static_assert(kClusterSize <= 4);
+    switch (stage % kClusterSize) {
+      case 0: ptx::copy_wait<kOthers>(); break;
+      case 1: ptx::copy_wait<(kClusterSize > 1 ? kOthers - 1 : 0)>(); break;
+      case 2: ptx::copy_wait<(kClusterSize > 2 ? kOthers - 2 : 0)>(); break;
+      default: ptx::copy_wait<(kClusterSize > 3 ? kOthers - 3 : 0)>();
+    }
+    __syncwarp();
+  }
+  // The oldest stage is done with: every lane's last look at it comes before what refills it.
+  __device__ __forceinline__ void release(int) { __syncwarp(); }
+  __device__ __forceinline__ void next_round() {}
+
+ private:
+  __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
+    using Runs = StageRuns<Traits>;
+#pragma unroll
+    for (int run = 0; run < Runs::kCount; ++run) {
+      const int token = (stage * Runs::kCount + run) * Runs::kTokens;
+      warp_copy_async<Runs::kBytes>(to + Runs::offset(token), Runs::address(block, token) + lane * 16, lane);
+    }
+  }
+};
+
+#if KVGEN_SM90
+// 1-D bulk copies by one lane, per stage or per unit, completing on barriers.
+template <class Traits, bool kWholeTile>
+struct BulkRing {
+  static constexpr int kBarriers = kWholeTile ? Traits::kTilesInFlight : Traits::kStages;
+  uint32_t base;
+  uint32_t barriers;
+  int lane;
+  uint32_t parity = 0;
+
+  __device__ BulkRing(uint32_t shared, int warp, int lane_)
+      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)),
+        barriers(shared + Traits::kBarriers + warp * kBarriers * 8),
+        lane(lane_) {
+    if (lane == 0) {
+      for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + i * 8, 1);
+      ptx::barrier_init_fence();
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
+
+  __device__ __forceinline__ void fill(int depth, int stage, const TileAddress& tile) {
+    if (kWholeTile && stage != Traits::kTileStages - 1) return;  // refilled when its last sub-tile is done
+    if (Traits::kGathered && tile.there) return gather(depth, stage, tile.subtiles);
+    const int first = kWholeTile ? 0 : stage, count = kWholeTile ? Traits::kTileStages : 1;
+    constexpr int kBytes = Traits::kStageBytes;
+    const uint32_t to = slot(depth) + Traits::kTileParams + first * kBytes, barrier = barrier_of(depth, stage);
+    if (lane == 0 && tile.there) {
+      const int params = first == 0 ? Traits::kTileParams : 0, beside = Traits::kTilesPerBlock == 1 ? params : 0;  // copied at once
+      ptx::barrier_expect(barrier, count * kBytes + params);
+      if (params > beside) ptx::copy_bulk(slot(depth), tile.params, params, barrier);
+      ptx::copy_bulk(to - beside, tile.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
+    }
+  }
+  __device__ __forceinline__ void wait(int depth, int stage) {
+    if (!kWholeTile || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
+  }
+  __device__ __forceinline__ void release(int stage) {
+    if (kWholeTile && stage != Traits::kTileStages - 1) return;
+    if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
+    __syncwarp();
+  }
+  // After every slot was used once, completions have the other parity.
+  __device__ __forceinline__ void next_round() { parity ^= 1; }
+
+ private:
+  // A run to each lane. What arrives before it is expected does not complete the barrier, whose one arrival is lane 0's.
+  __device__ __forceinline__ void gather(int depth, int stage, const uint8_t* block) {
+    using Runs = StageRuns<Traits>;
+    constexpr int kRuns = Runs::kCount * (kWholeTile ? Traits::kTileStages : 1);
+    static_assert(kRuns <= 32);
+    const int token = ((kWholeTile ? 0 : stage * Runs::kCount) + min(lane, kRuns - 1)) * Runs::kTokens;
+    const uint8_t* from = Runs::address(block, token);
+    const uint32_t barrier = barrier_of(depth, stage);
+    if (lane == 0) ptx::barrier_expect(barrier, kRuns * Runs::kBytes);
+    if (lane < kRuns) ptx::copy_bulk(slot(depth) + Runs::offset(token), from, Runs::kBytes, barrier);
+  }
+  __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const {
+    return barriers + (kWholeTile ? depth : depth * Traits::kTileStages + stage) * 8;
+  }
+};
+
+template <class Traits>
+struct Ring<Traits, Copy::bulk> : BulkRing<Traits, false> {
+  using BulkRing<Traits, false>::BulkRing;
+};
+template <class Traits>
+struct Ring<Traits, Copy::bulk_unit> : BulkRing<Traits, true> {
+  using BulkRing<Traits, true>::BulkRing;
+};
+#endif
+
+}  // namespace kvgen

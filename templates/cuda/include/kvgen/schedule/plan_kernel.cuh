@@ -1,0 +1,137 @@
+// The plan of a step, computed on the device from the lengths (kvgen/schedule/plan.hpp says what it holds), and the step's new lengths.
+#pragma once
+#include "kvgen/ptx.cuh"
+#include "kvgen/schedule/plan.hpp"
+
+namespace kvgen {
+
+constexpr int kPlanThreads = 1024;
+constexpr int kMaxPlanBatch = 2048;    // sequences, whose places the CTA keeps in shared memory
+constexpr int kMaxPlanWorkers = 1024;  // whose ranges it keeps there
+
+struct PlanArgs {
+  PlanShape shape;
+  int* lengths = nullptr;
+  int* plan = nullptr;
+  int* overflow = nullptr;  // host memory; becomes 1 where a sequence has no room
+  int limit = 0;            // most tokens of a sequence
+  bool skip_empty = false;
+  bool advance = false;  // also add the step's tokens to the lengths
+};
+
+// Sum over the lanes up to and including this one.
+__device__ __forceinline__ int inclusive_sum(int mine, int lane) {
+  for (int by = 1; by < 32; by *= 2) {
+    const int other = __shfl_up_sync(~0u, mine, by);
+    if (lane >= by) mine += other;
+  }
+  return mine;
+}
+
+// Exclusive prefix sums over the CTA of two numbers of every thread, and their totals.
+struct BlockSums {
+  int before[2], total[2];
+
+  __device__ BlockSums(int first, int second, int (&warps)[2][32]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int mine[2] = {first, second};
+    int upto[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      upto[i] = inclusive_sum(mine[i], lane);
+      if (lane == 31) warps[i][warp] = upto[i];
+    }
+    __syncthreads();
+    if (warp < 2) warps[warp][lane] = inclusive_sum(warps[warp][lane], lane);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
+    __syncthreads();
+  }
+};
+
+// Where the heads of a sequence lie: `length` is negative for sequences that take no part.
+struct SequencePlaces {
+  int length, at, number;
+};
+
+struct PlanShared {
+  int warps[2][32];
+  int begins[kMaxPlanWorkers], ends[kMaxPlanWorkers];
+  SequencePlaces sequences[kMaxPlanBatch];
+};
+
+// Reads the lengths, lists empty sequences, reports overflows. Gives the places of all heads.
+__device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
+  const PlanShape& shape = args.shape;
+  int places = 0, heads = 0, empty = 0;
+  for (int base = 0; base < shape.batch; base += kPlanThreads) {
+    const int b = base + static_cast<int>(threadIdx.x);
+    const int length = b < shape.batch ? args.lengths[b] : 0;
+    const Part part = b < shape.batch ? part_of(length, shape.fresh, args.limit, args.skip_empty) : Part::overflows;
+    const bool works = part == Part::works, is_empty = part == Part::empty;
+    const BlockSums sums(works ? shape.heads * shape.cost(length) : 0, works + (is_empty << 16), shared.warps);
+    if (b < shape.batch) {
+      shared.sequences[b] = {works ? length : -1, places + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
+      if (is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
+      if (part == Part::overflows && args.overflow) *args.overflow = 1;
+      if (works && args.advance) args.lengths[b] = length + shape.fresh;
+    }
+    places += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
+  }
+  if (threadIdx.x < PlanShape::kHeader) args.plan[threadIdx.x] = threadIdx.x == 0 ? empty : 0;
+  return places;
+}
+
+// Writes the work tiles of all heads: a group of lanes has a head, each lane some of its workers.
+__device__ inline void write_work_tiles(const PlanArgs& args, PlanShared& shared, int each) {
+  const PlanShape& shape = args.shape;
+  const int heads = shape.batch * shape.heads;
+  int lanes = 1;
+  while (lanes < 32 && 2 * lanes * heads <= kPlanThreads) lanes *= 2;
+  WorkTile* tiles = reinterpret_cast<WorkTile*>(args.plan + shape.tiles_at());
+  for (int i = static_cast<int>(threadIdx.x) / lanes; i < heads; i += kPlanThreads / lanes) {
+    const int b = i / shape.heads, head = i % shape.heads;
+    const SequencePlaces sequence = shared.sequences[b];
+    if (sequence.length < 0) continue;
+    const HeadPlaces places(shape, sequence.number + head, sequence.at + head * shape.cost(sequence.length), sequence.length, each);
+    for (int w = places.first_worker + static_cast<int>(threadIdx.x) % lanes; w <= places.last_worker; w += lanes) {
+      const int index = places.index(w);
+      const WorkTile tile = places.work_tile(shape, w, each, b, head, sequence.length);
+      int4* to = reinterpret_cast<int4*>(tiles + index);
+      to[0] = make_int4(tile.sequence, tile.head, tile.first, tile.end);
+      to[1] = make_int4(tile.split_idx, tile.num_splits, tile.slot, tile.length);
+      atomicMin(&shared.begins[w], index), atomicMax(&shared.ends[w], index + 1);
+    }
+  }
+}
+
+static __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanArgs args) {
+  __shared__ PlanShared shared;
+  ptx::griddepcontrol_launch_dependents();
+  for (int w = threadIdx.x; w < args.shape.workers; w += kPlanThreads) shared.begins[w] = INT32_MAX, shared.ends[w] = 0;
+  ptx::griddepcontrol_wait();
+  const int places = place_sequences(args, shared);
+  __syncthreads();
+  write_work_tiles(args, shared, args.shape.places_each(places));
+  __syncthreads();
+  WorkRange* ranges = reinterpret_cast<WorkRange*>(args.plan + args.shape.ranges_at());
+  for (int w = threadIdx.x; w < args.shape.workers; w += kPlanThreads)
+    ranges[w] = shared.ends[w] > 0 ? WorkRange{shared.begins[w], shared.ends[w]} : WorkRange{};
+}
+
+// Adds tokens to lengths: `counts[b]`, or `count` where that is null. A sequence that has no room keeps its length; one that is empty
+// stays empty, unless it has tokens of its own count.
+static __global__ void advance_kernel(int* lengths, int batch, const int* counts, int count, int limit, int* overflow) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  for (int b = blockIdx.x * blockDim.x + threadIdx.x; b < batch; b += gridDim.x * blockDim.x) {
+    const int length = lengths[b], more = counts ? counts[b] : length > 0 ? count : 0;
+    if (more > limit - length)
+      *overflow = 1;
+    else
+      lengths[b] = length + more;
+  }
+}
+
+}  // namespace kvgen

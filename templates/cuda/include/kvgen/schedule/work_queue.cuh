@@ -1,0 +1,89 @@
+// The work tiles of a CTA, read from the plan. Each warp keeps the first and its latest three in shared memory, where they cost no
+// registers.
+#pragma once
+#include "kvgen/host/args.cuh"
+#include "kvgen/ptx.cuh"
+#include "kvgen/schedule/plan.hpp"
+
+namespace kvgen {
+
+// The step's plan in device memory.
+struct Plan {
+  const int* memory;
+  const WorkRange* ranges;
+  const WorkTile* tiles;
+  const int* empty;
+  int most_tiles;
+
+  __device__ Plan(const int* plan, const PlanShape& shape)
+      : memory(plan),
+        ranges(reinterpret_cast<const WorkRange*>(plan + shape.ranges_at())),
+        tiles(reinterpret_cast<const WorkTile*>(plan + shape.tiles_at())),
+        empty(plan + shape.empty_at()),
+        most_tiles(shape.most_work_tiles()) {}
+};
+
+class WorkQueue {
+ public:
+  static constexpr int kWarpBytes = 4 * sizeof(WorkTile);
+
+  // `memory`: the warp's own kWarpBytes.
+  __device__ WorkQueue(const Plan& plan, WorkTile* memory, int lane)
+      : tiles_(plan.tiles), mine_(plan.ranges + blockIdx.x), most_(plan.most_tiles), memory_(memory), lane_(lane) {}
+
+  // Loads the first work tile. Before griddepcontrol.wait it may be anything, good for a prefetch only; `open` loads it again.
+  __device__ __forceinline__ const WorkTile& peek() {
+    range_ = load_range();
+    load_first(range_.begin);
+    return memory_[kFirst];
+  }
+  // Gives whether the first work tile is of another head than `peek` said.
+  __device__ __forceinline__ bool open() {
+    const WorkTile seen = memory_[kFirst];
+    const int guess = range_.begin;
+    __syncwarp();
+    range_ = load_range();
+    load_first(guess);  // in one trip with the range, which has most often not changed
+    if (range_.begin != guess) load_first(range_.begin);
+    const WorkTile& first = memory_[kFirst];
+    if (lane_ < 8) reinterpret_cast<int*>(memory_)[lane_] = reinterpret_cast<const int*>(&first)[lane_];
+    __syncwarp();
+    request(1);
+    return seen.sequence != first.sequence || seen.head != first.head;
+  }
+  __device__ __forceinline__ bool has(int number) const { return number < range_.end - range_.begin; }
+  // A work tile of the CTA: the latest that was requested, or one of the two before it.
+  __device__ __forceinline__ const WorkTile& operator[](int number) const { return memory_[number % kLatest]; }
+  __device__ __forceinline__ const WorkTile& first() const { return memory_[kFirst]; }
+  // All of them, in device memory.
+  __device__ __forceinline__ const WorkTile& in_plan(int number) const { return tiles_[range_.begin + number]; }
+  // Requests a work tile, which is there after the warp's next copy_wait_all and __syncwarp.
+  __device__ __forceinline__ void request(int number) const {
+    if (lane_ < 2 && has(number))
+      ptx::copy_async16(ptx::shared_address(memory_ + number % kLatest) + lane_ * 16,
+                        reinterpret_cast<const uint4*>(tiles_ + range_.begin + number) + lane_);
+  }
+
+ private:
+  static constexpr int kLatest = 3, kFirst = 3;
+  const WorkTile* tiles_;
+  const WorkRange* mine_;
+  int most_;
+  WorkTile* memory_;
+  int lane_;
+  WorkRange range_;
+
+  // All lanes have what two of them loaded: before griddepcontrol.wait two loads of one number may differ.
+  __device__ __forceinline__ WorkRange load_range() const {
+    const int field = ptx::load_relaxed(reinterpret_cast<const int*>(mine_) + lane_ % 2);
+    return {__shfl_sync(~0u, field, 0), __shfl_sync(~0u, field, 1)};
+  }
+  // Lane i loads the i-th field. The index is bounded, since a range that was read early may be anything.
+  __device__ __forceinline__ void load_first(int index) const {
+    const int* from = reinterpret_cast<const int*>(tiles_ + min(max(index, 0), most_ - 1));
+    if (lane_ < 8) reinterpret_cast<int*>(memory_ + kFirst)[lane_] = ptx::load_relaxed(from + lane_);
+    __syncwarp();
+  }
+};
+
+}  // namespace kvgen
