@@ -17,6 +17,7 @@ from kvgen.spec.distance import coordinates, coordinates_of, nearest
 from kvgen.toolchain import checks
 from kvgen.toolchain.kvcache import KVCache
 from kvgen.toolchain.launch import Variant, usable_device
+from kvgen.toolchain.plan import Plan
 
 
 class Kernel:
@@ -49,19 +50,32 @@ class Kernel:
 
     def new_cache(
         self,
-        batch: int,
-        max_len: int,
+        batch: int | None = None,
+        max_len: int | None = None,
         device: torch.device | str | None = None,
         block_table: torch.Tensor | None = None,
         pages: int | None = None,
+        *,
+        like: KVCache | None = None,
     ) -> KVCache:
         """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch, whatever its back end.
 
+        With `like`, and nothing else given, the cache has the sequences of another one: its lengths, block table and workspaces. So the
+        layers of a model share lengths, which advance once per step (`plan`, `KVCache.advance`).
+
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
-        Raises ValueError on sizes below 1, on a table of the wrong shape, and on pages for a contiguous format.
+        Raises ValueError on sizes below 1, on a table of the wrong shape, and on pages for a contiguous format, TypeError where neither
+        sizes nor `like` are given, CacheMismatch where blocks or pages of `like` hold another number of tokens.
         """
-        cache = self._variants[0].new_cache(batch, max_len, self._device(device, block_table), block_table, pages)
+        if like is not None:
+            if any(given is not None for given in (batch, max_len, device, block_table, pages)):
+                raise TypeError("new_cache(like=...) takes everything else from the other cache")
+            cache = self._variants[0].cache_like(like)
+        elif batch is None or max_len is None:
+            raise TypeError("new_cache needs batch and max_len, or like=")
+        else:
+            cache = self._variants[0].new_cache(batch, max_len, self._device(device, block_table), block_table, pages)
         for variant in self._variants[1:]:
             variant.prepare(cache)
         return cache
@@ -74,14 +88,35 @@ class Kernel:
         lengths: torch.Tensor | Sequence[int] | None = None,
         *,
         check_finite: bool = False,
+        advance: bool = True,
     ) -> None:
         """Append the first `lengths[b]` tokens (all by default) of each sequence of `k` and `v`, quantizing full blocks.
 
+        Where several caches share lengths, every layer appends with `advance=False`, and `cache.advance(lengths)` writes them once.
         `check_finite` looks for infinities and NaNs first, which waits for the device. Raises CacheMismatch where the cache is
         of another layout or could be too small, ValueError on wrong tensors and on numbers that are not finite.
         """
         variant = self._only or (self._pick(cache, cache.bound, 1) if isinstance(cache, KVCache) else self._variants[0])
-        variant.prefill(cache, k, v, lengths, check_finite=check_finite)
+        variant.prefill(cache, k, v, lengths, check_finite=check_finite, advance=advance)
+
+    def plan(
+        self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None
+    ) -> Plan:
+        """The work distribution of a step, for `decode` (or, without `append`, `attend`) with `q_len` query tokens over present lengths.
+
+        It is made once, on the device, and given to every layer's `decode(..., plan=plan)`; `cache.advance(q_len)` ends the step. Within a
+        CUDA graph all of this is captured, and replays follow the lengths. Sequences without tokens take no part: nothing is appended,
+        and their output is 0. Of sequences that have no room for the step nothing is written, and the next call raises.
+
+        `uniform` promises that all lengths are equal (or declines to): then the step has a static schedule and needs no plan on the
+        device. By default the host says what it knows. `bound` is what no length exceeds after the step, for a captured one during all
+        replays (by default `max_len`); it sizes a static schedule, and no result depends on it.
+
+        Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold.
+        """
+        length = bound if bound is not None else cache.bound + q_len if append else cache.bound
+        variant = self._only or (self._pick(cache, length, q_len) if isinstance(cache, KVCache) else self._variants[0])
+        return variant.plan(cache, q_len, append=append, bound=bound, uniform=uniform)
 
     def decode(
         self,
@@ -92,19 +127,23 @@ class Kernel:
         out: torch.Tensor | None = None,
         lse: torch.Tensor | bool | None = None,
         scale: float | None = None,
+        *,
+        plan: Plan | None = None,
     ) -> Any:
         """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
 
+        Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`).
         `scale` multiplies q·k (default 1/sqrt(head_dim)). Returns out, or (out, lse) where `lse` is true or a tensor to fill.
         More query tokens than the spec's `attention.q_len` are a prompt: on a GPU the cache is dequantized, at most 1 GiB at a
         time, and torch's kernels run over that and the new tokens. For the shortest length such a call waits for the device
         once, but while a CUDA graph is captured.
 
         Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for a prompt that the GPU cannot
-        attend (sliding windows, soft caps), ValueError on wrong tensors.
+        attend (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step, kernel or cache, and without a plan
+        where caches share lengths.
         """
-        variant = self._only or self._for_call(q, cache, appended=True)
-        return variant.decode(q, k_new, v_new, cache, out, lse, scale)
+        variant = plan.variant if plan is not None else self._only or self._for_call(q, cache, appended=True)
+        return self._own(variant).decode(q, k_new, v_new, cache, out, lse, scale, plan=plan)
 
     def attend(
         self,
@@ -113,10 +152,12 @@ class Kernel:
         out: torch.Tensor | None = None,
         lse: torch.Tensor | bool | None = None,
         scale: float | None = None,
+        *,
+        plan: Plan | None = None,
     ) -> Any:
         """Attend with `q`, the last q_len positions of each sequence; nothing is appended. Returns and raises as `decode` does."""
-        variant = self._only or self._for_call(q, cache, appended=False)
-        return variant.attend(q, cache, out, lse, scale)
+        variant = plan.variant if plan is not None else self._only or self._for_call(q, cache, appended=False)
+        return self._own(variant).attend(q, cache, out, lse, scale, plan=plan)
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
@@ -147,6 +188,11 @@ class Kernel:
                 variant.module.set_threads(count)
 
     # --- choice of launch ------------------------------------------------------------------------------------------------
+
+    def _own(self, variant: Variant) -> Variant:
+        if variant is not self._only and variant not in self._variants:
+            raise ValueError("the plan was made by another kernel")
+        return variant
 
     def _for_call(self, q: torch.Tensor, cache: KVCache, *, appended: bool) -> Variant:
         """The variant of a call; any, which will say what is wrong, where q or the cache is no such thing."""

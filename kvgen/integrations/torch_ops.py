@@ -15,8 +15,9 @@ import torch
 from kvgen.api.kernel import Kernel
 from kvgen.spec import Workload
 from kvgen.toolchain import checks, prompt
-from kvgen.toolchain.kvcache import KVCache, Turns
+from kvgen.toolchain.kvcache import KVCache
 from kvgen.toolchain.module import Module, load
+from kvgen.toolchain.sequences import OverflowFlag, Turns
 
 _modules: dict[str, Module] = {}
 _turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
@@ -45,6 +46,27 @@ def _turn(packed: torch.Tensor) -> Iterator[None]:
         yield
 
 
+_overflows: dict[bool, OverflowFlag] = {}
+"""Tell the host of sequences that had no room for a step: one flag for all caches of the operators, on the CPU and on GPUs."""
+
+
+def _overflow(gpu: bool) -> OverflowFlag:
+    if gpu not in _overflows:
+        _overflows[gpu] = OverflowFlag(gpu)
+    return _overflows[gpu]
+
+
+def _plan(module: Module, q: torch.Tensor, lengths: torch.Tensor, max_len: int, overflow: OverflowFlag | None) -> torch.Tensor | None:
+    """The plan of a call, which also advances the lengths where it appends (`overflow` is given); of one sequence there is none."""
+    batch, q_len = q.shape[:2]
+    if batch == 1 or not q.is_cuda:
+        return None
+    append = int(overflow is not None)
+    plan = torch.empty(int(module.plan_size(batch, max_len, q_len)), dtype=torch.int32, device=q.device)
+    module.plan(lengths, plan, q_len, append, 0, append, max_len, overflow.address if overflow is not None else 0)
+    return plan
+
+
 def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -70,12 +92,13 @@ def attend(
     More query tokens than `most_q`, those that the module is compiled for, are a prompt.
     """
     out, lse = _outputs(q)
-    cache = (packed, k_residual, v_residual, lengths, block_table)
+    cache = (packed, k_residual, v_residual, lengths, block_table, None)
     with _turn(packed):
         if q.shape[1] > most_q:
-            prompt.run(_module(module), cache, prompt.Call(q, None, out, lse, scale, max_len))
+            prompt.run(_module(module), cache, prompt.Call(q, None, out, lse, scale, max_len, max_len, 0))
         else:
-            _module(module).attend(q, *cache, out, lse, workspace, scale, max_len)
+            plan = _plan(_module(module), q, lengths, max_len, None)
+            _module(module).attend(q, *cache, out, lse, workspace, plan, scale, max_len)
     return out, lse
 
 
@@ -97,12 +120,16 @@ def decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
     out, lse = _outputs(q)
-    cache = (packed, k_residual, v_residual, lengths, block_table)
+    cache = (packed, k_residual, v_residual, lengths, block_table, None)
     with _turn(packed):
+        flag = _overflow(q.is_cuda)
+        flag.check()
         if q.shape[1] > most_q:
-            prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len))
+            prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len, max_len, flag.address))
         else:
-            _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, scale, max_len)
+            plan = _plan(_module(module), q, lengths, max_len, flag)
+            advance = int(plan is None)
+            _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, plan, scale, max_len, max_len, flag.address, advance)
     return out, lse
 
 
@@ -120,7 +147,7 @@ class Attention(torch.nn.Module):
     """A kernel bound to a cache, as a module that torch.compile(fullgraph=True) takes and a CUDA graph captures.
 
     The launch is the one for the cache's full capacity; a prompt's memory is sized for it, too. The host does not count tokens
-    here: whoever calls `forward` sees to it that the cache has room (`KVCache.grow` counts and refuses).
+    here: the device refuses a step beyond the capacity, writes nothing, and the next call raises CacheMismatch.
     """
 
     packed: torch.Tensor

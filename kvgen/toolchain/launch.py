@@ -26,7 +26,10 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import checks, prompt
 from kvgen.toolchain.kvcache import KVCache as KVCache
 from kvgen.toolchain.module import Module
+from kvgen.toolchain.plan import Plan
+from kvgen.toolchain.sequences import Sequences
 
+SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -47,6 +50,7 @@ class Variant:
         self._most_q = attention.q_len
         self._softcap = attention.softcap
         self._most_scale = checks.most_scale(attention.softcap)
+        self._plan_sizes: dict[tuple[int, int], int] = {}
         self._key = uuid4().hex  # of this variant's workspaces, in any process
 
     def new_cache(
@@ -67,7 +71,7 @@ class Variant:
         if block_table is not None and not isinstance(block_table, torch.Tensor):
             raise TypeError(f"block_table must be a torch tensor, not {type(block_table).__name__}")
         where = usable_device(device) if device is not None else self._default_device(block_table)
-        layout, dim = self.layout, self.layout.head_dim
+        layout = self.layout
         heads = self._kv_tail[0]
         page = self.spec.cache.page
         if page is None:
@@ -78,21 +82,41 @@ class Variant:
         else:
             block_table, pages = self._page_table(batch, -(-max_len // page), block_table, pages, where)
             shape = (pages, heads, page // layout.tokens, layout.block_bytes)
-        residual = (batch, heads, layout.tokens, dim)
-        cache = KVCache(
-            packed=torch.empty(shape, dtype=torch.uint8, device=where),
-            k_residual=torch.empty(residual, dtype=self.dtype, device=where),
-            v_residual=torch.empty(residual, dtype=self.dtype, device=where),
-            lengths=torch.zeros(batch, dtype=torch.int32, device=where),
-            block_table=block_table,
-            layout_id=self._layout_id,
-            batch=batch,
-            max_len=max_len,
-        )
+        sequences = Sequences(torch.zeros(batch, dtype=torch.int32, device=where), block_table, batch, max_len, self.module)
+        cache = self._allocate(shape, sequences)
         if cache.gpu is not None:
             cache.turns.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
         self.prepare(cache)
         return cache
+
+    def cache_like(self, other: KVCache) -> KVCache:
+        """An empty cache of this variant's layout whose sequences are those of `other`: another layer of the same model.
+
+        Lengths, block table and workspace are shared; they advance once per step for all. Raises CacheMismatch where pages or blocks of
+        the two layouts hold other numbers of tokens.
+        """
+        layout, packed = self.layout, other.packed
+        if other.k_residual.shape[2] != layout.tokens or (self.spec.cache.page is None) != (other.block_table is None):
+            raise CacheMismatch("caches that share lengths must have blocks and pages of the same numbers of tokens")
+        shape = (packed.shape[0], self._kv_tail[0], packed.shape[2], layout.block_bytes)
+        if other.block_table is not None and packed.shape[2] * layout.tokens != self.spec.cache.page:
+            raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
+        with other.turns.lock:
+            other.sequences.caches += 1
+        cache = self._allocate(shape, other.sequences)
+        self.prepare(cache)
+        return cache
+
+    def _allocate(self, shape: tuple[int, ...], sequences: Sequences) -> KVCache:
+        device, layout = sequences.lengths.device, self.layout
+        residual = (sequences.batch, self._kv_tail[0], layout.tokens, layout.head_dim)
+        return KVCache(
+            packed=torch.empty(shape, dtype=torch.uint8, device=device),
+            k_residual=torch.empty(residual, dtype=self.dtype, device=device),
+            v_residual=torch.empty(residual, dtype=self.dtype, device=device),
+            layout_id=self._layout_id,
+            sequences=sequences,
+        )
 
     def _default_device(self, block_table: torch.Tensor | None) -> torch.device:
         if block_table is not None:
@@ -123,7 +147,7 @@ class Variant:
         workspace = cache.workspaces.get(self._key)
         if workspace is None:
             self._check_layout(cache)
-            if _capturing(cache):
+            if cache.sequences.capturing:
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
             with torch.cuda.device(cache.gpu) if cache.gpu is not None else nullcontext():
                 size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
@@ -143,11 +167,15 @@ class Variant:
         lengths: torch.Tensor | Sequence[int] | None = None,
         *,
         check_finite: bool = False,
+        advance: bool = True,
     ) -> None:
         """Append `k` and `v` [batch, tokens, kv_heads, head_dim], of each sequence the first `lengths[b]` tokens (all by default).
 
-        Lengths given on the host tighten the cache's bound. Raises CacheMismatch where the cache could be too small,
-        ValueError on wrong tensors and, with `check_finite` (which synchronizes), on infinite or undefined numbers.
+        Without `advance` the lengths stay as they are, so that every layer that shares them appends at the same place; `cache.advance`
+        writes them then. Lengths given on the host tighten the cache's bound.
+
+        Raises CacheMismatch where the cache could be too small, ValueError on wrong tensors, where lengths that several caches share would
+        advance, and, with `check_finite` (which synchronizes), on infinite or undefined numbers.
         """
         self._check_layout(cache)
         tokens = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
@@ -157,13 +185,57 @@ class Variant:
         if check_finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
             raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
         new, longest = checks.lengths(lengths, cache.batch, tokens, cache.device)
-        with cache.turns.lock:
-            bound = cache.after(longest)
-            if tokens:
+        sequences = cache.sequences
+        if advance and sequences.caches > 1:
+            raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
+        with sequences.turns.lock:
+            sequences.overflow.check()
+            bound = sequences.after(longest)
+            if not tokens:
+                return
+            if cache.gpu is not None:
+                sequences.turns.follow(cache.gpu)
+            self.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
+            if advance:
+                sequences.appended(bound, uniform=lengths is None or cache.batch == 1)
+
+    def plan(
+        self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None
+    ) -> Plan:
+        """The plan of a step over the present lengths: see `Kernel.plan`."""
+        self.prepare(cache)
+        q_len = checks.whole("q_len", q_len, 1, self._most_q)
+        sequences = cache.sequences
+        with sequences.turns.lock:
+            sequences.overflow.check()
+            known = sequences.after(q_len if append else 0)
+            capturing = sequences.capturing
+            numbers = None
+            if not self._static(sequences, uniform):
                 if cache.gpu is not None:
-                    cache.turns.follow(cache.gpu)
-                self.module.pack(k, v, new, *cache.tensors)
-            cache.bound = bound
+                    sequences.turns.follow(cache.gpu)
+                numbers = self._planned(sequences, q_len, append=append, skip_empty=True, advance=False)
+            bound = known if bound is None else checks.whole("bound", bound, 0)
+            return Plan(self, sequences, q_len, append, max(1, bound), numbers, sequences.version, capturing)
+
+    def _static(self, sequences: Sequences, uniform: bool | None = None) -> bool:
+        """Whether a step needs no plan: on the CPU, where calls plan for themselves, and where all sequences have as much work."""
+        if sequences.gpu is None or sequences.batch == 1:
+            return True
+        return sequences.uniform if uniform is None else uniform
+
+    def _planned(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool, advance: bool) -> torch.Tensor:
+        """The numbers of a plan, which the device computes; with `advance` it also writes the lengths after the step."""
+        key = (sequences.batch, q_len)
+        size = self._plan_sizes.get(key)
+        if size is None:
+            with torch.cuda.device(sequences.gpu):
+                size = self._plan_sizes[key] = int(self.module.plan_size(sequences.batch, sequences.max_len, q_len))
+        numbers = torch.empty(size, dtype=torch.int32, device=sequences.lengths.device)
+        self.module.plan(
+            sequences.lengths, numbers, q_len, int(append), int(skip_empty), int(advance), sequences.max_len, sequences.overflow.address
+        )
+        return numbers
 
     def decode(
         self,
@@ -174,13 +246,18 @@ class Variant:
         out: torch.Tensor | None = None,
         lse: torch.Tensor | bool | None = None,
         scale: float | None = None,
+        *,
+        plan: Plan | None = None,
     ) -> Any:
         """Append `k_new`, `v_new` [batch, q_len, kv_heads, head_dim], attend with `q` [batch, q_len, q_heads, head_dim], flush.
 
-        Returns `out`, shaped and typed like `q`; with `lse` true or a float32 [batch, q_heads, q_len] tensor, (out, lse). More
-        query tokens than `attention.q_len` of the spec are a prompt: a GPU then dequantizes the cache, at most 1 GiB at a time,
-        and calls torch's kernels; the host waits once, for the lengths. Raises CacheMismatch for a cache of another
-        layout or too small, UnsupportedError for a prompt that the GPU cannot attend, ValueError on wrong tensors.
+        Returns `out`, shaped and typed like `q`; with `lse` true or a float32 [batch, q_heads, q_len] tensor, (out, lse). With a `plan`
+        the lengths stay as they are, so that every layer appends at the same place, and sequences without tokens take no part; without
+        one they advance. More query tokens than `attention.q_len` of the spec are a prompt: a GPU then dequantizes the cache, at most
+        1 GiB at a time, and calls torch's kernels; the host waits once, for the lengths.
+
+        Raises CacheMismatch for a cache of another layout or too small, or where an earlier step was, UnsupportedError for a prompt that
+        the GPU cannot attend, ValueError on wrong tensors, for a plan of another step, and without one where caches share lengths.
         """
         workspace = self._check_call(q, cache)
         tokens = q.shape[1]
@@ -201,22 +278,33 @@ class Variant:
             scale = self.scale
         elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
             scale = checks.scale(scale, self._softcap)
-        with cache.turns.lock:
-            bound = cache.after(tokens)
+        sequences = cache.sequences
+        with sequences.turns.lock:
+            sequences.overflow.check()
+            if plan is not None:
+                plan.check(self, sequences, tokens, append=True)
+                bound, numbers, advance = plan.bound, plan.numbers, False
+            else:
+                if sequences.caches > 1:
+                    raise ValueError(SHARED.format(call="decode", way="plan = kernel.plan(cache), decode(..., plan=plan), cache.advance(q_len)"))
+                bound, numbers, advance = sequences.after(tokens), None, True
             if cache.gpu is not None:
-                cache.turns.follow(cache.gpu)
+                sequences.turns.follow(cache.gpu)
             if tokens > self._most_q:
                 self._prompt(q, (k_new, v_new), cache, out, lse, scale, bound)
             else:
                 try:
+                    if plan is None and not self._static(sequences):
+                        numbers, advance = self._planned(sequences, tokens, append=True, skip_empty=False, advance=True), False
                     self.module.decode(
-                        q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
-                        out, lse, workspace, scale, _launch_bound(cache, bound),
+                        q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
+                        out, lse, workspace, numbers, scale, bound or 1, sequences.max_len, sequences.overflow.address, int(advance),
                     )  # fmt: skip
                 except Exception:
                     self._check_tensors(q, (k_new, v_new), cache, out)  # says more than a module can
                     raise
-            cache.bound = bound
+            if plan is None:
+                sequences.appended(bound)
         return out if lse is None else (out, lse)
 
     def attend(
@@ -226,6 +314,8 @@ class Variant:
         out: torch.Tensor | None = None,
         lse: torch.Tensor | bool | None = None,
         scale: float | None = None,
+        *,
+        plan: Plan | None = None,
     ) -> Any:
         """Attend with `q` [batch, q_len, q_heads, head_dim], the last q_len positions of each sequence; nothing is appended.
 
@@ -242,16 +332,25 @@ class Variant:
             scale = self.scale
         elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
             scale = checks.scale(scale, self._softcap)
-        with cache.turns.lock:
+        sequences, tokens = cache.sequences, q.shape[1]
+        with sequences.turns.lock:
+            sequences.overflow.check()
+            numbers = None
+            if plan is not None:
+                plan.check(self, sequences, tokens, append=False)
+                numbers = plan.numbers
             if cache.gpu is not None:
-                cache.turns.follow(cache.gpu)
-            if q.shape[1] > self._most_q:
-                self._prompt(q, None, cache, out, lse, scale, cache.bound)
+                sequences.turns.follow(cache.gpu)
+            bound = plan.bound if plan is not None else sequences.after(0)
+            if tokens > self._most_q:
+                self._prompt(q, None, cache, out, lse, scale, bound)
             else:
                 try:
+                    if plan is None and not self._static(sequences):
+                        numbers = self._planned(sequences, tokens, append=False, skip_empty=True, advance=False)
                     self.module.attend(
-                        q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table,
-                        out, lse, workspace, scale, _launch_bound(cache, cache.bound),
+                        q, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
+                        out, lse, workspace, numbers, scale, bound or 1,
                     )  # fmt: skip
                 except Exception:
                     self._check_tensors(q, None, cache, out)
@@ -277,17 +376,23 @@ class Variant:
             checks.apart("out", out, [*read, ("lse", lse)])
             if lse is not None:
                 checks.apart("lse", lse, read)
-        prompt.run(self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, _launch_bound(cache, bound)))
+        prompt.run(self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address))
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Dequantized K and V, [batch, bound, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length."""
+        """Dequantized K and V, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
+
+        Without `k` and `v` it waits for the device, which knows the longest length; while a CUDA graph is captured they are max_len long.
+        """
         self._check_layout(cache)
-        shape = (cache.batch, max(1, cache.bound), *self._kv_tail)
-        k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
-        v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
-        with cache.turns.lock:
+        sequences = cache.sequences
+        with sequences.turns.lock:
             if cache.gpu is not None:
-                cache.turns.follow(cache.gpu)
+                sequences.turns.follow(cache.gpu)
+            if k is None or v is None:
+                longest = sequences.max_len if sequences.capturing else int(sequences.lengths.max())
+                shape = (cache.batch, max(1, longest), *self._kv_tail)
+                k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
+                v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
             self.module.unpack(*cache.tensors, k, v)
         return k, v
 
@@ -367,13 +472,3 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     if index >= torch.cuda.device_count():
         raise ToolchainMissing(f"device {where} is asked for, and torch finds {torch.cuda.device_count()} CUDA devices here")
     return torch.device("cuda", index)
-
-
-def _capturing(cache: KVCache) -> bool:
-    """Whether calls on the cache are being captured in a CUDA graph."""
-    return cache.gpu is not None and torch.cuda.is_current_stream_capturing()
-
-
-def _launch_bound(cache: KVCache, bound: int) -> int:
-    """Lengths that a launch must be sized for: a captured launch is replayed while the cache grows to its capacity."""
-    return cache.max_len if _capturing(cache) else bound or 1

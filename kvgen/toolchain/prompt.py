@@ -48,6 +48,10 @@ class Call:
     lse: torch.Tensor | None
     scale: float
     bound: int
+    limit: int
+    """Most tokens of a sequence."""
+    overflow: int
+    """Address of the int32 that tells the host of a sequence that has no room."""
 
     def of(self, part: Part, group: int) -> Call:
         """The call's share of a part, with `group` query heads to each KV head; q and `new` lie as torch's kernels want them."""
@@ -55,7 +59,7 @@ class Call:
         shared = slice(h.start * group, h.stop * group)
         new = None if self.new is None else (aligned(self.new[0][b, :, h]), aligned(self.new[1][b, :, h]))
         lse = None if self.lse is None else self.lse[b, shared]
-        return Call(aligned(self.q[b, :, shared]), new, self.out[b, :, shared], lse, self.scale, self.bound)
+        return Call(aligned(self.q[b, :, shared]), new, self.out[b, :, shared], lse, self.scale, self.bound, self.limit, self.overflow)
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -76,9 +80,11 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
     size = int(module.workspace_bytes(batch, call.bound, tokens))
     workspace = torch.zeros(max(16, size), dtype=torch.uint8)
     if call.new is None:
-        module.attend(call.q, *cache, call.out, call.lse, workspace, call.scale, call.bound)
+        module.attend(call.q, *cache, call.out, call.lse, workspace, None, call.scale, call.bound)
     else:
-        module.decode(call.q, *call.new, *cache, call.out, call.lse, workspace, call.scale, call.bound)
+        module.decode(
+            call.q, *call.new, *cache, call.out, call.lse, workspace, None, call.scale, call.bound, call.limit, call.overflow, 1
+        )
 
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
@@ -98,7 +104,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
         del k, v  # before the next part takes as much
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
-        module.pack(*call.new, counts, *cache)
+        module.pack(*call.new, counts, *cache, call.limit, call.overflow, 1)
 
 
 @dataclass(frozen=True)
@@ -128,12 +134,12 @@ def _even(count: int, most: int) -> Iterator[slice]:
 
 def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [sequences, room, heads, head_dim] of a part; what lies past a length is not initialized."""
-    packed, k_residual, v_residual, lengths, table = cache
+    packed, k_residual, v_residual, lengths, table, _ = cache
     b, h = part.batch, part.heads
     shape = (2, h.stop - h.start, b.stop - b.start, room, like.shape[3])
     k, v = torch.empty(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
     blocks = packed[:, h] if table is not None else packed[b, h]
-    module.unpack(blocks, k_residual[b, h], v_residual[b, h], lengths[b], None if table is None else table[b], k, v)
+    module.unpack(blocks, k_residual[b, h], v_residual[b, h], lengths[b], None if table is None else table[b], None, k, v)
     return k, v
 
 

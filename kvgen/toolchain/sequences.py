@@ -1,0 +1,188 @@
+"""The sequences that caches hold: lengths and block table on the device, what the host knows of them, and the order of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_int32
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+
+from kvgen.errors import CacheMismatch
+from kvgen.toolchain import checks, forks
+from kvgen.toolchain.module import Module
+
+
+class Turns:
+    """Orders the calls over caches that share sequences: threads by `lock`, streams of a GPU by `follow`, called under the lock.
+
+    A call writes to a workspace that all calls of its module share, and `decode` and `prefill` write to the cache. TVM-FFI releases the
+    GIL for the time of a call, so without the lock threads would run at once.
+    """
+
+    __slots__ = ("__weakref__", "_raw", "_stream", "lock")
+
+    def __init__(self) -> None:
+        self.lock: Any = Lock()
+        self._raw = -1
+        self._stream: torch.cuda.Stream | None = None
+        forks.watch(self)
+
+    def follow(self, index: int) -> None:
+        """Let the current stream of GPU `index` wait for the stream of the call before, if that was another one.
+
+        The host does not wait. A stream that is being captured cannot wait for work outside of the capture: the graph's replays have to be
+        ordered by the caller.
+        """
+        raw = torch._C._cuda_getCurrentRawStream(index)
+        if raw == self._raw or torch.cuda.is_current_stream_capturing():
+            return
+        current = torch.cuda.current_stream(index)
+        if self._stream is not None:
+            current.wait_stream(self._stream)
+        self._raw, self._stream = raw, current
+
+    def after_fork(self) -> None:
+        """In a forked child: a call that another thread of the parent was in never ends here."""
+        self.lock = forks.Torn() if self.lock.locked() else Lock()
+
+    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
+        return Turns, ()  # a deep copy of a cache is another cache
+
+
+class OverflowFlag:
+    """An int32 that a kernel sets to 1 where a sequence has no room for a step's tokens, and that the host reads without waiting.
+
+    On a GPU it lies in pinned host memory, which the device reaches by the same address.
+    """
+
+    __slots__ = ("_number", "_tensor", "address")
+
+    def __init__(self, gpu: bool) -> None:
+        self._tensor = torch.zeros(1, dtype=torch.int32, pin_memory=gpu)
+        self.address = self._tensor.data_ptr()
+        self._number = c_int32.from_address(self.address)
+
+    def check(self) -> None:
+        """Raises CacheMismatch once where a step overflowed since the last check."""
+        if self._number.value:
+            self._number.value = 0
+            raise CacheMismatch(
+                "a step before this call had no room: sequences that would have grown beyond the cache's max_len kept their length, and "
+                "nothing was written for them"
+            )
+
+    def __reduce__(self) -> tuple[type[OverflowFlag], tuple[bool]]:
+        return OverflowFlag, (self._tensor.is_pinned(),)
+
+
+@dataclass(slots=True, eq=False)
+class Sequences:
+    """The sequences of one cache, or of several that `new_cache(like=...)` made: the layers of a model.
+
+    The lengths themselves are on the device. The host knows at most their `bound` and whether they are `uniform`; both are hints for the
+    choice and the size of a launch, and no result depends on them.
+    """
+
+    lengths: torch.Tensor
+    """int32 [batch]."""
+    block_table: torch.Tensor | None
+    """int32 [batch, max_pages] of paged caches."""
+    batch: int
+    max_len: int
+    module: Module
+    """Whose `advance` writes the lengths."""
+    caches: int = 1
+    """How many caches have these sequences."""
+    bound: int = 0
+    """No sequence is longer, as far as the host has counted; see `longest`."""
+    uniform: bool = True
+    """Whether the host knows that all lengths are equal."""
+    version: int = 0
+    """Changes with every change of lengths that the host enqueues: a plan is of one version."""
+    captured: bool = False
+    """Whether a change of lengths was captured in a CUDA graph. Replays change lengths without the host, which knows only `max_len` then."""
+    workspaces: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    turns: Turns = field(default_factory=Turns, repr=False)
+    overflow: OverflowFlag = field(init=False, repr=False)
+    gpu: int | None = field(init=False, repr=False)
+    """Index of the GPU that holds the lengths; None on the CPU."""
+
+    def __post_init__(self) -> None:
+        self.gpu = self.lengths.device.index if self.lengths.is_cuda else None
+        self.overflow = OverflowFlag(self.gpu is not None)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether calls are being captured in a CUDA graph."""
+        return self.gpu is not None and torch.cuda.is_current_stream_capturing()
+
+    @property
+    def longest(self) -> int:
+        """What no length exceeds, without asking the device."""
+        return self.max_len if self.captured else self.bound
+
+    def after(self, tokens: int) -> int:
+        """What no length exceeds after `tokens` more. Raises CacheMismatch where the host knows that this is beyond `max_len`.
+
+        Where it does not know, since a change of lengths was or is being captured, the device refuses what is beyond.
+        """
+        if self.captured or self.capturing:
+            return self.max_len
+        bound = self.bound + tokens
+        if bound > self.max_len:
+            raise CacheMismatch(f"the cache holds {self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more")
+        return bound
+
+    def appended(self, bound: int, *, uniform: bool = True) -> None:
+        """Count a change of lengths that was enqueued. `bound`: what `after` said; `uniform`: whether all grew alike."""
+        self.version += 1
+        self.uniform = self.uniform and uniform
+        if self.capturing:
+            self.captured = True
+        else:
+            self.bound = bound
+
+    def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+        """Add tokens to the lengths: the end of a step over a plan, or of `prefill(advance=False)` in every layer.
+
+        A number is added to every sequence that has tokens; a sequence without any takes no part in a step. Numbers for each sequence
+        (int32 [batch] on the device, or on the host) are added as they are. A sequence that has no room keeps its length.
+
+        Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
+        """
+        counts: torch.Tensor | None = None
+        if isinstance(tokens, int):
+            number = most = checks.whole("tokens", tokens, 0)
+        else:
+            counts, most = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
+            number = 0
+        with self.turns.lock:
+            self.overflow.check()
+            bound = self.max_len if tokens is counts else self.after(most)  # of numbers on a GPU, the host knows nothing
+            if self.gpu is not None:
+                self.turns.follow(self.gpu)
+            self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
+            self.appended(bound, uniform=counts is None)
+
+    def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
+        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device."""
+        if not isinstance(rows, torch.Tensor):
+            rows = torch.tensor([checks.whole("a row", row, 0, self.batch - 1) for row in rows], dtype=torch.int64)
+        with self.turns.lock:
+            if self.gpu is not None:
+                self.turns.follow(self.gpu)
+            self.lengths.index_fill_(0, rows.to(self.lengths.device, torch.int64), 0)
+            self.version += 1
+            self.uniform = self.batch == 1
+
+    def clear(self) -> None:
+        """Forget every token of all sequences; memory is kept."""
+        with self.turns.lock:
+            if self.gpu is not None:
+                self.turns.follow(self.gpu)
+            self.lengths.zero_()
+            self.version += 1
+            self.bound, self.uniform = 0, True
