@@ -1,6 +1,6 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
-spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym
+spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym  k4v4:cap50:win1024
 schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
@@ -65,7 +65,7 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         return plain[word]
     if heads := re.fullmatch(r"h(\d+)/(\d+)", word):
         return {"attention": {"q_heads": int(heads[1]), "kv_heads": int(heads[2])}}
-    number = re.fullmatch(r"(kg|vg|d|q|page)(\d+)", word)
+    number = re.fullmatch(r"(kg|vg|d|q|page|cap|win)(\d+)", word)
     if number is None:
         raise ValueError(f"{word!r} is no word of a spec")
     n = int(number[2])
@@ -75,6 +75,8 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         "d": {"attention": {"head_dim": n}},
         "q": {"attention": {"q_len": n}},
         "page": {"cache": {"layout": "paged", "page": n}},
+        "cap": {"attention": {"softcap": float(n)}},
+        "win": {"attention": {"window": n}},
     }
     return numbers[number[1]]
 

@@ -21,7 +21,7 @@ FAULTS: tuple[Fault, ...] = (
         "r.l[i] = r.l[i] * r.factor[i]", "r.l[i] = r.l[i] * T.max(r.factor[i], 1.0)",
     ),
     Fault(
-        "tilelang-limit", f"{PROGRAMS}/program.py", "tilelang-queries", "every query token sees all new tokens",
+        "tilelang-limit", f"{PROGRAMS}/mask.py", "tilelang-queries", "every query token sees all new tokens",
         "T.max(0, k.q_len - 1 - token)", "T.max(0, 0 - token)",
     ),
     Fault(

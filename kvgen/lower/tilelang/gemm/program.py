@@ -8,10 +8,12 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.gemm.sizes import ROWS, lost_row, memory_words, query_rows
 from kvgen.lower.tilelang.gemm.tiles import channel_param, fill_codes, token_param
+from kvgen.lower.tilelang.mma.mask import sees, set_limits
 from kvgen.lower.tilelang.mma.merge import combine, finish_sums, merge_warps, share_warps, state_at, store_partial, write_output
-from kvgen.lower.tilelang.mma.program import array, locate, set_limits, share_of
+from kvgen.lower.tilelang.mma.program import array, locate, share_of
 from kvgen.lower.tilelang.mma.query import load_query, normalize_query
 from kvgen.lower.tilelang.mma.ring import find_block
+from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
 from kvgen.lower.tilelang.mma.softmax import begin_state
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, Args, registers, static
 from kvgen.lower.tilelang.mma.step import advance_length, count_reader, flush
@@ -134,7 +136,11 @@ def score_column(p: Any, k: Any, r: Any, t: Any, unit: Any, column: Any, token: 
         r.x[i] = r.x[i] + token_param(p, k, "key", subtile, local, 1) * r.factor[0]
     else:
         r.x[i] = token_param(p, k, "key", subtile, local, 0) * (t.scores[column, token] + r.factor[0])
-    r.x[i] = T.if_then_else(position < limit, r.x[i] * t.scale[column], T.float32(MASKED))
+    if p.softcap > 0:
+        r.x[i] = modify(p, r.x[i] * t.scale[column], T.float32(score_base(p)))
+        r.x[i] = T.if_then_else(sees(p, position, limit), r.x[i], T.float32(MASKED))
+    else:
+        r.x[i] = T.if_then_else(sees(p, position, limit), r.x[i] * t.scale[column], T.float32(MASKED))
     r.p[i] = token_param(p, k, "value", subtile, local, 0)
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.mask import first_tile, set_limits
 from kvgen.lower.tilelang.mma.merge import combine, merge
 from kvgen.lower.tilelang.mma.query import load_query, normalize_query, share_query, sum_query
 from kvgen.lower.tilelang.mma.ring import issue, look_up_page
 from kvgen.lower.tilelang.mma.scores import begin_unit, load_row_params, score_codes
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
-from kvgen.lower.tilelang.mma.state import Args, Place, Work, columns, registers, static
+from kvgen.lower.tilelang.mma.state import Args, Place, Work, registers, static
 from kvgen.lower.tilelang.mma.step import advance_length, flush
 from kvgen.lower.tilelang.mma.tail import attend_tail, load_tail
 from kvgen.lower.tilelang.mma.values import add_values
@@ -19,25 +20,22 @@ from kvgen.lower.tilelang.plan import Plan
 
 @T.macro
 def share_of(p: Any, k: Any, at: Any) -> Any:
-    """Packed units of the sequence, evenly over the splits, and the tail. Kept in registers: expressions
+    """Packed units of the sequence that are seen, evenly over the splits, and the tail. Kept in registers: expressions
     of run-time numbers would be worked out anew wherever they are used."""
     work = T.alloc_local((5,), "int32")
     length = k.lengths[at.batch]
     work[0] = length // p.tokens
     work[1] = length % p.tokens
     work[2] = work[1] + k.fresh
-    work[4] = T.truncdiv(work[0] * p.units + k.splits - 1, k.splits)
-    work[3] = at.split * work[4]
+    if p.window is None:
+        work[4] = T.truncdiv(work[0] * p.units + k.splits - 1, k.splits)
+        work[3] = at.split * work[4]
+    else:
+        work[3] = first_tile(p, k, work[0], work[2])
+        work[4] = T.truncdiv(work[0] * p.units - work[3] + k.splits - 1, k.splits)
+        work[3] = work[3] + at.split * work[4]
     work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))
     return Work(work[0], work[1], work[2], work[3], work[4])
-
-
-@T.macro
-def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
-    """First position that a column must not see: queries are the last q_len tokens, in order."""
-    for n, e in columns(p):
-        token = (at.column + n * 8 + (at.t % 2 if p.halves else at.t) * 2 + e) // p.group
-        r.limit[n * 2 + e] = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - token)
 
 
 @T.macro

@@ -9,6 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import row_factor
 from kvgen.lower.tilelang.mma.instructions import multiply
+from kvgen.lower.tilelang.mma.score_modifier import scaled
 from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 
 ONES = 0x3C003C00
@@ -51,7 +52,7 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
             )  # fmt: skip
         for e in static(2):
             power = T.call_extern("float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4)
-            r.score_scale[n * 2 + e] = k.scale * power * T.float32(CODE_UNIT if p.channel_scaled else 1.0)
+            r.score_scale[n * 2 + e] = scaled(p, k.scale) * power * T.float32(CODE_UNIT if p.channel_scaled else 1.0)
     if p.halves:
         for row in static(2):
             for e in static(2):

@@ -9,6 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import expand, row_factor, separate
 from kvgen.lower.tilelang.mma.instructions import multiply
+from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, columns, static
 
 
@@ -178,7 +179,14 @@ def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
         factor = r.row_factor[i]
     elif p.channel_scaled:
         product = r.c[i] * T.float32(row_factor(p.key.bits, row // 2, row % 2))
+    if p.softcap > 0:
+        return modify(p, T.call_extern("float32", "fmaf", product, factor, zero_term(p, r, n, e)), bias)
     return T.call_extern("float32", "fmaf", product, factor, bias)
+
+
+def unbiased(p: Any, r: Any, n: int, e: int) -> Any:
+    """The `bias` that makes `score` the score itself."""
+    return T.float32(score_base(p)) if p.softcap > 0 else zero_term(p, r, n, e)
 
 
 def zero_term(p: Any, r: Any, n: int, e: int) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.scores import row_centre, row_scale, score, zero_term
-from kvgen.lower.tilelang.mma.state import MASKED, MIN_SCORE, SCALE_FLOOR, columns, static
+from kvgen.lower.tilelang.mma.mask import visible
+from kvgen.lower.tilelang.mma.scores import row_centre, row_scale, score, unbiased
+from kvgen.lower.tilelang.mma.state import MIN_SCORE, SCALE_FLOOR, columns, static
 
 HEADROOM = 8.0
 SCALE_HEADROOM = 16.0
@@ -62,10 +63,10 @@ def move_reference(p: Any, r: Any, scale: Any) -> None:
 
 @T.macro
 def refresh_bias(p: Any, r: Any) -> None:
-    """What is added to every scaled score: -reference, and query times zero where K is scaled per channel."""
+    """What is added to every scaled score: -reference, and what makes `score` the score itself."""
     for n, e in columns(p):
         i = n * 2 + e
-        r.bias[i] = r.key_zero[n * 4 + e] - r.reference[i] if p.channel_scaled else -r.reference[i]
+        r.bias[i] = unbiased(p, r, n, e) - r.reference[i] if p.channel_scaled or p.softcap > 0 else -r.reference[i]
 
 
 @T.macro
@@ -78,7 +79,7 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
         for n, e in columns(p):
             r.top[n * 2 + e] = MIN_SCORE
             for row in static(p.own_rows):
-                value = score(p, r, n, row, e, zero_term(p, r, n, e))
+                value = score(p, r, n, row, e, unbiased(p, r, n, e))
                 r.top[n * 2 + e] = T.max(r.top[n * 2 + e], visible(p, at, r, token, n, row, e, value))
         move_reference(p, r, r.top[p.column_tiles * 2])
         refresh_bias(p, r)
@@ -100,14 +101,6 @@ def exponents(p: Any, at: Any, r: Any, token: Any) -> None:
     for n, e in columns(p):
         for row in static(p.own_rows):
             r.p[n * 8 + row * 2 + e] = visible(p, at, r, token, n, row, e, score(p, r, n, row, e, r.bias[n * 2 + e]))
-
-
-def visible(p: Any, at: Any, r: Any, token: Any, n: int, row: int, e: int, value: Any) -> Any:
-    """`value`, or minus infinity where the column's query comes before the token."""
-    if not p.causal:
-        return value
-    own = at.t // 2 * 16 if p.halves else 0
-    return T.if_then_else(token + own + row * 8 + at.g < r.limit[n * 2 + e], value, T.float32(MASKED))
 
 
 def largest_scale(p: Any, r: Any) -> Any:

@@ -10,6 +10,8 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import mix
 from kvgen.lower.tilelang.mma.instructions import multiply
+from kvgen.lower.tilelang.mma.mask import sees
+from kvgen.lower.tilelang.mma.score_modifier import modify, scaled, score_base
 from kvgen.lower.tilelang.mma.softmax import move_reference
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
 
@@ -73,10 +75,16 @@ def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
     for n, e in columns(p):
         for half in static(2):
             position = work.full * p.tokens + first + half * 8 + at.g
-            seen = position < r.limit[n * 2 + e]
+            seen = sees(p, position, r.limit[n * 2 + e])
             counted = T.And(seen, at.t < 2) if p.halves else seen
             i = n * 8 + half * 2 + e
-            r.p[i] = T.if_then_else(counted, r.c[i] * k.scale, T.float32(MASKED))
+            r.p[i] = T.if_then_else(counted, row_score(p, k, r, i), T.float32(MASKED))
+
+
+def row_score(p: Any, k: Any, r: Any, i: int) -> Any:
+    """Logarithm (base 2) of a row's weight."""
+    product = r.c[i] * scaled(p, k.scale)
+    return modify(p, product, T.float32(score_base(p))) if p.softcap > 0 else product
 
 
 @T.macro
