@@ -21,12 +21,18 @@ FORMATS = (
     "k4v4:q4", "k2v2:q4:h8/1", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16",
     "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
 )  # fmt: skip
+SEEN = (
+    "k4v4:cap50", "k8v8:token:cap30:q4:h32/4", "k2v2:bf16:cap50:win100", "k4v4:win1024:page128", "k4v4:win40:q8:h8/4",
+    "k8v4:token:kg32:vg32:q2:page64:cap30:win64", "k4v4:h16/1:d256:win1000000", "k4v4:d64:cap1000",
+)  # fmt: skip
+"""Soft caps and sliding windows."""
 SCHEDULES = {
     "k2v2": (
         "w8u4s4", "w12u4s4.cl", "w16u2s2", "w16u4s4", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl", "w4u4s4c2", "w4u2s4c2",
         "w8u4s4.wave", "n256.w8u4s4",
     ),
     "k4v4": ("w8u4s4", "w8u4s2", "w8u2s2.cl", "w8u2s2c2", "w12u2s2.cl", "w4u4s4c2.cl"),
+    "k4v4:cap50:win1024": ("w8u2s2.cl", "w8u4s4.wave"),
     "k4v4:h5/1": ("w8u2s2.noexact",),
 }  # fmt: skip
 
@@ -35,7 +41,7 @@ def points(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), ta
     return [Point(word, schedule, target, "tilelang") for word in words for schedule in schedules]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("point", points(FORMATS), ids=str)
+@pytest.mark.parametrize("point", points(FORMATS + SEEN), ids=str)
 def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
@@ -45,7 +51,7 @@ def test_schedules_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
 
-@pytest.mark.parametrize("point", points(("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4"), ("w4u2s2.gemm",)), ids=str)
+@pytest.mark.parametrize("point", points(("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:win100"), ("w4u2s2.gemm",)), ids=str)
 def test_the_tile_level_form_agrees_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
