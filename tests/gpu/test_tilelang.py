@@ -51,7 +51,10 @@ def test_schedules_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
 
-@pytest.mark.parametrize("point", points(("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:win100"), ("w4u2s2.gemm",)), ids=str)
+TILE_LEVEL = ("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:win100")
+
+
+@pytest.mark.parametrize("point", points(TILE_LEVEL, ("w4u2s2.gemm",)), ids=str)
 def test_the_tile_level_form_agrees_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
@@ -62,6 +65,27 @@ OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
 @pytest.mark.parametrize("point", [*points(OLDER, target="sm80"), *points(OLDER, target="sm89")], ids=str)
 def test_older_targets_agree_through_their_ptx(point: Point) -> None:
     check(variant(point), "cuda")
+
+
+@pytest.mark.parametrize("schedule", ["default", "w4u2s2.gemm"])
+def test_pages_before_a_window_are_not_read(schedule: str) -> None:
+    """The block table says -1 where no query looks any more, and the memory of these pages is NaN."""
+    kernel = variant(Point("k4v4:q2:page128:win200", schedule, backend="tilelang"))
+    spec = kernel.spec.attention
+    random = torch.Generator("cuda").manual_seed(1)
+    q, k, v = (
+        torch.randn(2, tokens, heads, spec.head_dim, generator=random, device="cuda").to(kernel.dtype)
+        for tokens, heads in ((2, spec.q_heads), (900, spec.kv_heads), (900, spec.kv_heads))
+    )
+    cache = kernel.new_cache(2, 1024, "cuda")
+    kernel.prefill(cache, k, v, [900, 513])
+    want = kernel.attend(q, cache)
+    assert cache.block_table is not None
+    for sequence, length in enumerate((900, 513)):
+        gone = cache.block_table[sequence, : (length - 2 + 1 - 200) // 128]
+        cache.packed[gone.long()] = 255
+        gone.fill_(-1)
+    assert torch.equal(kernel.attend(q, cache), want)
 
 
 @pytest.mark.parametrize("words", ["k4v4", "k4v4:bf16:page128"])
