@@ -8,16 +8,16 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.state import MASKED, columns
+from kvgen.lower.tilelang.mma.state import MASKED, q_rows
 from kvgen.lower.tilelang.plan import Plan
 
 
 @T.macro
 def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
-    """First position that a column must not see: queries are the last q_len tokens, in order."""
-    for n, e in columns(p):
-        token = (at.column + n * 8 + (at.t % 2 if p.halves else at.t) * 2 + e) // p.group
-        r.limit[n * 2 + e] = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - token)
+    """`limit` of a q row is the position after that of its query token: the queries are the last q_len tokens, in order."""
+    for n, e in q_rows(p):
+        token = (at.q_row + n * 8 + (at.t % 2 if p.halves else at.t) * 2 + e) // p.group
+        r.limit[n * 2 + e] = work.blocks * p.tokens + work.residual - T.max(0, k.q_len - 1 - token)
 
 
 def first_tile(p: Plan, k: Any, packed: Any, residual: Any) -> Any:
@@ -35,7 +35,7 @@ def sees(p: Plan, position: Any, limit: Any) -> Any:
 
 
 def visible(p: Plan, at: Any, r: Any, token: Any, n: int, row: int, e: int, value: Any) -> Any:
-    """`value`, or minus infinity where the column's query does not see row g + 8 * `row` of the packed sub-tile at position `token`."""
+    """`value`, or minus infinity where the q row's query does not see row g + 8 * `row` of the packed sub-tile at position `token`."""
     if not p.causal and p.window is None:
         return value
     own = at.t // 2 * 16 if p.halves else 0
