@@ -21,12 +21,18 @@ FORMATS = (
     "k4v4:q4", "k2v2:q4:h8/1", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16",
     "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
 )  # fmt: skip
+SEEN = (
+    "k4v4:cap50", "k8v8:token:cap30:q4:h32/4", "k2v2:bf16:cap50:window100", "k4v4:window1024:page128", "k4v4:window40:q8:h8/4",
+    "k8v4:token:kg32:vg32:q2:page64:cap30:window64", "k4v4:h16/1:d256:window1000000", "k4v4:d64:cap1000",
+)  # fmt: skip
+"""Soft caps and sliding windows."""
 SCHEDULES = {
     "k2v2": (
         "w8u4s4", "w12u4s4.cl", "w16u2s2", "w16u4s4", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl", "w4u4s4c2", "w4u2s4c2",
         "w8u4s4.wave", "n256.w8u4s4",
     ),
     "k4v4": ("w8u4s4", "w8u4s2", "w8u2s2.cl", "w8u2s2c2", "w12u2s2.cl", "w4u4s4c2.cl"),
+    "k4v4:cap50:window1024": ("w8u2s2.cl", "w8u4s4.wave"),
     "k4v4:h5/1": ("w8u2s2.noexact",),
 }  # fmt: skip
 
@@ -35,7 +41,7 @@ def points(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), ta
     return [Point(word, schedule, target, "tilelang") for word in words for schedule in schedules]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("point", points(FORMATS), ids=str)
+@pytest.mark.parametrize("point", points(FORMATS + SEEN), ids=str)
 def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
@@ -45,7 +51,10 @@ def test_schedules_agree_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
 
-@pytest.mark.parametrize("point", points(("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4"), ("w4u2s2.gemm",)), ids=str)
+TILE_LEVEL = ("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:window100")
+
+
+@pytest.mark.parametrize("point", points(TILE_LEVEL, ("w4u2s2.gemm",)), ids=str)
 def test_the_tile_level_form_agrees_with_the_reference(point: Point) -> None:
     check(variant(point), "cuda")
 
@@ -56,6 +65,27 @@ OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
 @pytest.mark.parametrize("point", [*points(OLDER, target="sm80"), *points(OLDER, target="sm89")], ids=str)
 def test_older_targets_agree_through_their_ptx(point: Point) -> None:
     check(variant(point), "cuda")
+
+
+@pytest.mark.parametrize("schedule", ["default", "w4u2s2.gemm"])
+def test_pages_before_a_window_are_not_read(schedule: str) -> None:
+    """The block table says -1 where no query looks any more, and the memory of these pages is NaN."""
+    kernel = variant(Point("k4v4:q2:page128:window200", schedule, backend="tilelang"))
+    spec = kernel.spec.attention
+    random = torch.Generator("cuda").manual_seed(1)
+    q, k, v = (
+        torch.randn(2, tokens, heads, spec.head_dim, generator=random, device="cuda").to(kernel.dtype)
+        for tokens, heads in ((2, spec.q_heads), (900, spec.kv_heads), (900, spec.kv_heads))
+    )
+    cache = kernel.new_cache(2, 1024, "cuda")
+    kernel.prefill(cache, k, v, [900, 513])
+    want = kernel.attend(q, cache)
+    assert cache.block_table is not None
+    for sequence, length in enumerate((900, 513)):
+        gone = cache.block_table[sequence, : (length - 2 + 1 - 200) // 128]
+        cache.packed[gone.long()] = 255
+        gone.fill_(-1)
+    assert torch.equal(kernel.attend(q, cache), want)
 
 
 @pytest.mark.parametrize("words", ["k4v4", "k4v4:bf16:page128"])

@@ -9,33 +9,33 @@ HEADERS = "templates/tilelang/include/kvgen"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "tilelang-splits-last", f"{PROGRAMS}/merge.py", "tilelang", "of more than 16 splits, those from the 17th on are not combined",
-        "for turn in T.serial(T.ceildiv(k.splits, BATCH)):", "for turn in T.serial(1):",
+        "tilelang-splits-last", f"{PROGRAMS}/reduction.py", "tilelang", "of more than 16 splits, those from the 17th on are not combined",
+        "for index in T.serial(T.ceildiv(k.splits, BATCH)):", "for index in T.serial(1):",
     ),
     Fault(
-        "tilelang-counter", f"{PROGRAMS}/merge.py", "tilelang", "the counter of arrived splits is left at one: the second call differs",
+        "tilelang-counter", f"{PROGRAMS}/reduction.py", "tilelang", "the counter of arrived splits is left at one: the second call differs",
         "            k.arrivals[at.cell] = 0\n", "            k.arrivals[at.cell] = 1\n",
     ),
     Fault(
         "tilelang-rescale", f"{PROGRAMS}/softmax.py", "tilelang", "the sum of weights is not rescaled when the maximum moves",
-        "r.l[i] = r.l[i] * r.factor[i]", "r.l[i] = r.l[i] * T.max(r.factor[i], 1.0)",
+        "r.row_sum[i] = r.row_sum[i] * r.factor[i]", "r.row_sum[i] = r.row_sum[i] * T.max(r.factor[i], 1.0)",
     ),
     Fault(
-        "tilelang-limit", f"{PROGRAMS}/program.py", "tilelang-queries", "every query token sees all new tokens",
+        "tilelang-limit", f"{PROGRAMS}/mask.py", "tilelang-queries", "every query token sees all new tokens",
         "T.max(0, k.q_len - 1 - token)", "T.max(0, 0 - token)",
     ),
     Fault(
-        "tilelang-residual", f"{PROGRAMS}/tail.py", "tilelang-queries", "new tokens but the first are not put into the residual",
-        "if token >= work.rest and token < T.min(work.tail, p.tokens):",
-        "if token >= work.rest and token < T.min(work.rest + 1, p.tokens):",
+        "tilelang-residual", f"{PROGRAMS}/residual.py", "tilelang-queries", "new tokens but the first are not put into the residual",
+        "if token >= work.old_residual and token < T.min(work.residual, p.tokens):",
+        "if token >= work.old_residual and token < T.min(work.old_residual + 1, p.tokens):",
     ),
     Fault(
         "tilelang-flush", f"{PROGRAMS}/step.py", "tilelang", "a residual that is exactly full is not packed",
-        "if k.fresh > 0 and work.tail >= p.tokens:", "if k.fresh > 0 and work.tail > p.tokens:",
+        "if k.fresh > 0 and work.residual >= p.tokens:", "if k.fresh > 0 and work.residual > p.tokens:",
     ),
     Fault(
         "tilelang-page", f"{PROGRAMS}/ring.py", "tilelang-queries", "pages are looked up as if splits began at the sequence's first unit",
-        "(work.first + at.warp + turn * p.warps) // p.units // p.page_blocks", "(at.warp + turn * p.warps) // p.units // p.page_blocks",
+        "(work.first + at.warp + index * p.warps) // p.units // p.page_blocks", "(at.warp + index * p.warps) // p.units // p.page_blocks",
     ),
     Fault(
         "tilelang-split-end", f"{PROGRAMS}/program.py", "tilelang", "the last split leaves out its last unit",

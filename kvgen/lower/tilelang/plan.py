@@ -36,6 +36,8 @@ class Plan:
     min_ctas: int
     exact_q: bool
     cluster: bool
+    softcap: float
+    window: int | None
 
     # --- query -----------------------------------------------------------------------------------------------------
 
@@ -312,4 +314,6 @@ def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
         min_ctas=launch.integer("ctas"),
         exact_q=bool(launch["exact_q"]),
         cluster=launch.text("combine") == "cluster",
+        softcap=attention.softcap,
+        window=attention.window,
     )

@@ -43,8 +43,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local window of V", lambda s: s.cache.local > 0, "cache.local ({c.local} recent tokens of V kept in dtype) is not built"),
-    Refusal("softcap", lambda s: s.attention.softcap > 0, "attention.softcap ({a.softcap:g}) is not built"),
-    Refusal("sliding window", lambda s: s.attention.window is not None, "attention.window ({a.window}) is not built"),
     Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
     Refusal("V per channel", lambda s: s.value.axis == "channel", "value.axis is channel: V is scaled per token only"),
     Refusal(

@@ -135,15 +135,30 @@ class Step:
 
     def _packed(self) -> tuple[torch.Tensor, torch.Tensor]:
         layout, page = self.kernel.plan.layout, self.kernel.spec.cache.page
-        batch, blocks = len(self.lengths), max(1, int(self.lengths.max()) // layout.tokens)
+        new = 0 if self.fresh is None else self.q.shape[1]
+        batch, blocks = len(self.lengths), max(1, (int(self.lengths.max()) + new) // layout.tokens)
         if page is not None:
-            per_sequence = -(-blocks * layout.tokens // page)
-            table = torch.arange(batch * per_sequence, dtype=torch.int32).flip(0).reshape(batch, per_sequence)
-            return self.reference.paged(layout, table, batch * per_sequence, fill=255), table
+            return self._paged(page, batch, -(-blocks * layout.tokens // page), new)
         packed = self.reference.packed(layout, blocks)
         for b, length in enumerate(self.lengths.tolist()):
             packed[b, :, length // layout.tokens :] = 255
+            packed[b, :, : self._unseen(length + new) // layout.tokens] = 255
         return packed, torch.zeros(1, 1, dtype=torch.int32)
+
+    def _paged(self, page: int, batch: int, per_sequence: int, new: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pages and block table. Pages before a sliding window are gone; page -1 is memory, so that a read of it is found out."""
+        table = torch.arange(batch * per_sequence, dtype=torch.int32).flip(0).reshape(batch, per_sequence)
+        pages = self.reference.paged(self.kernel.plan.layout, table + 1, batch * per_sequence + 1, fill=255)[1:]
+        for b, length in enumerate(self.lengths.tolist()):
+            gone = table[b, : self._unseen(length + new) // page]
+            pages[gone.long()] = 255
+            gone.fill_(-1)
+        return pages, table
+
+    def _unseen(self, length: int) -> int:
+        """First tokens of a sequence that its queries do not see."""
+        window = self.kernel.spec.attention.window
+        return 0 if window is None else max(0, length - self.q.shape[1] + 1 - window)
 
     def _residual(self) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = self.reference.residual()

@@ -311,6 +311,7 @@ template <int kLanes>
 void copy_async16_if(void* shared, const void* global, int lane) {
   if (lane < kLanes) tl::cp_async_gs<16>(shared, global);
 }
+inline float reciprocal(float x) { return 1 / x; }
 inline void cluster_sync() {
   emulator::meet(emulator::block, [] {});
   const int round = emulator::cluster_round;

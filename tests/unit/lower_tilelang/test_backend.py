@@ -95,8 +95,6 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "reason"),
     [
-        ("attention", {"softcap": 30.0}, "softcap"),
-        ("attention", {"window": 128}, "window"),
         ("attention", {"sinks": True}, "sinks"),
         ("attention", {"head_dim": 80}, "head_dim"),
         ("attention", {"dtype": "float32"}, "float32"),

@@ -26,13 +26,24 @@ CASES: tuple[tuple[str, dict[str, Value]], ...] = (
 )
 
 
+SEEN: tuple[tuple[str, dict[str, Value]], ...] = (
+    ("k4v4:h8/2:cap50:window40", {}),
+    ("k8v4:token:h8/1:q4:page128:cap30:window64", {"unit": 2, "column_tiles": 2}),
+    ("k2v8:token:kg64:vg32:h4/1:q3:bf16:page256:window64", {"unit": 1, "stages": 2}),
+    ("k4v4:h8/2:d64:cap1000", {"unit": 2}),
+    ("k8v8:h8/1:q2:sym:window500", {}),
+    ("k4v8:h8/2:q4:page128:cap30:window40", {"form": "gemm", "warps": 4, "stages": 2, "unit": 2, "column_tiles": 2}),
+)
+"""Soft caps and sliding windows: windows smaller than a KV tile, and larger than the sequences."""
+
+
 def reference(kernel: Emulated, lengths: list[int], *, hard: bool = False) -> tuple[ReferenceCache, torch.Tensor]:
-    """A cache with these lengths, and queries."""
+    """A cache with these lengths, and queries. With a soft cap, scores reach it."""
     q_len = kernel.spec.attention.q_len
     inputs = (structured if hard else normal)(kernel.spec, len(lengths), max(lengths), q_len=q_len, seed=1)
     cache = ReferenceCache(kernel.spec, len(lengths), kernel.plan.tokens)
     cache.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
-    return cache, inputs.q
+    return cache, inputs.q * (16 if kernel.spec.attention.softcap else 1)
 
 
 def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -55,6 +66,30 @@ def test_attend_agrees_with_the_reference(
     step = Step(built, cache, q, splits)
     step.run()
     agree(step, cache.attend(q))
+
+
+@pytest.mark.parametrize(("words", "launch"), SEEN)
+@pytest.mark.parametrize(("lengths", "splits"), [([300, 0, 3, 128, 400], 1), ([513, 130], 3)])
+def test_soft_caps_and_windows_agree_with_the_reference(
+    kernel: Make, words: str, launch: dict[str, Value], lengths: list[int], splits: int
+) -> None:
+    built = kernel(words, **launch)
+    cache, q = reference(built, lengths)
+    step = Step(built, cache, q, splits)
+    step.run()
+    agree(step, cache.attend(q))
+
+
+@pytest.mark.parametrize(("words", "launch"), SEEN)
+def test_decode_with_soft_caps_and_windows_flushes(kernel: Make, words: str, launch: dict[str, Value]) -> None:
+    built = kernel(words, **launch)
+    cache, q = reference(built, [511, 200, 383])
+    new = normal(built.spec, 3, q.shape[1], q_len=q.shape[1], seed=2)
+    step = Step(built, cache, q, 3, (new.k, new.v))
+    step.run()
+    agree(step, cache.decode(q, new.k, new.v))
+    assert len(step.flushed) == 2 * built.plan.kv_heads
+    assert step.lengths.tolist() == cache.lengths.tolist()
 
 
 @pytest.mark.parametrize(("words", "launch"), CASES[:4])

@@ -6,23 +6,33 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.gemm.sizes import ROWS, lost_row, memory_words, query_rows
+from kvgen.lower.tilelang.gemm.sizes import ROWS, lost_row, memory_words, query_tile_rows
 from kvgen.lower.tilelang.gemm.tiles import channel_param, fill_codes, token_param
-from kvgen.lower.tilelang.mma.merge import combine, finish_sums, merge_warps, share_warps, state_at, store_partial, write_output
-from kvgen.lower.tilelang.mma.program import array, locate, set_limits, share_of
+from kvgen.lower.tilelang.mma.mask import sees, set_limits
+from kvgen.lower.tilelang.mma.program import array, locate, tile_range
 from kvgen.lower.tilelang.mma.query import load_query, normalize_query
+from kvgen.lower.tilelang.mma.reduction import (
+    finish_sums,
+    reduce_all_splits,
+    reduce_warps,
+    state_at,
+    store_partial,
+    store_warps,
+    write_output,
+)
+from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
 from kvgen.lower.tilelang.mma.ring import find_block
+from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
 from kvgen.lower.tilelang.mma.softmax import begin_state
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, Args, registers, static
 from kvgen.lower.tilelang.mma.step import advance_length, count_reader, flush
-from kvgen.lower.tilelang.mma.tail import attend_tail, load_tail
 from kvgen.lower.tilelang.plan import Plan
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Shared memory and fragments. Of a column: `scale` of scores, `top` score, `v` (log2 of V's largest scale), `total`
-    (denominator), zeros' part `zo`, and the `factor` by which the last unit changed what was summed before."""
+    """Shared memory and fragments. Of a q row: `scale` of scores, `row_max`, `v` (log2 of V's largest scale), `row_sum`,
+    the zeros' part `zo`, and the `factor` by which the last KV tile rescaled earlier sums."""
 
     q: Any
     qs: Any
@@ -31,8 +41,8 @@ class Tiles:
     probs: Any
     scores: Any
     scale: Any
-    top: Any
-    total: Any
+    row_max: Any
+    row_sum: Any
     v: Any
     zo: Any
     factor: Any
@@ -45,45 +55,45 @@ def allocate(p: Any) -> Any:
     """The tiles of a CTA."""
     tokens = p.unit_tokens
     q = T.alloc_shared((ROWS, p.dim), "float16")
-    qs = T.alloc_shared((query_rows(p), p.dim), "float16")
+    qs = T.alloc_shared((query_tile_rows(p), p.dim), "float16")
     keys = T.alloc_shared((tokens, p.dim), "float16")
     values = T.alloc_shared((tokens, p.dim), "float16")
     probs = T.alloc_shared((ROWS, tokens), "float16")
-    scores = T.alloc_shared((query_rows(p), tokens), "float32")
+    scores = T.alloc_shared((query_tile_rows(p), tokens), "float32")
     scale = T.alloc_shared((ROWS,), "float32")
-    top = T.alloc_shared((ROWS,), "float32")
-    total = T.alloc_shared((ROWS,), "float32")
+    row_max = T.alloc_shared((ROWS,), "float32")
+    row_sum = T.alloc_shared((ROWS,), "float32")
     v = T.alloc_shared((ROWS,), "float32")
     zo = T.alloc_shared((ROWS,), "float32")
     factor = T.alloc_shared((ROWS,), "float32")
     o = T.alloc_fragment((ROWS, p.dim), "float32")
-    s = T.alloc_fragment((query_rows(p), tokens), "float32")
-    return Tiles(q, qs, keys, values, probs, scores, scale, top, total, v, zo, factor, o, s)
+    s = T.alloc_fragment((query_tile_rows(p), tokens), "float32")
+    return Tiles(q, qs, keys, values, probs, scores, scale, row_max, row_sum, v, zo, factor, o, s)
 
 
 @T.macro
 def begin_tiles(p: Any, at: Any, r: Any, t: Any) -> None:
-    """The normalized query as a tile, and columns that have seen nothing."""
+    """The normalized query as a tile, and q rows that have seen nothing."""
     for i, j in T.Parallel(ROWS, p.dim):
         t.q[i, j] = T.float16(0.0)
         t.o[i, j] = 0.0
     for i, j in T.Parallel(ROWS, p.unit_tokens):
         t.probs[i, j] = T.float16(0.0)
     for i in T.Parallel(ROWS):
-        t.top[i] = MIN_SCORE
-        t.total[i] = 0.0
+        t.row_max[i] = MIN_SCORE
+        t.row_sum[i] = 0.0
         t.v[i] = SCALE_FLOOR
         t.zo[i] = 0.0
     T.sync_threads()
     if at.warp == 0:
         for n in static(p.column_tiles):
-            column = n * 8 + at.g
-            if column < p.columns:
+            q_row = n * 8 + at.g
+            if q_row < p.columns:
                 for word in T.unroll(p.chunks * 4):
                     channel = word // 4 * 32 + at.t * 8 + word % 4 * 2
                     pair = r.q[n * p.chunks * 4 + word]
-                    t.q[column, channel] = T.cast(T.call_extern("float32", "kvgen::half_low", pair), "float16")
-                    t.q[column, channel + 1] = T.cast(T.call_extern("float32", "kvgen::half_high", pair), "float16")
+                    t.q[q_row, channel] = T.cast(T.call_extern("float32", "kvgen::half_low", pair), "float16")
+                    t.q[q_row, channel + 1] = T.cast(T.call_extern("float32", "kvgen::half_high", pair), "float16")
             if at.g == 0:
                 for e in static(2):
                     t.scale[n * 8 + at.t * 2 + e] = r.score_scale[n * 2 + e] * T.float32(1.0 / CODE_UNIT if p.channel_scaled else 1.0)
@@ -100,18 +110,18 @@ def scale_query(p: Any, k: Any, t: Any, group: Any) -> None:
 
 
 @T.macro
-def affine_term(p: Any, k: Any, at: Any, r: Any, t: Any, group: Any, column: Any) -> None:
-    """factor[0] = what a column's scores get by K's zeros: per channel the whole term, per token the sum of the query."""
+def affine_term(p: Any, k: Any, at: Any, r: Any, t: Any, group: Any, q_row: Any) -> None:
+    """factor[0] = what a q row's scores get by K's zeros: per channel the whole term, per token the sum of the query."""
     r.factor[0] = 0.0
     for x in T.unroll(p.chunks):
         channel = x * 32 + at.lane
         if p.channel_scaled and p.key.zero:
-            r.factor[0] = r.factor[0] + T.cast(t.q[column, channel], "float32") * channel_param(p, k, group, channel, 1)
+            r.factor[0] = r.factor[0] + T.cast(t.q[q_row, channel], "float32") * channel_param(p, k, group, channel, 1)
         elif p.channel_scaled:
-            scaled = T.cast(t.qs[column, channel], "float32") + T.cast(t.qs[lost_row(p) + column, channel], "float32")
+            scaled = T.cast(t.qs[q_row, channel], "float32") + T.cast(t.qs[lost_row(p) + q_row, channel], "float32")
             r.factor[0] = r.factor[0] - scaled * T.float32(p.offset(p.key))
         else:
-            r.factor[0] = r.factor[0] + T.cast(t.q[column, channel], "float32") * T.float32(1.0 if p.key.zero else -p.offset(p.key))
+            r.factor[0] = r.factor[0] + T.cast(t.q[q_row, channel], "float32") * T.float32(1.0 if p.key.zero else -p.offset(p.key))
     add_lanes(r.factor, 0)
 
 
@@ -123,83 +133,87 @@ def add_lanes(values: Any, at: Any) -> None:
 
 
 @T.macro
-def score_column(p: Any, k: Any, r: Any, t: Any, unit: Any, column: Any, token: Any, position: Any, limit: Any, i: Any) -> None:
-    """x[i] = log2 of the weight of a token of the unit at word `unit`; p[i] = V's scale."""
-    subtile = unit + token // p.layout.subtile * p.subtile_words
+def score_q_row(p: Any, k: Any, r: Any, t: Any, kv_tile: Any, q_row: Any, token: Any, position: Any, limit: Any, i: Any) -> None:
+    """x[i] = log2 of the weight of a token of the KV tile at word `kv_tile`; p[i] = V's scale."""
+    subtile = kv_tile + token // p.layout.subtile * p.subtile_words
     local = token % p.layout.subtile
     if p.channel_scaled:
-        r.x[i] = t.scores[column, token] + t.scores[lost_row(p) + column, token] + r.factor[0]
+        r.x[i] = t.scores[q_row, token] + t.scores[lost_row(p) + q_row, token] + r.factor[0]
     elif p.key.zero:
-        r.x[i] = token_param(p, k, "key", subtile, local, 0) * t.scores[column, token]
+        r.x[i] = token_param(p, k, "key", subtile, local, 0) * t.scores[q_row, token]
         r.x[i] = r.x[i] + token_param(p, k, "key", subtile, local, 1) * r.factor[0]
     else:
-        r.x[i] = token_param(p, k, "key", subtile, local, 0) * (t.scores[column, token] + r.factor[0])
-    r.x[i] = T.if_then_else(position < limit, r.x[i] * t.scale[column], T.float32(MASKED))
+        r.x[i] = token_param(p, k, "key", subtile, local, 0) * (t.scores[q_row, token] + r.factor[0])
+    if p.softcap > 0:
+        r.x[i] = modify(p, r.x[i] * t.scale[q_row], T.float32(score_base(p)))
+        r.x[i] = T.if_then_else(sees(p, position, limit), r.x[i], T.float32(MASKED))
+    else:
+        r.x[i] = T.if_then_else(sees(p, position, limit), r.x[i] * t.scale[q_row], T.float32(MASKED))
     r.p[i] = token_param(p, k, "value", subtile, local, 0)
 
 
 @T.macro
-def weigh_column(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, unit: Any, group: Any, first: Any, column: Any) -> None:
-    """One warp: probabilities of a column over the unit's tokens, a token per lane and sub-tile."""
-    limit = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - (at.column + column) // p.group)
-    affine_term(p, k, at, r, t, group, column)
+def weigh_q_row(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, kv_tile: Any, group: Any, first: Any, q_row: Any) -> None:
+    """One warp: probabilities of a q row over the KV tile's tokens, a token per lane and sub-tile."""
+    limit = work.blocks * p.tokens + work.residual - T.max(0, k.q_len - 1 - (at.q_row + q_row) // p.group)
+    affine_term(p, k, at, r, t, group, q_row)
     r.top[0] = MIN_SCORE
     r.top[1] = 2.0**SCALE_FLOOR
     for i in static(p.unit):
-        score_column(p, k, r, t, unit, column, i * 32 + at.lane, first + i * 32 + at.lane, limit, i)
+        score_q_row(p, k, r, t, kv_tile, q_row, i * 32 + at.lane, first + i * 32 + at.lane, limit, i)
         r.top[0] = T.max(r.top[0], r.x[i])
         r.top[1] = T.max(r.top[1], r.p[i])
     for distance in static(5):
         for i in static(2):
             r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], 1 << distance))
-    r.top[0] = T.max(r.top[0], t.top[column])
-    r.top[1] = T.max(T.log2(r.top[1]), t.v[column])
-    r.factor[1] = T.exp2(t.top[column] + t.v[column] - (r.top[0] + r.top[1]))
-    r.l[0] = 0.0
-    r.l[1] = 0.0
+    r.top[0] = T.max(r.top[0], t.row_max[q_row])
+    r.top[1] = T.max(T.log2(r.top[1]), t.v[q_row])
+    r.factor[1] = T.exp2(t.row_max[q_row] + t.v[q_row] - (r.top[0] + r.top[1]))
+    r.row_sum[0] = 0.0
+    r.row_sum[1] = 0.0
     for i in static(p.unit):
         token = i * 32 + at.lane
         r.x[i] = T.exp2(r.x[i] - (r.top[0] + r.top[1]))
-        r.l[0] = r.l[0] + r.x[i]
-        t.probs[column, token] = T.cast(r.x[i] * r.p[i], "float16")
-        r.l[1] = r.l[1] - T.cast(t.probs[column, token], "float32") * T.float32(p.centre(p.value))
+        r.row_sum[0] = r.row_sum[0] + r.x[i]
+        t.probs[q_row, token] = T.cast(r.x[i] * r.p[i], "float16")
+        r.row_sum[1] = r.row_sum[1] - T.cast(t.probs[q_row, token], "float32") * T.float32(p.centre(p.value))
         if p.value.zero:
-            subtile = unit + token // p.layout.subtile * p.subtile_words
+            subtile = kv_tile + token // p.layout.subtile * p.subtile_words
             zero = token_param(p, k, "value", subtile, token % p.layout.subtile, 1)
-            r.l[1] = r.l[1] + r.x[i] * (zero + r.p[i] * T.float32(p.centre(p.value)))
-    add_lanes(r.l, 0)
-    add_lanes(r.l, 1)
+            r.row_sum[1] = r.row_sum[1] + r.x[i] * (zero + r.p[i] * T.float32(p.centre(p.value)))
+    add_lanes(r.row_sum, 0)
+    add_lanes(r.row_sum, 1)
     T.sync_warp()
     if at.lane == 0:
-        t.top[column] = r.top[0]
-        t.v[column] = r.top[1]
-        t.factor[column] = r.factor[1]
-        t.total[column] = t.total[column] * r.factor[1] + r.l[0]
-        t.zo[column] = t.zo[column] * r.factor[1] + r.l[1]
+        t.row_max[q_row] = r.top[0]
+        t.v[q_row] = r.top[1]
+        t.factor[q_row] = r.factor[1]
+        t.row_sum[q_row] = t.row_sum[q_row] * r.factor[1] + r.row_sum[0]
+        t.zo[q_row] = t.zo[q_row] * r.factor[1] + r.row_sum[1]
 
 
 @T.macro
-def attend_unit(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, number: Any) -> None:
-    """Codes of unit `number` to tiles, scores, probabilities, output."""
+def attend_kv_tile(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, tile: Any) -> None:
+    """Codes of KV tile `tile` to shared memory, scores, probabilities, output."""
     if p.page_blocks:
-        r.page[0] = k.table[at.batch * k.table_stride + number // p.units // p.page_blocks]
-    find_block(p, k, at, r, number // p.units)
-    start = number % p.units * p.unit
-    unit = r.source[0] * 4 + p.header_words + start * p.subtile_words
+        r.page[0] = k.table[at.batch * k.table_stride + tile // p.units // p.page_blocks]
+    find_block(p, k, at, r, tile // p.units)
+    start = tile % p.units * p.unit
+    kv_tile = r.source[0] * 4 + p.header_words + start * p.subtile_words
     group = r.source[0] * 4 + (start * p.layout.subtile // p.key.group * p.channel_words if p.channel_scaled else 0)
     T.sync_threads()
-    fill_codes(p, k, "key", t.keys, unit)
-    fill_codes(p, k, "value", t.values, unit)
+    fill_codes(p, k, "key", t.keys, kv_tile)
+    fill_codes(p, k, "value", t.values, kv_tile)
     if p.channel_scaled:
         scale_query(p, k, t, group)
     T.sync_threads()
     T.clear(t.s)
     T.gemm(t.qs if p.channel_scaled else t.q, t.keys, t.s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
-    for i, j in T.Parallel(query_rows(p), p.unit_tokens):
+    for i, j in T.Parallel(query_tile_rows(p), p.unit_tokens):
         t.scores[i, j] = t.s[i, j]
     T.sync_threads()
-    for turn in T.serial(T.max(0, T.ceildiv(p.columns - at.warp, p.warps))):
-        weigh_column(p, k, at, work, r, t, unit, group, number * p.unit_tokens, at.warp + turn * p.warps)
+    for index in T.serial(T.max(0, T.ceildiv(p.columns - at.warp, p.warps))):
+        weigh_q_row(p, k, at, work, r, t, kv_tile, group, tile * p.unit_tokens, at.warp + index * p.warps)
     T.sync_threads()
     for i, j in T.Parallel(ROWS, p.dim):
         t.o[i, j] = t.o[i, j] * t.factor[i]
@@ -207,55 +221,55 @@ def attend_unit(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, number: Any)
 
 
 @T.macro
-def share_tiles(p: Any, joint: Any, t: Any, memory: Any) -> None:
-    """The tiles' result as that of one more warp."""
+def store_tiles(p: Any, joint: Any, t: Any, memory: Any) -> None:
+    """Store the tiles' result as that of one more warp."""
     for i, j in T.Parallel(ROWS, p.dim):
         if i < p.columns:
             memory[(p.warps * p.columns + i) * p.merge_stride + j] = T.reinterpret(t.o[i, j] + t.zo[i], "uint32")
     for i in T.Parallel(ROWS):
         if i < p.columns:
-            memory[state_at(joint, p.warps, i)] = T.reinterpret(t.top[i] + t.v[i], "uint32")
-            memory[state_at(joint, p.warps, i) + 1] = T.reinterpret(t.total[i], "uint32")
+            memory[state_at(joint, p.warps, i)] = T.reinterpret(t.row_max[i] + t.v[i], "uint32")
+            memory[state_at(joint, p.warps, i) + 1] = T.reinterpret(t.row_sum[i], "uint32")
 
 
 @T.macro
 def finish(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
-    """All warps' tails and the tiles' result to the output, or to the workspace where the head is split."""
-    for turn in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
-        item = turn * p.threads + at.thread
+    """Reduce over the warps' residuals and the tiles, and store the output, or a partial result where the head is split."""
+    for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+        item = index * p.threads + at.thread
         if item < p.columns * p.dim // 2:
-            column = item // (p.dim // 2)
+            q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
-            merge_warps(joint, r, memory, column, channel)
+            reduce_warps(joint, r, memory, q_row, channel)
             if k.splits == 1:
-                write_output(p, k, at, r, column, channel)
+                write_output(p, k, at, r, q_row, channel)
             else:
-                store_partial(p, k, at, r, column, channel)
+                store_partial(p, k, at, r, q_row, channel)
 
 
 @T.macro
 def attention(p: Any, joint: Any, k: Any, at: Any, memory: Any) -> None:
-    """One CTA: a split of a KV head of a sequence. The tail is that of form "mma"."""
+    """One CTA: a split of a KV head of a sequence. The residual is that of form "mma"."""
     r = registers(p)
-    work = share_of(p, k, at)
+    work = tile_range(p, k, at)
     t = allocate(p)
     load_query(p, k, at, r)
     begin_state(p, r)
     set_limits(p, k, at, work, r)
     normalize_query(p, k, at, r)
     begin_tiles(p, at, r, t)
-    load_tail(p, k, at, work, r, 0)
-    attend_tail(p, k, at, work, r)
+    load_residual(p, k, at, work, r, 0)
+    attend_residual(p, k, at, work, r)
     finish_sums(p, r)
-    share_warps(joint, at, r, memory)
-    for turn in T.serial(work.count):
-        attend_unit(p, k, at, work, r, t, work.first + turn)
+    store_warps(joint, at, r, memory)
+    for index in T.serial(work.count):
+        attend_kv_tile(p, k, at, work, r, t, work.first + index)
     T.sync_threads()
     count_reader(k, at, r)
-    share_tiles(p, joint, t, memory)
+    store_tiles(p, joint, t, memory)
     T.sync_threads()
     finish(p, joint, k, at, r, memory)
-    combine(p, k, at, r, memory)
+    reduce_all_splits(p, k, at, r, memory)
     advance_length(p, k, at, r)
     flush(p, k, at, work, r, memory)
 

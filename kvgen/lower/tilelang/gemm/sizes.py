@@ -10,23 +10,23 @@ SLACK = 256
 """Bytes lost to alignment, at most."""
 
 
-def columns(p: Plan) -> int:
-    """Columns that are room for: whole column tiles."""
+def q_rows(p: Plan) -> int:
+    """q rows that there is room for: whole column tiles."""
     return COLUMNS * p.column_tiles
 
 
-def query_rows(p: Plan) -> int:
-    """Rows of the query's tile: the columns, and where K is scaled per channel what rounding took from them."""
-    return max(ROWS, 2 * columns(p)) if p.channel_scaled else ROWS
+def query_tile_rows(p: Plan) -> int:
+    """Rows of the query's tile: the q rows, and where K is scaled per channel what rounding took from them."""
+    return max(ROWS, 2 * q_rows(p)) if p.channel_scaled else ROWS
 
 
 def lost_row(p: Plan) -> int:
-    """Row of the first column's rest."""
-    return query_rows(p) // 2
+    """Row of the first q row's rest."""
+    return query_tile_rows(p) // 2
 
 
 def memory_words(p: Plan) -> int:
-    """The arena of merge and flush: a state per warp and one of the tiles; statistics of K while a block is packed."""
+    """The arena of reduction and flush: a state per warp and one of the tiles; statistics of K while a block is packed."""
     states = (p.warps + 1) * p.columns * (p.merge_stride + 2)
     packing = p.dim * (p.tokens // 16 + p.tokens // p.key.group * 3) if p.channel_scaled else 4
     return -(-max(states, packing) // 4) * 4
@@ -35,6 +35,6 @@ def memory_words(p: Plan) -> int:
 def shared_bytes(p: Plan) -> int:
     """All of it, were nothing laid over anything else."""
     tokens, dim = p.unit_tokens, p.dim
-    halves = ROWS * dim + query_rows(p) * dim + 2 * tokens * dim + ROWS * tokens
-    floats = query_rows(p) * tokens + 6 * ROWS
+    halves = ROWS * dim + query_tile_rows(p) * dim + 2 * tokens * dim + ROWS * tokens
+    floats = query_tile_rows(p) * tokens + 6 * ROWS
     return 2 * halves + 4 * (floats + memory_words(p)) + SLACK

@@ -60,8 +60,8 @@ def token_param(p: Any, k: Any, which: str, subtile: Any, token: Any, kind: int)
 
 
 @T.macro
-def fill_codes(p: Any, k: Any, which: Any, tile: Any, unit: Any) -> None:
-    """tile[token, channel] = codes of the unit that begins at word `unit`."""
+def fill_codes(p: Any, k: Any, which: Any, tile: Any, kv_tile: Any) -> None:
+    """tile[token, channel] = codes of the KV tile that begins at word `kv_tile`."""
     for token, channel in T.Parallel(p.unit_tokens, p.dim):
-        subtile = unit + token // p.layout.subtile * p.subtile_words
+        subtile = kv_tile + token // p.layout.subtile * p.subtile_words
         tile[token, channel] = T.cast(code(p, k, which, subtile, token % p.layout.subtile, channel), "float16")

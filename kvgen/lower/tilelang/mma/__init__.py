@@ -1,1 +1,1 @@
-"""Form "mma": every warp by itself, matrix instructions on fragments as they lie in the ring."""
+"""Form "mma": every warp works by itself, and issues matrix instructions on fragments as they lie in its ring."""

@@ -1,65 +1,63 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The whole kernel: query, ring, tail, packed sub-tiles, merge, combine."""
+"""The whole kernel: query, ring, residual, packed KV tiles, reduction over warps and splits."""
 
 from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.merge import combine, merge
-from kvgen.lower.tilelang.mma.query import load_query, normalize_query, share_query, sum_query
-from kvgen.lower.tilelang.mma.ring import issue, look_up_page
-from kvgen.lower.tilelang.mma.scores import begin_unit, load_row_params, score_codes
+from kvgen.lower.tilelang.mma.mask import first_tile, set_limits
+from kvgen.lower.tilelang.mma.query import load_query, normalize_query, store_query, sum_query
+from kvgen.lower.tilelang.mma.reduction import reduce_all_splits, reduce_all_warps
+from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
+from kvgen.lower.tilelang.mma.ring import issue_copy, prefetch_page
+from kvgen.lower.tilelang.mma.scores import begin_kv_tile, load_row_params, score_codes
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
-from kvgen.lower.tilelang.mma.state import Args, Place, Work, columns, registers, static
+from kvgen.lower.tilelang.mma.state import Args, Place, Work, registers, static
 from kvgen.lower.tilelang.mma.step import advance_length, flush
-from kvgen.lower.tilelang.mma.tail import attend_tail, load_tail
 from kvgen.lower.tilelang.mma.values import add_values
 from kvgen.lower.tilelang.plan import Plan
 
 
 @T.macro
-def share_of(p: Any, k: Any, at: Any) -> Any:
-    """Packed units of the sequence, evenly over the splits, and the tail. Kept in registers: expressions
-    of run-time numbers would be worked out anew wherever they are used."""
+def tile_range(p: Any, k: Any, at: Any) -> Any:
+    """The split's range of KV tiles and the residual: splits share the visible packed KV tiles evenly. The numbers are stored in
+    registers, because TileLang inlines an expression of run-time numbers wherever it is used, divisions included."""
     work = T.alloc_local((5,), "int32")
     length = k.lengths[at.batch]
     work[0] = length // p.tokens
     work[1] = length % p.tokens
     work[2] = work[1] + k.fresh
-    work[4] = T.truncdiv(work[0] * p.units + k.splits - 1, k.splits)
-    work[3] = at.split * work[4]
+    if p.window is None:
+        work[4] = T.truncdiv(work[0] * p.units + k.splits - 1, k.splits)
+        work[3] = at.split * work[4]
+    else:
+        work[3] = first_tile(p, k, work[0], work[2])
+        work[4] = T.truncdiv(work[0] * p.units - work[3] + k.splits - 1, k.splits)
+        work[3] = work[3] + at.split * work[4]
     work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))
     return Work(work[0], work[1], work[2], work[3], work[4])
 
 
 @T.macro
-def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
-    """First position that a column must not see: queries are the last q_len tokens, in order."""
-    for n, e in columns(p):
-        token = (at.column + n * 8 + (at.t % 2 if p.halves else at.t) * 2 + e) // p.group
-        r.limit[n * 2 + e] = work.full * p.tokens + work.tail - T.max(0, k.q_len - 1 - token)
-
-
-@T.macro
 def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
-    """The warp's units: wait for a sub-tile, use it, start the copy of the one that takes its place."""
-    for turn in T.serial(T.max(0, T.ceildiv(work.count - at.warp, p.warps))):
+    """The warp's KV tiles: it waits for a sub-tile, uses it, and starts the copy of the one that takes its place."""
+    for index in T.serial(T.max(0, T.ceildiv(work.count - at.warp, p.warps))):
         for sub in T.unroll(p.unit):
-            stage = turn % p.rounds * p.unit + sub if p.stages >= p.unit else sub % p.stages
+            stage = index % p.rounds * p.unit + sub if p.stages >= p.unit else sub % p.stages
             subtile = at.warp * p.ring_words + stage * p.subtile_words
-            unit = work.first + at.warp + turn * p.warps
+            tile = work.first + at.warp + index * p.warps
             T.ptx_wait_group(p.stages - 1)
             T.sync_warp()
             if sub == 0:
                 if p.channel_scaled:
-                    begin_unit(p, at, r, memory, turn)
+                    begin_kv_tile(p, at, r, memory, index)
                 refresh_bias(p, r)
             score_codes(p, at, r, memory, subtile)
             load_row_params(p, "value", at, r, memory, subtile)
-            weigh(p, at, r, (unit * p.unit + sub) * 32)
+            weigh(p, at, r, (tile * p.unit + sub) * 32)
             add_values(p, at, r, memory, subtile)
             T.sync_warp()
-            issue(p, k, at, work, r, memory, turn + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
+            issue_copy(p, k, at, work, r, memory, index + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
 
 
 @T.macro
@@ -67,28 +65,28 @@ def attention(p: Any, k: Any, at: Any, memory: Any) -> None:
     """One CTA: a split of a KV head of a sequence."""
     r = registers(p)
     load_query(p, k, at, r)
-    work = share_of(p, k, at)
-    load_tail(p, k, at, work, r, 0)
-    look_up_page(p, k, at, work, r, 0)
+    work = tile_range(p, k, at)
+    load_residual(p, k, at, work, r, 0)
+    prefetch_page(p, k, at, work, r, 0)
     for stage in static(p.stages):
-        issue(p, k, at, work, r, memory, stage // p.unit, stage % p.unit, stage)
+        issue_copy(p, k, at, work, r, memory, stage // p.unit, stage % p.unit, stage)
     begin_state(p, r)
     set_limits(p, k, at, work, r)
     normalize_query(p, k, at, r)
     sum_query(p, r)
     if p.channel_scaled:
-        share_query(p, at, r, memory)
-    attend_tail(p, k, at, work, r)
+        store_query(p, at, r, memory)
+    attend_residual(p, k, at, work, r)
     attend_packed(p, k, at, work, r, memory)
-    merge(p, k, at, r, memory)
-    combine(p, k, at, r, memory)
+    reduce_all_warps(p, k, at, r, memory)
+    reduce_all_splits(p, k, at, r, memory)
     advance_length(p, k, at, r)
     flush(p, k, at, work, r, memory)
 
 
 @T.macro
 def locate(p: Any, cell: Any, split: Any, runs: Any) -> Any:
-    """The place of a thread; a cell is a run of columns of a KV head of a sequence."""
+    """The place of a thread; a cell is a sequence, a KV head, and as many of its q rows as a CTA holds."""
     place = T.alloc_local((3,), "int32")
     place[0] = cell // p.kv_heads if p.one_run else T.truncdiv(cell, p.kv_heads * runs)
     place[1] = cell % p.kv_heads if p.one_run else T.truncdiv(T.truncmod(cell, p.kv_heads * runs), runs)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The query as B operand: column c is query token c // group of head c % group, normalized by a power of two per column."""
+"""The query as B operand. Packed GQA: q row c is query token c // group of head c % group. Rows are normalized by powers of two."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import row_factor
 from kvgen.lower.tilelang.mma.instructions import multiply
+from kvgen.lower.tilelang.mma.score_modifier import scaled
 from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 
 ONES = 0x3C003C00
@@ -16,15 +17,15 @@ ONES = 0x3C003C00
 
 @T.macro
 def load_query(p: Any, k: Any, at: Any, r: Any) -> None:
-    """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; columns beyond the query are zero."""
+    """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; q rows beyond the query are zero."""
     for n in static(p.column_tiles):
-        column = at.column + n * 8 + (at.g % 4 if p.halves else at.g)
-        head = at.head * p.group + column % p.group
-        r.row[0] = at.batch * k.q_strides[0] + (column // p.group) * k.q_strides[1] + head * k.q_strides[2]
+        q_row = at.q_row + n * 8 + (at.g % 4 if p.halves else at.g)
+        head = at.head * p.group + q_row % p.group
+        r.row[0] = at.batch * k.q_strides[0] + (q_row // p.group) * k.q_strides[1] + head * k.q_strides[2]
         for x in T.unroll(p.chunks):
             for i in T.vectorized(4):
                 r.raw[(n * p.chunks + x) * 4 + i] = T.if_then_else(
-                    column < p.group * k.q_len, k.q[(r.row[0] + x * 4 + at.t) * 4 + i], T.uint32(0)
+                    q_row < p.group * k.q_len, k.q[(r.row[0] + x * 4 + at.t) * 4 + i], T.uint32(0)
                 )
 
 
@@ -51,7 +52,7 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
             )  # fmt: skip
         for e in static(2):
             power = T.call_extern("float32", "__shfl_sync", T.uint32(ALL), r.factor[1], (at.t * 2 + e) * 4)
-            r.score_scale[n * 2 + e] = k.scale * power * T.float32(CODE_UNIT if p.channel_scaled else 1.0)
+            r.score_scale[n * 2 + e] = scaled(p, k.scale) * power * T.float32(CODE_UNIT if p.channel_scaled else 1.0)
     if p.halves:
         for row in static(2):
             for e in static(2):
@@ -60,8 +61,8 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
 
 
 @T.macro
-def share_query(p: Any, at: Any, r: Any, memory: Any) -> None:
-    """The fragments to shared memory, from where every unit takes them: all warps of a CTA have the same."""
+def store_query(p: Any, at: Any, r: Any, memory: Any) -> None:
+    """Store the fragments to shared memory, where all warps load them for every KV tile: they are the same for all."""
     if at.warp == 0:
         for i in T.unroll(p.column_tiles * p.chunks):
             for j in T.vectorized(4):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Each warp's own ring of sub-tiles in shared memory, filled by cp.async; no thread waits for another warp."""
+"""Each warp's own ring of sub-tiles in shared memory, filled by cp.async; no warp waits for another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tilelang.language as T
 
 @T.macro
 def copy_words(k: Any, memory: Any, place: Any, r: Any, offset: Any, count: Any, lane: Any) -> None:
-    """`count` words (a multiple of four) from `offset` words behind the unit's block into the ring."""
+    """`count` words (a multiple of four) from `offset` words behind the start of the KV tile's block into the ring."""
     for i in T.unroll(count // 128):
         T.ptx_cp_async(
             T.access_ptr(memory[place + (i * 32 + lane) * 4], "w", 4),
@@ -27,11 +27,11 @@ def copy_words(k: Any, memory: Any, place: Any, r: Any, offset: Any, count: Any,
 
 
 @T.macro
-def look_up_page(p: Any, k: Any, at: Any, work: Any, r: Any, turn: Any) -> None:
-    """Fetch the page of the warp's unit `turn` ahead of its use."""
+def prefetch_page(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> None:
+    """Page-table prefetch: load the page of the warp's KV tile `index` ahead of its use."""
     if p.page_blocks:
-        if at.warp + turn * p.warps < work.count:
-            r.page[0] = k.table[at.batch * k.table_stride + (work.first + at.warp + turn * p.warps) // p.units // p.page_blocks]
+        if at.warp + index * p.warps < work.count:
+            r.page[0] = k.table[at.batch * k.table_stride + (work.first + at.warp + index * p.warps) // p.units // p.page_blocks]
 
 
 @T.macro
@@ -46,18 +46,19 @@ def find_block(p: Any, k: Any, at: Any, r: Any, block: Any) -> None:
 
 
 @T.macro
-def issue(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any, turn: Any, sub: Any, stage: Any) -> None:
-    """Start the copy of sub-tile `sub` of the warp's unit `turn`; a group is committed even if nothing is left."""
-    unit = at.warp + turn * p.warps
+def issue_copy(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any, index: Any, sub: Any, stage: Any) -> None:
+    """Start the copy of sub-tile `sub` of the warp's KV tile `index`. A group is committed even if nothing is left, so that the number
+    of groups in flight is known."""
+    tile = at.warp + index * p.warps
     base = at.warp * p.ring_words
-    if unit < work.count:
-        start = (work.first + unit) % p.units * p.unit
+    if tile < work.count:
+        start = (work.first + tile) % p.units * p.unit
         if sub == 0:
-            find_block(p, k, at, r, (work.first + unit) // p.units)
-            look_up_page(p, k, at, work, r, turn + 1)
+            find_block(p, k, at, r, (work.first + tile) // p.units)
+            prefetch_page(p, k, at, work, r, index + 1)
             if p.channel_words:
                 group = start * p.layout.subtile // p.key.group
-                slot = base + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
+                slot = base + p.stages * p.subtile_words + index % p.rounds * p.channel_words
                 copy_words(k, memory, slot, r, group * p.channel_words, p.channel_words, at.lane)
         copy_words(k, memory, base + stage * p.subtile_words, r, p.header_words + (start + sub) * p.subtile_words, p.subtile_words, at.lane)
     T.ptx_commit_group()

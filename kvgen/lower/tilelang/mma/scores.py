@@ -9,16 +9,17 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import expand, row_factor, separate
 from kvgen.lower.tilelang.mma.instructions import multiply
-from kvgen.lower.tilelang.mma.state import CODE_UNIT, columns, static
+from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, q_rows, static
 
 
 @T.macro
-def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
-    """K per channel: the query times the scales, and the sum of query times zero, once for all tokens of the unit."""
+def begin_kv_tile(p: Any, at: Any, r: Any, memory: Any, index: Any) -> None:
+    """K per channel: the query times the scales, and the sum of query times zero, once for all tokens of the KV tile."""
     for i in T.unroll(p.column_tiles * 4):
         r.key_zero[i] = 0.0
     size = 2 * p.key.params
-    slot = at.warp * p.ring_words + p.stages * p.subtile_words + turn % p.rounds * p.channel_words
+    slot = at.warp * p.ring_words + p.stages * p.subtile_words + index % p.rounds * p.channel_words
     for x in T.unroll(p.chunks):
         for n in static(p.column_tiles):
             for i in T.vectorized(4):
@@ -28,7 +29,7 @@ def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
                 r.words[i] = memory[slot + ((x * 2 + y) * 4 + at.t) * size + i]
             for n in static(p.column_tiles):
                 scale_query(p, at, r, n, x, y)
-    for n, e in columns(p):
+    for n, e in q_rows(p):
         if p.doubled and not p.key.zero:
             r.key_zero[n * 4 + e] = r.key_zero[n * 4 + e] + T.shfl_xor(r.key_zero[n * 4 + e], 2)
         factor = (1.0 if p.key.zero else -p.offset(p.key)) / CODE_UNIT
@@ -37,7 +38,7 @@ def begin_unit(p: Any, at: Any, r: Any, memory: Any, turn: Any) -> None:
 
 @T.macro
 def scale_query(p: Any, at: Any, r: Any, n: Any, x: Any, y: Any) -> None:
-    """One k-step of `begin_unit`; `words` hold its zeros and scales."""
+    """One k-step of `begin_kv_tile`; `words` hold its zeros and scales."""
     b = (n * p.chunks + x) * 4 + y * 2
     for half in static(2):
         scale = r.words[half * p.key.params + p.key.params - 1]
@@ -124,7 +125,7 @@ def product_at(p: Any, n: int, tile: Any, group: Any) -> Any:
 @T.macro
 def own_products(p: Any, at: Any, r: Any, group: Any) -> None:
     """x[:4] = the products of the lane's own rows: lanes t < 2 take the first tile, the others the second, and what rounding
-    took from the query comes from the lane that has the other columns."""
+    took from the query comes from the lane that has the other q rows."""
     first = product_at(p, 0, 0, group)
     for row in static(2):
         for e in static(2):
@@ -178,9 +179,16 @@ def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
         factor = r.row_factor[i]
     elif p.channel_scaled:
         product = r.c[i] * T.float32(row_factor(p.key.bits, row // 2, row % 2))
+    if p.softcap > 0:
+        return modify(p, T.call_extern("float32", "fmaf", product, factor, zero_term(p, r, n, e)), bias)
     return T.call_extern("float32", "fmaf", product, factor, bias)
 
 
+def unbiased(p: Any, r: Any, n: int, e: int) -> Any:
+    """The `bias` that makes `score` the score itself."""
+    return T.float32(score_base(p)) if p.softcap > 0 else zero_term(p, r, n, e)
+
+
 def zero_term(p: Any, r: Any, n: int, e: int) -> Any:
-    """The part of a score that all tokens of a unit share."""
+    """The part of a score that all tokens of a KV tile share."""
     return r.key_zero[n * 4 + e] if p.channel_scaled else T.float32(0.0)

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Online softmax with a lazy reference: probabilities are 2^(score - m - v), m following the largest score of a column and v
-the largest scale of V, and move only when something would pass 2^8 times what it was. v keeps probability * scale in fp16."""
+"""Online softmax with lazy rescaling: probabilities are 2^(score - row_max), and row_max is m + v, where m follows the largest score
+of a q row and v the exponent of V's largest scale, which keeps probability * scale in fp16's range. Both move only when a
+probability would pass 2^8, or a scale 2^4 times the largest before."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.scores import row_centre, row_scale, score, zero_term
-from kvgen.lower.tilelang.mma.state import MASKED, MIN_SCORE, SCALE_FLOOR, columns, static
+from kvgen.lower.tilelang.mma.mask import visible
+from kvgen.lower.tilelang.mma.scores import row_centre, row_scale, score, unbiased
+from kvgen.lower.tilelang.mma.state import MIN_SCORE, SCALE_FLOOR, q_rows, static
 
 HEADROOM = 8.0
 SCALE_HEADROOM = 16.0
 
 
 def log2(value: Any) -> Any:
-    """Good to some bits, which is enough for a reference."""
+    """Good to some bits, which is enough for row_max: a common factor of all probabilities cancels."""
     return T.call_extern("float32", "__log2f", value)
 
 
@@ -25,8 +27,8 @@ def begin_state(p: Any, r: Any) -> None:
     """No token seen."""
     r.v[0] = SCALE_HEADROOM * 2.0**SCALE_FLOOR
     for i in T.unroll(p.column_tiles * 2):
-        r.l[i] = 0.0
-        r.reference[i] = MIN_SCORE
+        r.row_sum[i] = 0.0
+        r.row_max[i] = MIN_SCORE
         r.bias[i] = -MIN_SCORE
     for i in T.unroll(p.groups("value") * p.column_tiles * 4):
         r.zo[i] = 0.0
@@ -35,21 +37,21 @@ def begin_state(p: Any, r: Any) -> None:
 
 
 @T.macro
-def move_reference(p: Any, r: Any, scale: Any) -> None:
-    """Raise m to the columns' maxima in `top` and v to log2 of `scale`, warp-wide, and rescale what was summed; `reference` is m + v."""
+def raise_row_max(p: Any, r: Any, scale: Any) -> None:
+    """Raise m to the maxima in `top` and v to log2 of `scale`, warp-wide, and rescale what was summed."""
     for i in static(p.column_tiles * 2):
         for distance in p.row_distances:
             r.top[i] = T.max(r.top[i], T.shfl_xor(r.top[i], distance))
-        r.top[i] = T.max(r.top[i], r.reference[i] - log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
+        r.top[i] = T.max(r.top[i], r.row_max[i] - log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM)))
     r.factor[0] = T.max(scale, T.float32(2.0**SCALE_FLOOR))
     for distance in p.row_distances:
         r.factor[0] = T.max(r.factor[0], T.shfl_xor(r.factor[0], distance))
     r.v[0] = T.max(r.v[0], r.factor[0] * T.float32(SCALE_HEADROOM))
     for i in static(p.column_tiles * 2):
         r.top[i] = r.top[i] + log2(r.v[0] * T.float32(1.0 / SCALE_HEADROOM))
-        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.reference[i] - r.top[i])
-        r.reference[i] = r.top[i]
-        r.l[i] = r.l[i] * r.factor[i]
+        r.factor[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.row_max[i] - r.top[i])
+        r.row_max[i] = r.top[i]
+        r.row_sum[i] = r.row_sum[i] * r.factor[i]
     for group in static(p.groups("value")):
         for n in static(p.column_tiles):
             for i in T.unroll(4):
@@ -62,10 +64,10 @@ def move_reference(p: Any, r: Any, scale: Any) -> None:
 
 @T.macro
 def refresh_bias(p: Any, r: Any) -> None:
-    """What is added to every scaled score: -reference, and query times zero where K is scaled per channel."""
-    for n, e in columns(p):
+    """What is added to every scaled score: -row_max, and what makes `score` the score itself."""
+    for n, e in q_rows(p):
         i = n * 2 + e
-        r.bias[i] = r.key_zero[n * 4 + e] - r.reference[i] if p.channel_scaled else -r.reference[i]
+        r.bias[i] = unbiased(p, r, n, e) - r.row_max[i] if p.channel_scaled or p.softcap > 0 else -r.row_max[i]
 
 
 @T.macro
@@ -75,19 +77,19 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
     exponents(p, at, r, token)
     r.flag[0] = T.any_sync(T.cast(passes(p, r), "int32"))
     if r.flag[0] != 0:
-        for n, e in columns(p):
+        for n, e in q_rows(p):
             r.top[n * 2 + e] = MIN_SCORE
             for row in static(p.own_rows):
-                value = score(p, r, n, row, e, zero_term(p, r, n, e))
+                value = score(p, r, n, row, e, unbiased(p, r, n, e))
                 r.top[n * 2 + e] = T.max(r.top[n * 2 + e], visible(p, at, r, token, n, row, e, value))
-        move_reference(p, r, r.top[p.column_tiles * 2])
+        raise_row_max(p, r, r.top[p.column_tiles * 2])
         refresh_bias(p, r)
         exponents(p, at, r, token)
     for i in T.unroll(p.column_tiles * p.own_rows * 2):
         r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i])
-    for n, e in columns(p):
+    for n, e in q_rows(p):
         for row in static(p.own_rows):
-            r.l[n * 2 + e] = r.l[n * 2 + e] + r.p[n * 8 + row * 2 + e]
+            r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + r.p[n * 8 + row * 2 + e]
             if p.value.zero:
                 for group in static(p.groups("value")):
                     i = (group * p.column_tiles + n) * 4 + 2 + e
@@ -96,18 +98,10 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
 
 @T.macro
 def exponents(p: Any, at: Any, r: Any, token: Any) -> None:
-    """p = score - reference."""
-    for n, e in columns(p):
+    """p = score - row_max."""
+    for n, e in q_rows(p):
         for row in static(p.own_rows):
             r.p[n * 8 + row * 2 + e] = visible(p, at, r, token, n, row, e, score(p, r, n, row, e, r.bias[n * 2 + e]))
-
-
-def visible(p: Any, at: Any, r: Any, token: Any, n: int, row: int, e: int, value: Any) -> Any:
-    """`value`, or minus infinity where the column's query comes before the token."""
-    if not p.causal:
-        return value
-    own = at.t // 2 * 16 if p.halves else 0
-    return T.if_then_else(token + own + row * 8 + at.g < r.limit[n * 2 + e], value, T.float32(MASKED))
 
 
 def largest_scale(p: Any, r: Any) -> Any:
@@ -120,9 +114,9 @@ def largest_scale(p: Any, r: Any) -> Any:
 
 
 def passes(p: Any, r: Any) -> Any:
-    """Whether the lane sees a score or a scale that has outgrown the reference."""
+    """Whether the lane has a score or a scale that row_max must be raised for."""
     top = r.p[0]
-    for n, e in columns(p):
+    for n, e in q_rows(p):
         for row in range(p.own_rows):
             top = T.max(top, r.p[n * 8 + row * 2 + e])
     return T.Or(top > T.float32(HEADROOM), r.top[p.column_tiles * 2] > r.v[0])

@@ -18,7 +18,7 @@ ALL = 0xFFFFFFFF
 CODE_UNIT = 2.0**24
 """Codes enter matrix instructions as fp16 denormals, code * 2^-24."""
 SCALE_FLOOR = -14.0
-"""Starting point of the reference exponent of V's scales; raised as larger ones come by."""
+"""First value of the exponent of V's scales in row_max; larger scales raise it."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Args:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a thread is: sequence, KV head, first column of its CTA, split; lane g * 4 + t of a warp."""
+    """Where a thread is: sequence, KV head, first q row of its CTA, split; lane g * 4 + t of a warp."""
 
     batch: Any
     head: Any
-    column: Any
+    q_row: Any
     cell: Any
     split: Any
     thread: Any
@@ -70,18 +70,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Work:
-    """What a CTA has to do: units [first, first + count) of the sequence, and the rest, tokens that are not packed."""
+    """What a CTA has to do: packed KV tiles [first, first + count) of the sequence and its part of the residual. The sequence has `blocks`
+    packed blocks, and a residual of `old_residual` tokens before this call and of `residual` with the new ones."""
 
-    full: Any
-    rest: Any
-    tail: Any
+    blocks: Any
+    old_residual: Any
+    residual: Any
     first: Any
     count: Any
 
 
 @dataclass(frozen=True)
 class Registers:
-    """A thread's registers. e counts its two columns 2t, 2t + 1 of each column tile (with `halves` those of t % 2), n the tiles."""
+    """A thread's registers. n counts column tiles (8 q rows), e the lane's two q rows 2t, 2t + 1 of each (with `halves` those of t % 2)."""
 
     raw: Any
     q: Any
@@ -101,10 +102,10 @@ class Registers:
     pb: Any
     o: Any
     v: Any
-    reference: Any
+    row_max: Any
     bias: Any
     limit: Any
-    l: Any  # noqa: E741
+    row_sum: Any
     zo: Any
     top: Any
     factor: Any
@@ -112,8 +113,8 @@ class Registers:
     source: Any
     row: Any
     page: Any
-    k_tail: Any
-    v_tail: Any
+    k_rows: Any
+    v_rows: Any
     ones: Any
 
 
@@ -140,10 +141,10 @@ def registers(p: Any) -> Any:
     pb = T.alloc_local((groups * n * 4,), "uint32")
     o = T.alloc_local((n * p.steps * 4,), "float32")
     v = T.alloc_local((2,), "float32")
-    reference = T.alloc_local((n * 2,), "float32")
+    row_max = T.alloc_local((n * 2,), "float32")
     bias = T.alloc_local((n * 2,), "float32")
     limit = T.alloc_local((n * 2,), "int32")
-    denominator = T.alloc_local((n * 2,), "float32")
+    row_sum = T.alloc_local((n * 2,), "float32")
     zo = T.alloc_local((groups * n * 4,), "float32")
     top = T.alloc_local((n * 2 + 1,), "float32")
     factor = T.alloc_local((n * 2,), "float32")
@@ -151,12 +152,12 @@ def registers(p: Any) -> Any:
     source = T.alloc_local((1,), "int64")
     row = T.alloc_local((2,), "int64")
     page = T.alloc_local((1,), "int32")
-    k_tail = T.alloc_local((p.chunks * 8,), "uint32")
-    v_tail = T.alloc_local((p.chunks * 8,), "uint32")
+    k_rows = T.alloc_local((p.chunks * 8,), "uint32")
+    v_rows = T.alloc_local((p.chunks * 8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
     return Registers(
-        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, v, reference, bias, limit,
-        denominator, zo, top, factor, flag, source, row, page, k_tail, v_tail, ones,
+        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, v, row_max, bias, limit,
+        row_sum, zo, top, factor, flag, source, row, page, k_rows, v_rows, ones,
     )  # fmt: skip
 
 
@@ -165,6 +166,6 @@ def static(count: int) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-def columns(p: Plan) -> tuple[tuple[int, int], ...]:
-    """(column tile, which of a lane's two columns)."""
+def q_rows(p: Plan) -> tuple[tuple[int, int], ...]:
+    """A lane's q rows: (column tile, which of its two q rows there)."""
     return tuple((n, e) for n in range(p.column_tiles) for e in range(2))

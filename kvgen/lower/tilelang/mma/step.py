@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What `decode` does after attending: a full residual is packed, and lengths advance once nobody needs the old ones."""
+"""What `decode` does after attention: it packs a full residual, and advances lengths once all CTAs have read the old ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def arrive(counters: Any, at: Any) -> Any:
 
 @T.macro
 def count_reader(k: Any, at: Any, r: Any) -> None:
-    """Tell that this CTA knows the length; all its threads have come by a barrier since they read it. Nothing else is told, so
-    that nobody waits until it is looked at."""
+    """Count this CTA among those that have read the length: a barrier lies between that and here. `advance_length` looks at the count
+    later, so no thread waits for the atomic now."""
     if k.fresh > 0 and at.thread == 0:
         r.flag[0] = T.call_extern("int32", "atomicAdd", T.access_ptr(k.readers[at.batch], "rw"), 1)
 
 
 @T.macro
 def advance_length(p: Any, k: Any, at: Any, r: Any) -> None:
-    """The last CTA of a sequence to know the old length writes the new one."""
+    """The last CTA of a sequence to read the old length writes the new one."""
     if k.fresh > 0 and at.thread == 0:
         if r.flag[0] == p.kv_heads * k.runs * k.splits - 1:
             k.readers[at.batch] = 0
@@ -36,7 +36,7 @@ def advance_length(p: Any, k: Any, at: Any, r: Any) -> None:
 def flush(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
     """The last CTA of a head to be done with the residual packs it, if this call has filled it; what is left over moves to
     its front. The packing is that of `pack`."""
-    if k.fresh > 0 and work.tail >= p.tokens:
+    if k.fresh > 0 and work.residual >= p.tokens:
         T.sync_threads()
         if at.thread == 0:
             memory[0] = arrive(k.flushed, at.batch * p.kv_heads + at.head)
@@ -46,13 +46,13 @@ def flush(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
             if at.thread == 0:
                 k.flushed[at.batch * p.kv_heads + at.head] = 0
             if p.page_blocks:
-                r.page[0] = k.table[at.batch * k.table_stride + work.full // p.page_blocks]
-            find_block(p, k, at, r, work.full)
+                r.page[0] = k.table[at.batch * k.table_stride + work.blocks // p.page_blocks]
+            find_block(p, k, at, r, work.blocks)
             slots = T.cast((at.batch * p.kv_heads + at.head) * p.tokens, "int64") * (p.dim // 2)
             T.call_extern(
                 "int32", "flush_block", T.access_ptr(k.k_residual[slots], "rw"), T.access_ptr(k.v_residual[slots], "rw"),
                 T.access_ptr(k.packed[r.source[0] * 4], "r"),
                 k.fresh_k[0] + at.batch * k.fresh_k[1] + at.head * k.fresh_k[3] - slots // 4, k.fresh_k[2],
                 k.fresh_v[0] + at.batch * k.fresh_v[1] + at.head * k.fresh_v[3] - slots // 4, k.fresh_v[2],
-                work.rest, work.tail, T.access_ptr(memory[0], "rw"),
+                work.old_residual, work.residual, T.access_ptr(memory[0], "rw"),
             )  # fmt: skip

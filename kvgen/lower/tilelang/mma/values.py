@@ -16,7 +16,7 @@ from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 @T.macro
 def scale_probabilities(p: Any, r: Any) -> None:
     """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group. With
-    `halves` columns 4 to 7 are those of tokens 16 to 31: nobody reads what they add to, and the exchange puts them in front."""
+    `halves` columns 4 to 7 hold tokens 16 to 31: their sums are not read, and the exchange puts these tokens into the first columns."""
     for group in static(p.groups("value")):
         for n in static(p.column_tiles):
             for row in static(p.own_rows):

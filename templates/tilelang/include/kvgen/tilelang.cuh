@@ -76,6 +76,13 @@ __device__ __forceinline__ float half_high(uint32_t x) { return __high2float(ptx
 __device__ __forceinline__ float bf16_low(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float bf16_high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
+// 1 / x to one unit in the last place; 0 for infinity.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two floats as one number, from L2.
 __device__ __forceinline__ int64_t load_pair(const float* from) { return __ldcg(reinterpret_cast<const long long*>(from)); }
 

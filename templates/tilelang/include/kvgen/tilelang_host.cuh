@@ -25,7 +25,7 @@ struct TileArgs {
 };
 
 // Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kTileTokens,
-// kTileBytes, kQRows (of a CTA), kQTiles.
+// kTileBytes, kQRows (of a CTA), kQTiles, kWindow (0 without a sliding window).
 template <class Format, class Schedule>
 struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kMaxQLen, 8 * Schedule::kQTiles);
@@ -44,8 +44,15 @@ struct TileHost {
   // Most splits that any length may get: what the workspace must hold.
   static int most_splits(int cells) { return model(cells).most(kMaxSplits); }
 
+  // Packed KV tiles that the splits of a sequence of `max_len` tokens share: with a sliding window those that it reaches, and one more
+  // where it begins inside a tile.
+  static int seen_units(int max_len) {
+    const int reached = Schedule::kWindow + Schedule::kMaxQLen - 1 + Schedule::kTileTokens;
+    return std::max(1, (Schedule::kWindow > 0 ? std::min(max_len, reached) : max_len) / Schedule::kTileTokens);
+  }
+
   static int choose_splits(int cells, int max_len) {
-    const int units = std::max(1, max_len / Schedule::kTileTokens), most = std::min(most_splits(cells), units);
+    const int units = seen_units(max_len), most = std::min(most_splits(cells), units);
     if (Schedule::kSplits == Splits::wave) return std::clamp(resident_ctas() / cells, 1, most);
     return model(cells).cheapest(units, most);
   }
@@ -72,7 +79,7 @@ struct TileHost {
   static int64_t split_tokens(int batch, int kv_heads, int max_len, int q_len) {
     if (batch == 0) return 0;
     const int splits = choose_splits(batch * kv_heads * runs(q_len), max_len);
-    return splits == 1 ? 0 : ceil_div(std::max(1, max_len / Schedule::kTileTokens), splits) * Schedule::kTileTokens;
+    return splits == 1 ? 0 : ceil_div(seen_units(max_len), splits) * Schedule::kTileTokens;
   }
 
   static bool countable(const AttendArgs&) { return true; }  // nothing is added up over sequences

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Tokens that are not packed: the residual and, in `decode`, this call's new ones, in their own type. Tiles of 16 go round the
-splits, and there round the warps from the last; a warp's first tile is asked for before its ring, so as not to queue behind it."""
+"""The residual: tokens that are not packed, among them this call's new ones in `decode`, in their own type. Tiles of 16 tokens are
+dealt to the splits, and within a split to its warps from the last one. A warp loads its first tile before it fills its ring, because
+these loads would otherwise queue behind the ring's copies."""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import mix
 from kvgen.lower.tilelang.mma.instructions import multiply
-from kvgen.lower.tilelang.mma.softmax import move_reference
-from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, columns, static
+from kvgen.lower.tilelang.mma.mask import sees
+from kvgen.lower.tilelang.mma.score_modifier import modify, scaled, score_base
+from kvgen.lower.tilelang.mma.softmax import raise_row_max
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, q_rows, static
 
 
-def first_of(p: Any, k: Any, at: Any, turn: Any) -> Any:
+def first_token(p: Any, k: Any, at: Any, index: Any) -> Any:
     """First token of the warp's tile."""
-    return ((turn * p.warps + (p.warps - 1 - at.warp)) * k.splits + (k.splits - 1 - at.split)) * 16
+    return ((index * p.warps + (p.warps - 1 - at.warp)) * k.splits + (k.splits - 1 - at.split)) * 16
 
 
 def slot_of(p: Any, at: Any, token: Any) -> Any:
@@ -28,10 +31,10 @@ def slot_of(p: Any, at: Any, token: Any) -> Any:
 def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any, rows: Any) -> None:
     """Rows g and g + 8 of the tile at `first`, 16 bytes per run of 32 channels. The last token stands in for those past the end."""
     for half in static(2):
-        token = T.min(first + half * 8 + at.g, work.tail - 1)
+        token = T.min(first + half * 8 + at.g, work.residual - 1)
         r.row[half] = slot_of(p, at, token)
-        if token >= work.rest:
-            r.row[half] = fresh[0] + at.batch * fresh[1] + (token - work.rest) * fresh[2] + at.head * fresh[3]
+        if token >= work.old_residual:
+            r.row[half] = fresh[0] + at.batch * fresh[1] + (token - work.old_residual) * fresh[2] + at.head * fresh[3]
     for chunk in T.unroll(p.chunks):
         for half in static(2):
             for i in T.vectorized(4):
@@ -39,58 +42,64 @@ def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first
 
 
 @T.macro
-def load_tail(p: Any, k: Any, at: Any, work: Any, r: Any, turn: Any) -> None:
+def load_residual(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> None:
     """Start to load a tile of the warp."""
-    if first_of(p, k, at, turn) < work.tail:
-        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first_of(p, k, at, turn), r.k_tail)
-        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first_of(p, k, at, turn), r.v_tail)
+    if first_token(p, k, at, index) < work.residual:
+        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first_token(p, k, at, index), r.k_rows)
+        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first_token(p, k, at, index), r.v_rows)
 
 
 @T.macro
 def keep_fresh(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
-    """New rows of the tile go into the residual, as far as it has room."""
+    """Store the new rows of the tile in the residual, as far as it has room."""
     for half in static(2):
         token = first + half * 8 + at.g
-        if token >= work.rest and token < T.min(work.tail, p.tokens):
+        if token >= work.old_residual and token < T.min(work.residual, p.tokens):
             for chunk in T.unroll(p.chunks):
                 for i in T.vectorized(4):
-                    k.k_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.k_tail[chunk * 8 + half * 4 + i]
+                    k.k_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.k_rows[chunk * 8 + half * 4 + i]
                 for i in T.vectorized(4):
-                    k.v_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.v_tail[chunk * 8 + half * 4 + i]
+                    k.v_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.v_rows[chunk * 8 + half * 4 + i]
 
 
 @T.macro
 def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
-    """p = scores of the tile, masked. Columns that repeat others count nothing."""
+    """p = scores of the tile, masked. q rows that repeat others have no weight."""
     for i in T.unroll(p.column_tiles * 8):
         r.c[i] = 0.0
     for chunk in T.unroll(p.chunks):
         for y in T.unroll(2):
             for i in static(4):
-                r.a[i] = r.k_tail[chunk * 8 + i % 2 * 4 + y * 2 + i // 2]
+                r.a[i] = r.k_rows[chunk * 8 + i % 2 * 4 + y * 2 + i // 2]
             for n in static(p.column_tiles):
                 multiply(r.a, 0, r.raw, (n * p.chunks + chunk) * 4 + y * 2, r.c, n * 8, p.mma_type)
-    for n, e in columns(p):
+    for n, e in q_rows(p):
         for half in static(2):
-            position = work.full * p.tokens + first + half * 8 + at.g
-            seen = position < r.limit[n * 2 + e]
+            position = work.blocks * p.tokens + first + half * 8 + at.g
+            seen = sees(p, position, r.limit[n * 2 + e])
             counted = T.And(seen, at.t < 2) if p.halves else seen
             i = n * 8 + half * 2 + e
-            r.p[i] = T.if_then_else(counted, r.c[i] * k.scale, T.float32(MASKED))
+            r.p[i] = T.if_then_else(counted, row_score(p, k, r, i), T.float32(MASKED))
+
+
+def row_score(p: Any, k: Any, r: Any, i: int) -> Any:
+    """Logarithm (base 2) of a row's weight."""
+    product = r.c[i] * scaled(p, k.scale)
+    return modify(p, product, T.float32(score_base(p))) if p.softcap > 0 else product
 
 
 @T.macro
 def weigh_rows(p: Any, r: Any) -> None:
     """Probabilities of the tile, as B operand in the rows' type."""
     pack = "kvgen::pack_bf16" if p.bf16 else "kvgen::ptx::pack_half2"
-    for n, e in columns(p):
+    for n, e in q_rows(p):
         r.top[n * 2 + e] = T.max(r.p[n * 8 + e], r.p[n * 8 + 2 + e])
-    move_reference(p, r, T.float32(0.0))
-    for n, e in columns(p):
+    raise_row_max(p, r, T.float32(0.0))
+    for n, e in q_rows(p):
         for half in static(2):
             i = n * 8 + half * 2 + e
-            r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i] - r.reference[n * 2 + e])
-            r.l[n * 2 + e] = r.l[n * 2 + e] + r.p[i]
+            r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i] - r.row_max[n * 2 + e])
+            r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + r.p[i]
     for n in static(p.column_tiles):
         for half in static(2):
             pair = T.call_extern("uint32", pack, r.p[n * 8 + half * 2], r.p[n * 8 + half * 2 + 1])
@@ -103,7 +112,7 @@ def add_rows(p: Any, r: Any) -> None:
     for chunk in T.unroll(p.chunks):
         for y in T.unroll(2):
             for i in static(4):
-                r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.v_tail[chunk * 8 + i // 2 * 4 + y * 2 + i % 2])
+                r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.v_rows[chunk * 8 + i // 2 * 4 + y * 2 + i % 2])
             for n in static(p.column_tiles):
                 multiply(r.a, 0, r.pb, n * 4, r.o, (n * p.steps + chunk * 2 + y) * 4, p.mma_type)
 
@@ -118,17 +127,17 @@ def to_code_units(p: Any, r: Any) -> None:
 
 
 @T.macro
-def attend_tail(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
-    """The warp's tiles of the tail, the first of which is loaded."""
-    for turn in T.serial(p.tail_turns):
-        first = first_of(p, k, at, turn)
-        if first < work.tail:
-            if work.tail > work.rest:
+def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
+    """The warp's tiles of the residual, the first of which is loaded."""
+    for index in T.serial(p.tail_turns):
+        first = first_token(p, k, at, index)
+        if first < work.residual:
+            if work.residual > work.old_residual:
                 keep_fresh(p, k, at, work, r, first)
             score_rows(p, k, at, work, r, first)
             weigh_rows(p, r)
             add_rows(p, r)
             if p.tail_turns > 1:
-                load_tail(p, k, at, work, r, turn + 1)
-    if first_of(p, k, at, 0) < work.tail:
+                load_residual(p, k, at, work, r, index + 1)
+    if first_token(p, k, at, 0) < work.residual:
         to_code_units(p, r)
