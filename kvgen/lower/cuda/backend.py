@@ -40,14 +40,15 @@ class CudaBackend:
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """A point without finesse that is allowed for every workload: 8 warps with four stages where they fit."""
-        space = self.space(spec, target)
+        hinted = self.space(spec, target)
         problems = ["no block fits"]
-        for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
-            for launch in _plain_launches():
-                schedule = Schedule(NAME, layout, launch)
-                problems = [problem for workload in spec.workloads for problem in space.check(schedule, workload)]
-                if not problems:
-                    return schedule
+        for space in (hinted, hinted.without_hints()):
+            for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
+                for launch in _plain_launches():
+                    schedule = Schedule(NAME, layout, launch)
+                    problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]
+                    if not problems:
+                        return schedule
         raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {problems[-1]}")
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
@@ -93,6 +94,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "target": target,
         "columns": spec.attention.group * spec.attention.q_len,
         "bulk_copies": machine.bulk,
+        "processors": machine.processors,
         "shared_per_cta": machine.shared_per_cta,
         "shared_per_sm": machine.shared_per_sm,
         "cta_reserved": CTA_RESERVED,

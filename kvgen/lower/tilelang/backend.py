@@ -51,13 +51,14 @@ class TileLangBackend:
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """8 warps with rings of one unit where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
-        space = self.space(spec, target)
+        hinted = self.space(spec, target)
         preferred = max(128, spec.key.group) if spec.key.axis == "channel" else 128
-        for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
-            for launch in _plain_launches(spec):
-                schedule = Schedule(NAME, layout, launch)
-                if not any(space.check(schedule, workload) for workload in spec.workloads):
-                    return schedule
+        for space in (hinted, hinted.without_hints()):
+            for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
+                for launch in _plain_launches(spec):
+                    schedule = Schedule(NAME, layout, launch)
+                    if not any(space.doubts(schedule, workload) for workload in spec.workloads):
+                        return schedule
         raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:

@@ -149,10 +149,12 @@ def test_space_counts_and_explains(kvgen: Any):
     (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--points", "--json").json()["spaces"]
     assert space["size"] == len(space["points"]) > 0
     assert space["excluded"]
-    assert all(reason["points"] > 0 and reason["examples"] for reason in space["excluded"])
+    assert space["unsearched"]
+    assert all(reason["points"] > 0 and reason["examples"] for reason in space["excluded"] + space["unsearched"])
     assert set(space["launches"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
-    assert "excluded" in shown
+    assert "cannot be built" in shown
+    assert "can be built, not searched" in shown
     assert "default:" in shown
 
 
