@@ -12,6 +12,9 @@ from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
 _ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+_COPIES = {"cp_async": "async", "bulk_stage": "bulk", "bulk_tile": "bulk_unit"}
+_REDUCTIONS = {"last_cta": "last"}
+"""Enumerators of the headers, where they are called otherwise."""
 
 
 def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Shared, target: Target) -> Source:
@@ -27,7 +30,8 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         attention=spec.attention,
         page=spec.cache.page or 0,
         launch=launch,
-        **_combine(launch.text("combine")),
+        copy=_COPIES[launch.text("copy")],
+        **_reduction(launch.text("reduction")),
         shared=shared,
         overlap=target == "sm90",
     )
@@ -35,10 +39,10 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
     return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
 
 
-def _combine(name: str) -> dict[str, Any]:
-    """`cluster8` as a kind of combining and a number of CTAs; 1 where there are no clusters."""
+def _reduction(name: str) -> dict[str, Any]:
+    """`cluster8` as a kind of reduction, in C++'s words, and a number of CTAs; 1 where there are no clusters."""
     kind = name.rstrip("0123456789")
-    return {"combine": kind, "cluster": int(name.removeprefix(kind) or 1)}
+    return {"reduction": _REDUCTIONS.get(kind, kind), "cluster": int(name.removeprefix(kind) or 1)}
 
 
 def _quant(op: Operand) -> str:

@@ -307,9 +307,9 @@ def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
         page_blocks=(spec.cache.page or 0) // layout.tokens,
         warps=launch.integer("warps"),
         stages=launch.integer("stages"),
-        unit=launch.integer("unit"),
-        column_tiles=launch.integer("column_tiles"),
-        min_ctas=launch.integer("ctas"),
+        unit=launch.integer("kv_tile") // layout.subtile,
+        column_tiles=launch.integer("q_tiles"),
+        min_ctas=launch.integer("ctas_per_sm"),
         exact_q=bool(launch["exact_q"]),
-        cluster=launch.text("combine") == "cluster",
+        cluster=launch.text("reduction") == "cluster",
     )

@@ -52,7 +52,7 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
     [
         ("k4v4", "n64.w8u2d1", "sm90", "a block (64) holds whole K groups (128)"),
         ("k4v4:page64:token", "n128.w8u2d1", "sm90", "a page (64) holds whole blocks (128)"),
-        ("k4v4:token", "n64.w8u4d1", "sm90", "a unit (4 sub-tiles of 32) must divide a block (64)"),
+        ("k4v4:token", "n64.w8u4d1", "sm90", "a KV tile (128 tokens) must divide a block (64)"),
         ("k4v4:kg64", "w8u4d1", "sm90", "lies within one K group (64)"),
         ("k8v8", "w8u4d1", "sm90", "exceed the shared memory of a CTA (232448 bytes)"),
         ("k4v4", "w8u4d1c2", "sm90", "2 CTAs exceed the shared memory of a multiprocessor"),
@@ -61,7 +61,7 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
         ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without K groups"),
         ("k4v4:token:page32", "n16.w8u1d4", "sm90", "blocks of 16 tokens are for pages that hold no blocks of 32"),
         ("k4v4", "w8u4d1", "sm89", "exceed the shared memory of a CTA (101376 bytes)"),
-        ("k4v4:token:page16", "w8u4d4", "sm90", "looks up the pages of 4 + 1 units at once"),
+        ("k4v4:token:page16", "w8u4d4", "sm90", "looks up the pages of 4 + 1 KV tiles at once"),
     ],
 )
 def test_points_are_excluded_with_their_reason(words: str, schedule: str, target: Target, reason: str) -> None:
@@ -71,7 +71,7 @@ def test_points_are_excluded_with_their_reason(words: str, schedule: str, target
 @pytest.mark.parametrize(
     ("words", "schedule", "reason"),
     [
-        ("k4v4", "w8u1d1", "one does not overlap"),
+        ("k4v4", "w8u1d1", "32 tokens do not overlap"),
         ("k2v2", "w4u2d1", "and the rings of 8 fit"),
         ("k2v2:d64:kg64", "n64.w12u2d1c2", "fewer than 128 registers"),
         ("k4v4", "w8u1d2.unit", "copied alike by bulk"),
@@ -108,7 +108,7 @@ def test_defaults_lie_in_their_spaces_and_use_nothing_new() -> None:
     for spec, target in supported():
         schedule = backend.default(spec, target)
         assert backend.space(spec, target).doubts(schedule) == []
-        assert (schedule.launch["copy"], schedule.launch["combine"]) == ("async", "last")
+        assert (schedule.launch["copy"], schedule.launch["reduction"]) == ("cp_async", "last_cta")
 
 
 def test_rings_that_are_too_long_leave_fewer_warps() -> None:
@@ -125,7 +125,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
         assert 8 <= space.size <= 2000
         for point in list(space.points())[::17]:
             total = shared_memory(spec, backend.layout(spec, point.layout), point.launch).total
-            assert point.launch.integer("ctas") * (total + 1024) <= MACHINES[target].shared_per_sm
+            assert point.launch.integer("ctas_per_sm") * (total + 1024) <= MACHINES[target].shared_per_sm
 
 
 def test_batches_beyond_a_launch_are_excluded() -> None:

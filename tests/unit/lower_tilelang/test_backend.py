@@ -184,7 +184,7 @@ def test_tilelang_keeps_its_files_in_the_cache(own_cache: Path, monkeypatch: pyt
 def test_clusters_are_for_sm90() -> None:
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm80")
-    clustered = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "combine": "cluster"}))
+    clustered = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "reduction": "cluster"}))
     assert backend.space(spec("k4v4"), "sm90").check(clustered) == []
     assert any("clusters need sm90" in reason for reason in backend.space(spec("k4v4"), "sm80").check(clustered))
 
@@ -192,7 +192,7 @@ def test_clusters_are_for_sm90() -> None:
 def test_a_schedule_outside_the_space_is_refused() -> None:
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
-    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas": 2}))
+    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas_per_sm": 2}))
     with pytest.raises(UnsupportedError, match="shared memory"):
         backend.lower(spec("k4v4"), wide, "sm90")
     with pytest.raises(UnsupportedError, match="not for cpu"):
