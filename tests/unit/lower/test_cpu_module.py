@@ -54,6 +54,8 @@ SCHEDULES = (
     {"block": 256, "rows": 6, "key_tiles": 2, "value_tiles": 4, "chunk": 512, "prefetch": 0},
     {"block": 64, "rows": 4, "key_tiles": 2, "value_tiles": 1, "chunk": 128, "split_tokens": 1024},
     {"block": 512, "rows": 3, "key_tiles": 8, "value_tiles": 8, "chunk": 256, "split_tokens": 1024},
+    {"block": 96, "rows": 8, "key_tiles": 8, "value_tiles": 4},  # against hints: a block between doublings, too many sums
+    {"block": 192, "rows": 1, "key_tiles": 1, "value_tiles": 1, "split_tokens": 16384},  # too few
 )
 
 
