@@ -22,7 +22,7 @@ POINTS = (
     Point("k4v4"), Point("k4v4", "w8u4d1.unit"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2", "w8u4d1.cl8"),
     Point("k2v2", "w8u4d1"), Point("k4v4:token:kg32:vg32:page64"), Point("k4v4:bf16:q4:page128"), Point("k4v4:d64:h5/1"),
     Point("k8v8:d256"), Point("k16v4:h16/1"), Point("k4v4", "w4u4d1c2"), Point("k8v8:page128", "w8u2d1.cl2"),
-    Point("k4v4:page128", "w8u2d2.sh"), Point("k4v4:page128", "w8u4d1.bulk.cl2"),
+    Point("k4v4:page128", "w8u4d1.bulk.cl2"),
 )  # fmt: skip
 ALIKE, UNLIKE = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
 """Lengths that are cut alike, and such that are not (part.cuh)."""

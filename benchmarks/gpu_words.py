@@ -15,18 +15,20 @@ from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import KernelSpec, Workload
 
 _WORDS: dict[str, tuple[str, Value]] = {
-    **{name: ("copy", name) for name in ("async", "bulk", "bulk_unit")},
-    **{name: ("combine", name) for name in ("last", "two_level", "shares")},
-    **{f"cl{n}": ("combine", f"cluster{n}") for n in (2, 4, 8)},
-    "cl": ("combine", "cluster"),
-    "unit": ("copy", "bulk_unit"),
-    "two": ("combine", "two_level"),
-    "sh": ("combine", "shares"),
+    "async": ("copy", "cp_async"),
+    "bulk": ("copy", "bulk_stage"),
+    "unit": ("copy", "bulk_tile"),
+    "last": ("reduction", "last_cta"),
+    **{f"cl{n}": ("reduction", f"cluster{n}") for n in (2, 4, 8)},
+    "cl": ("reduction", "cluster"),
+    "two": ("reduction", "two_level"),
     "noexact": ("exact_q", False),
     "wave": ("splits", "wave"),
     "gemm": ("form", "gemm"),
 }
-_LETTERS = {"w": "warps", "u": "unit", "d": "depth", "s": "stages", "t": "column_tiles", "c": "ctas"}
+_LETTERS = {"w": "warps", "u": "kv_tile", "d": "tiles_in_flight", "s": "stages", "t": "q_tiles", "c": "ctas_per_sm"}
+_STEP = {"kv_tile": 32}
+"""What the number behind a letter counts: u4 is a KV tile of 4 x 32 tokens."""
 
 
 def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
@@ -114,7 +116,8 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
         elif block := re.fullmatch(r"n(\d+)", word):
             layout["block"] = int(block[1])
         elif re.fullmatch(r"([wudstc]\d+)+", word):
-            launch |= {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstc])(\d+)", word)}
+            numbers = {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstc])(\d+)", word)}
+            launch |= {name: number * _STEP.get(name, 1) for name, number in numbers.items()}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")
     return [Schedule(base.backend, Params(layout), Params(launch))]
@@ -123,10 +126,9 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
 def schedule_word(schedule: Schedule) -> str:
     """The short word of a schedule; the defaults of its choices are left out."""
     launch = schedule.launch
-    parts = [f"n{schedule.layout['block']}", "".join(f"{letter}{launch[name]}" for letter, name in _LETTERS.items() if name in launch)]
-    parts += [
-        str(launch[name])
-        for name, plain in (("copy", "async"), ("splits", "automatic"), ("combine", "last"), ("form", "mma"))
-        if launch.get(name, plain) != plain
-    ]
-    return ".".join(parts + ([] if launch.get("exact_q", True) else ["noexact"])).replace("cluster", "cl")
+    numbers = {letter: launch.integer(name) // _STEP.get(name, 1) for letter, name in _LETTERS.items() if name in launch}
+    chosen = {name: value for name, value in launch.items() if name not in _LETTERS.values()}
+    plain = {"copy": "cp_async", "splits": "automatic", "reduction": "last_cta", "form": "mma", "exact_q": True}
+    words = {item: word for word, item in _WORDS.items()}
+    parts = [words[name, chosen[name]] for name, usual in plain.items() if chosen.get(name, usual) != usual]
+    return ".".join([f"n{schedule.layout['block']}", "".join(f"{letter}{number}" for letter, number in numbers.items()), *parts])

@@ -21,8 +21,6 @@ WIDE = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
 PAGES = (*WIDE, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
 """CUDA schedules for units of 128 tokens, on pages too, and for units of 64."""
-SHARED = ("w8u1d2.sh", "w8u2d2.sh", "w8u4d1.sh")
-"""CUDA schedules that give CTAs equal shares of all heads."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
 """CUDA schedules for codes of 8 and of 2 bits."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
@@ -83,10 +81,10 @@ SHAPES = (
     Shape("token, page 16", "k4v4:token:page16", sibling="token"),
     Shape("as many bytes as 1x131072+63x1024", "k4v4", "8x24448"),
     Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", ("w8u4d1", "w4u4d1c2", "w8u2d2", "w4u2d2c2"), SPREAD),
-    Shape("ragged, moderate", "k4v4", MODERATE, "plain", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2", *SHARED)),
-    Shape("ragged, moderate, page 128", "k4v4:page128", MODERATE, "page 128", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2", *SHARED), ()),
+    Shape("ragged, moderate", "k4v4", MODERATE, "plain", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2")),
+    Shape("ragged, moderate, page 128", "k4v4:page128", MODERATE, "page 128", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2"), ()),
     Shape("as many bytes as 2K to 16K", "k4v4", "32x9216", None, ("w8u4d1", "w8u1d2", "w4u4d1c2"), ()),
-    Shape("ragged, 2K to 16K", "k4v4", MIXED, "as many bytes as 2K to 16K", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2", *SHARED), ()),
+    Shape("ragged, 2K to 16K", "k4v4", MIXED, "as many bytes as 2K to 16K", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2"), ()),
     Shape("bfloat16", "k4v4:bf16", sibling="plain"),
     Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", ("w8u4d1.cl2", "w8u4d1"), COLUMN_TILES),
     Shape("group 16", "k4v4:h128/8", PLAIN, "plain", ("w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2", "w8u2d2.cl2", "w8u2d1.cl2"), COLUMN_TILES),
@@ -95,12 +93,12 @@ SHAPES = (
     Shape("head_dim 96", "k4v4:d96", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=FOURS),
     Shape("head_dim 256", "k4v4:d256", cuda=("w8u2d1", "w8u2d1.cl2"), tilelang=("default", "w8u2s2", "w8u2s2.cl")),
     Shape("7 of 5120", "k4v4", "7x5120", cuda=("w8u4d1.cl2", "w8u4d1", "w8u2d2.cl2", "w8u1d2.cl2")),
-    Shape("13 of 20000", "k4v4", "13x20000", cuda=("w8u2d2", "w8u4d1", "w4u4d1c2", *SHARED)),
+    Shape("13 of 20000", "k4v4", "13x20000", cuda=("w8u2d2", "w8u4d1", "w4u4d1c2")),
     Shape("K 4 bits, V 2 bits", "k4v2", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=FOURS),
     Shape("K 8 bits, V 4 bits", "k8v4", cuda=BYTE, tilelang=("w8u2s2", "w8u2s2.cl", "w8u4s4.cl")),
     Shape("8 bits", "k8v8", cuda=BYTE, tilelang=FINE_TILES),
     Shape("8 bits, token", "k8v8:token", sibling="8 bits", cuda=BYTE, tilelang=FINE_TILES),
-    Shape("ragged, moderate, 8 bits", "k8v8", MODERATE, "8 bits", ("w8u1d2.cl2", "w8u1d2", "w4u2d1c2", "w8u1d2.sh"), ()),
+    Shape("ragged, moderate, 8 bits", "k8v8", MODERATE, "8 bits", ("w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ()),
     Shape("2 bits", "k2v2", cuda=CRUMB, tilelang=CRUMB_TILES),
     Shape("as many bytes as 1x131072 of one KV head", "k4v4", "1x16384", cuda=("w8u4d1", "w8u1d2.cl8", "w8u4d1.cl8"), tilelang=SPREAD),
     Shape(

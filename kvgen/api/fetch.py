@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,19 @@ from kvgen._collect import resting
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
 from kvgen.lower.base import Source, Target
 from kvgen.registry.device import machine
-from kvgen.registry.entry import Entry, Launch
+from kvgen.registry.entry import Code, Entry, Launch
 from kvgen.registry.select import Selection, select
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.target import cannot_run, gpu_capability, resolve
 
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
-    from kvgen.toolchain import ArtifactCache
-    from kvgen.toolchain.module import Module
+    from kvgen.toolchain import Artifact, ArtifactCache
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
+
+LOG = logging.getLogger("kvgen")
+"""What a user should know and needs not act on. Without a handler, Python prints it to stderr from WARNING on."""
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _fetching: dict[tuple[Any, ...], Lock] = {}
@@ -97,43 +100,51 @@ def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
     from kvgen.reference.layout import packed_layout
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.launch import Variant
+    from kvgen.toolchain.module import load
 
-    cache = ArtifactCache()
     order: Any = entry.layout.text("order")
     layout = packed_layout(spec, entry.layout.integer("block"), order)
-    variants: dict[str, Variant] = {}
-    for launch in entry.launches:
-        if launch.file not in variants:
-            variants[launch.file] = Variant(spec, layout, _module(entry, launch, cache))
+    variants = {file: Variant(spec, layout, load(artifact.path)) for file, artifact in _artifacts(entry, ArtifactCache()).items()}
     return Kernel(spec, entry.arch, selection, layout, [(launch.workload, variants[launch.file]) for launch in entry.launches])
 
 
-def _module(entry: Entry, launch: Launch, cache: ArtifactCache) -> Module:
-    """The compiled launch: as it was tuned if that module is here, else compiled from the entry's own source.
+def _artifacts(entry: Entry, cache: ArtifactCache) -> dict[str, Artifact]:
+    """The compiled launches by file: as they were tuned if these modules are here, else compiled from the entry's own sources."""
+    launches = {launch.file: launch for launch in entry.launches}
+    tuned = {file: _tuned(entry, entry.codes[file], cache) for file in launches}
+    sources = {file: _source(entry, launch) for file, launch in launches.items() if tuned[file] is None}
+    compiled = _compiled(sources.values(), entry.arch, cache) if sources else {}
+    return {file: artifact or compiled[sources[file].id] for file, artifact in tuned.items()}
 
-    Where the headers have changed since, the schedule is rendered anew: an old source may not suit new headers.
+
+def _tuned(entry: Entry, code: Code, cache: ArtifactCache) -> Artifact | None:
+    """The module that was measured, where it is here, can run here and its headers are unchanged."""
+    if code.artifact is None or code.machine != machine(entry.arch) or code.source(entry.arch) is None:
+        return None
+    return cache.get(code.artifact)
+
+
+def _source(entry: Entry, launch: Launch) -> Source:
+    """What to compile for a launch. Where the headers have changed since, the schedule is rendered anew: an old source may not suit
+    new headers.
     """
-    from kvgen.toolchain.module import load
-
-    code = entry.codes[launch.file]
-    source = code.source(entry.arch)
-    if source is not None and code.artifact is not None and code.machine == machine(entry.arch):
-        artifact = cache.get(code.artifact)
-        if artifact is not None:
-            return load(artifact.path)
+    source = entry.codes[launch.file].source(entry.arch)
     if source is None:
         from kvgen.lower.backends import get_backend
 
         source = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
-    return _compiled(source, cache)
+    return source
 
 
-def _compiled(source: Source, cache: ArtifactCache) -> Module:
-    from kvgen.toolchain import build
-    from kvgen.toolchain.module import load
+def _compiled(sources: Iterable[Source], target: Target, cache: ArtifactCache) -> dict[str, Artifact]:
+    """Artifacts by source id. A first compilation of many kernels takes as long as the longest of them where cores suffice."""
+    from kvgen.toolchain.pool import build_all
+
+    def starting(count: int) -> None:
+        LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", target)
 
     try:
-        return load(build(source, cache).path)
+        return build_all(sources, cache, starting)
     except ToolchainMissing as error:
         raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
 
@@ -144,6 +155,7 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Ke
     from kvgen.lower import backends
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.launch import Variant
+    from kvgen.toolchain.module import load
 
     reasons = []
     for name in backends.NAMES:
@@ -157,7 +169,8 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Ke
             reasons.append(f"{name}: {reason}")
             continue
         schedule = backend.default(spec, target)
-        module = _compiled(backend.lower(spec, schedule, target), ArtifactCache())
+        source = backend.lower(spec, schedule, target)
+        module = load(_compiled([source], target, ArtifactCache())[source.id].path)
         caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
         layout = backend.layout(spec, schedule.layout)
         return Kernel(spec, target, selection, layout, [(spec.workloads[0], Variant(spec, layout, module))]), (caution,)

@@ -22,12 +22,14 @@ def build(
     seed: int = 0,
     storage: str | None = None,
     progress: Watch | None = None,
+    all_schedules: bool = False,
 ) -> TuningResult:
     """Search schedules of a spec within `budget` (seconds, or text like "3m") and `trials` measurements; register the winner.
 
     With neither bound the whole space is measured. `backends` are names; by default all that support the spec take part.
-    `storage` is a database URL that several hosts share. `progress` is told of every step. The next `get_kernel` sees the
-    entry. Raises SpecError, UnsupportedError, ToolchainMissing, and MeasureError where no schedule is right.
+    `storage` is a database URL that several hosts share. `progress` is told of every step. `all_schedules` searches what
+    the hints of search spaces leave out, too. The next `get_kernel` sees the entry.
+    Raises SpecError, UnsupportedError, ToolchainMissing, and MeasureError where no schedule is right.
     """
     from kvgen.api.fetch import forget
     from kvgen.lower.backends import get_backend
@@ -37,6 +39,14 @@ def build(
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
     chosen = [get_backend(name) for name in backends] if backends is not None else None
     try:
-        return tune(load_spec(spec), budget=Budget(trials, seconds), backends=chosen, seed=seed, storage=storage, progress=progress)
+        return tune(
+            load_spec(spec),
+            budget=Budget(trials, seconds),
+            backends=chosen,
+            seed=seed,
+            storage=storage,
+            progress=progress,
+            all_schedules=all_schedules,
+        )
     finally:
         forget()

@@ -48,6 +48,7 @@ def build(
     devices: Annotated[str | None, typer.Option("--devices", metavar="all|0,1", help="GPUs to measure on.")] = None,
     storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of studies, for several hosts.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin with the defaults alone, whatever is registered.")] = False,
+    every: Annotated[bool, typer.Option("--all-schedules", help="Search what the space's hints leave out, too.")] = False,
     compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="With --compile-only: compiler processes.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering points.")] = None,
@@ -58,7 +59,14 @@ def build(
     _agree(
         compile_only,
         {"--jobs": jobs, "--limit": limit},
-        {"--budget": budget, "--trials": trials, "--devices": devices, "--storage": storage, "--fresh": fresh or None},
+        {
+            "--budget": budget,
+            "--trials": trials,
+            "--devices": devices,
+            "--storage": storage,
+            "--fresh": fresh or None,
+            "--all-schedules": every or None,
+        },
     )
     chosen = [resolve_spec(name, arch, workload) for name in specs]
     if compile_only:
@@ -67,7 +75,7 @@ def build(
     allowance = _budget(budget, trials)
     results, interrupted = [], False
     for spec in chosen:
-        result = _tune(spec, allowance, backend, seed, storage, devices, fresh=fresh, quiet=as_json)
+        result = _tune(spec, allowance, backend, seed, storage, devices, fresh=fresh, all_schedules=every, quiet=as_json)
         results.append(result)
         if not as_json:
             show(result)
@@ -108,6 +116,7 @@ def _tune(
     devices: str | None,
     *,
     fresh: bool,
+    all_schedules: bool,
     quiet: bool,
 ) -> TuningResult:
     from kvgen.cli.live import ProgressView
@@ -123,6 +132,7 @@ def _tune(
             progress=view,
             devices=_devices(devices),
             fresh=fresh,
+            all_schedules=all_schedules,
         )
 
 

@@ -1,4 +1,4 @@
-"""`kvgen space`: the search space of a spec, and why points are not in it."""
+"""`kvgen space`: the search space of a spec, what is not in it, and why."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import typer
 from kvgen.cli.output import Arch, BackendNames, Json, SpecName, print_json, print_table, resolve_backends, resolve_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvgen.lower.base import Backend, Target
-    from kvgen.lower.space import SearchSpace
+    from kvgen.lower.schedule import Params
     from kvgen.spec import KernelSpec
 
 EXAMPLES = 5
@@ -24,13 +26,13 @@ def register(app: typer.Typer) -> None:
 
 def space(
     spec_name: SpecName,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell why points are excluded.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell which points are not searched, and why.")] = False,
     points: Annotated[bool, typer.Option("--points", help="List every point.")] = False,
     arch: Arch = None,
     backend: BackendNames = None,
     as_json: Json = False,
 ) -> None:
-    """The search space of a spec: parameters, constraints, sizes."""
+    """The search space of a spec: parameters, constraints, hints, sizes."""
     from kvgen.errors import UnsupportedError
     from kvgen.lower.backends import backends_for, refusal
     from kvgen.spec.target import resolve
@@ -70,15 +72,16 @@ def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bo
     if points:
         data["points"] = [schedule.to_json() for schedule in space.points()]
     if explain:
-        data["excluded"] = _exclusions(space)
+        data["excluded"] = _grouped(space.excluded())
+        data["unsearched"] = _grouped(space.unsearched())
     return data
 
 
-def _exclusions(space: SearchSpace) -> list[dict[str, Any]]:
-    """Reasons with how many points each excludes, and a few of them."""
+def _grouped(found: Iterable[tuple[Params, list[str]]]) -> list[dict[str, Any]]:
+    """Reasons with how many points each is told of, and a few of them."""
     counts: Counter[str] = Counter()
     examples: dict[str, list[dict[str, Any]]] = {}
-    for point, reasons in space.excluded():
+    for point, reasons in found:
         for reason in reasons:
             counts[reason] += 1
             if len(examples.setdefault(reason, [])) < EXAMPLES:
@@ -95,8 +98,11 @@ def _show(data: dict[str, Any]) -> None:
     typer.echo(f"default: {' '.join(f'{k}={v}' for part in ('layout', 'launch') for k, v in default[part].items())}\n")
     for point in data.get("points", ()):
         typer.echo(" ".join(f"{k}={v}" for part in ("layout", "launch") for k, v in point[part].items()))
-    if "excluded" in data:
+    titles = {"excluded": "cannot be built", "unsearched": "can be built, not searched (build --all-schedules searches them)"}
+    for name, title in titles.items():
         reasons = [
-            (str(item["points"]), item["reason"], " ".join(f"{k}={v}" for k, v in item["examples"][0].items())) for item in data["excluded"]
+            (str(item["points"]), item["reason"], " ".join(f"{k}={v}" for k, v in item["examples"][0].items()))
+            for item in data.get(name, ())
         ]
-        print_table("excluded", ["points", "because", "for example"], reasons, right=["points"])
+        if reasons:
+            print_table(title, ["points", "because", "for example"], reasons, right=["points"])

@@ -1,8 +1,11 @@
-"""Search spaces: parameters with their values, and constraints with reasons, read from `search_spaces/*.yaml`.
+"""Search spaces: parameters with their values, constraints and hints with reasons, read from `search_spaces/*.yaml`.
 
-A file has a `layout` and a `launch` part (name -> values and doc) and a list of constraints. A constraint is a Python
-expression over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
-`q_len`). It is judged as soon as everything it mentions is known, and once per combination of what it mentions.
+A file has a `layout` and a `launch` part (name -> values and doc), a list of constraints and a list of hints. Both are Python
+expressions over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
+`q_len`). They are judged as soon as everything they mention is known, and once per combination of what they mention.
+
+A constraint says what cannot be lowered or run: `check` tells of it. A hint says what did not pay where it was measured: points
+that satisfy all constraints and all hints are what a search tries, and any other point that the constraints allow can be built.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a point must satisfy, and what to tell of a point that does not. `reason` may name values in {braces}."""
+    """What a point must (or, as a hint, should) satisfy, and what to tell of a point that does not. `reason` may name values in
+    {braces}.
+    """
 
     require: Expression
     reason: str
@@ -58,22 +63,25 @@ class SearchSpace:
         constraints: Iterable[Constraint] = (),
         facts: Mapping[str, Fact] | None = None,
         workloads: Iterable[Workload] = (),
+        hints: Iterable[Constraint] = (),
     ) -> None:
-        """Raises KvgenError where a constraint mentions a name that is no parameter, fact or workload name."""
+        """Raises KvgenError where a constraint or hint mentions a name that is no parameter, fact or workload name."""
         self.backend = backend
         self.parameters = tuple(parameters)
         self.constraints = tuple(constraints)
+        self.hints = tuple(hints)
         self.facts = dict(facts or {})
         self.workloads = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
         self._names: dict[Part, tuple[str, ...]] = {
             part: tuple(p.name for p in self.parameters if p.part == part) for part in ("layout", "launch")
         }
-        self._uses = tuple(tuple(sorted(c.names - self.facts.keys())) for c in self.constraints)
+        self._rules = (*self.constraints, *self.hints)
+        self._uses = tuple(tuple(sorted(rule.names - self.facts.keys())) for rule in self._rules)
         self._verdicts: dict[tuple[Any, ...], str | None] = {}
         known = {p.name for p in self.parameters} | self.facts.keys() | WORKLOAD_NAMES
-        for constraint in self.constraints:
-            if unknown := sorted(constraint.names - known):
-                raise KvgenError(f"search space {backend}: constraint `{constraint.require}` mentions unknown {', '.join(unknown)}")
+        for rule in self._rules:
+            if unknown := sorted(rule.names - known):
+                raise KvgenError(f"search space {backend}: `{rule.require}` mentions unknown {', '.join(unknown)}")
 
     @classmethod
     def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
@@ -95,21 +103,26 @@ class SearchSpace:
                 docs = values if isinstance(values, dict) else {}
                 parameters.append(Parameter(name, part, tuple(values), entry["doc"], docs))
         constraints = [Constraint(Expression(c["require"]), c["reason"]) for c in data["constraints"]]
-        return cls(data["backend"], parameters, constraints, facts, workloads)
+        hints = [Constraint(Expression(h["prefer"]), h["reason"]) for h in data.get("hints", ())]
+        return cls(data["backend"], parameters, constraints, facts, workloads, hints)
+
+    def without_hints(self) -> SearchSpace:
+        """The space of all that can be built."""
+        return SearchSpace(self.backend, self.parameters, self.constraints, self.facts, self.workloads)
 
     # --- points ----------------------------------------------------------------------------------------------------
 
     def layout_points(self) -> list[Params]:
-        """Every layout part that no constraint on layout parameters alone excludes."""
-        return list(self._walk("layout", {}, self._staged["layout"]))
+        """Every layout part that neither a constraint nor a hint on layout parameters alone excludes."""
+        return list(self._walk("layout", {}, self._all["layout"]))
 
     def launch_points(self, layout: Params, workload: Workload) -> list[Params]:
-        """Every launch part that is allowed with the layout for the workload."""
+        """Every launch part that is worth trying with the layout for the workload."""
         fixed = {**layout, **_workload_names(workload)}
-        return list(self._walk("launch", fixed, self._staged["launch"] + self._staged["workload"]))
+        return list(self._walk("launch", fixed, self._all["launch"] + self._all["workload"]))
 
     def points(self) -> Iterator[Schedule]:
-        """Every schedule that is allowed for at least one of the space's workloads."""
+        """Every schedule that is worth trying for at least one of the space's workloads."""
         for layout in self.layout_points():
             lists = [self.launch_points(layout, work) for work in self.workloads]
             allowed = dict.fromkeys(itertools.chain.from_iterable(lists))
@@ -117,26 +130,41 @@ class SearchSpace:
             yield from (Schedule(self.backend, layout, launch) for launch in ordered)
 
     def excluded(self) -> Iterator[tuple[Params, list[str]]]:
-        """What is not allowed and why: layout parts by themselves, then whole points of the allowed layouts."""
+        """What cannot be built and why: layout parts by themselves, then whole points of the other layouts."""
+        return self._outside(self._required)
+
+    def unsearched(self) -> Iterator[tuple[Params, list[str]]]:
+        """What can be built and is not searched, and the hints that say why, in the same order."""
+        excluded = {point for point, _ in self.excluded()}
+        return ((point, reasons) for point, reasons in self._outside(self._all) if point not in excluded)
+
+    def _outside(self, stages: Mapping[str, list[int]]) -> Iterator[tuple[Params, list[str]]]:
         for layout in self._raw_layouts:
-            if reasons := self._reasons(layout, self._staged["layout"]):
+            if reasons := self._reasons(layout, stages["layout"]):
                 yield layout, reasons
                 continue
             for launch in self._raw_launches:
-                if reasons := self._launch_reasons(layout, launch):
+                if reasons := self._launch_reasons(layout, launch, stages):
                     yield Params({**layout, **launch}), reasons
 
     def check(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
-        """Why a schedule is not in the space; empty if it is. Without a workload, by what holds of every workload alone."""
+        """Why a schedule cannot be built; empty if it can. Without a workload, by what holds of every workload alone."""
+        return self._problems(schedule, workload, self._required)
+
+    def doubts(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
+        """Why a search does not try a schedule: what `check` says, then the hints against it. Empty for a point of the space."""
+        return self._problems(schedule, workload, self._all)
+
+    def _problems(self, schedule: Schedule, workload: Workload | None, stages: Mapping[str, list[int]]) -> list[str]:
         if schedule.backend != self.backend:
             return [f"the schedule is for {schedule.backend}, the space for {self.backend}"]
         problems = self._name_problems(schedule)
         if problems:
             return problems
         point: dict[str, Value] = {**schedule.layout, **schedule.launch}
-        reasons = self._reasons(point, self._staged["layout"] + self._staged["launch"])
+        reasons = self._reasons(point, stages["layout"] + stages["launch"])
         if workload is not None:
-            reasons += self._reasons({**point, **_workload_names(workload)}, self._staged["workload"])
+            reasons += self._reasons({**point, **_workload_names(workload)}, stages["workload"])
         return reasons
 
     @property
@@ -149,11 +177,11 @@ class SearchSpace:
 
     @cached_property
     def size(self) -> int:
-        """Points that constraints leave."""
+        """Points that constraints and hints leave."""
         return sum(1 for _ in self.points())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: parameters, constraints, facts that are values, sizes."""
+        """Plain data: parameters, constraints, hints, facts that are values, sizes."""
         return {
             "backend": self.backend,
             "parameters": [
@@ -161,6 +189,7 @@ class SearchSpace:
                 for p in self.parameters
             ],
             "constraints": [{"require": str(c.require), "reason": c.reason} for c in self.constraints],
+            "hints": [{"prefer": str(h.require), "reason": h.reason} for h in self.hints],
             "facts": {name: fact for name, fact in sorted(self.facts.items()) if not callable(fact)},
             "raw_size": self.raw_size,
             "size": self.size,
@@ -169,10 +198,19 @@ class SearchSpace:
     # --- judging ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _staged(self) -> dict[str, list[int]]:
+    def _required(self) -> dict[str, list[int]]:
         """Indices of the constraints by the stage at which all they mention is known."""
+        return self._staged(len(self.constraints))
+
+    @cached_property
+    def _all(self) -> dict[str, list[int]]:
+        """The same of constraints and hints."""
+        return self._staged(len(self._rules))
+
+    def _staged(self, count: int) -> dict[str, list[int]]:
+        """The first `count` rules by stage."""
         stages: dict[str, list[int]] = {"layout": [], "launch": [], "workload": []}
-        for index, uses in enumerate(self._uses):
+        for index, uses in enumerate(self._uses[:count]):
             mentions = set(uses)
             if mentions & WORKLOAD_NAMES:
                 stages["workload"].append(index)
@@ -216,25 +254,25 @@ class SearchSpace:
         found = (self._verdict(index, names) for index in checks)
         return [reason for reason in found if reason is not None]
 
-    def _launch_reasons(self, layout: Params, launch: Params) -> list[str]:
+    def _launch_reasons(self, layout: Params, launch: Params, stages: Mapping[str, list[int]]) -> list[str]:
         """Why no workload allows the launch; if they differ, in the words of the first workload."""
         point: dict[str, Value] = {**layout, **launch}
-        static = self._reasons(point, self._staged["launch"])
+        static = self._reasons(point, stages["launch"])
         first: list[str] | None = None
         for work in self.workloads:
-            reasons = self._reasons({**point, **_workload_names(work)}, self._staged["workload"])
+            reasons = self._reasons({**point, **_workload_names(work)}, stages["workload"])
             if not reasons:
                 return static
             first = reasons if first is None else first
         return static + (first or [])
 
     def _verdict(self, index: int, names: Mapping[str, Value]) -> str | None:
-        """The reason if the constraint fails, else None; remembered by the values it mentions."""
+        """The reason if the constraint or hint fails, else None; remembered by the values it mentions."""
         key = (index, *[names[name] for name in self._uses[index]])
         if key not in self._verdicts:
-            constraint = self.constraints[index]
+            rule = self._rules[index]
             scope: dict[str, Any] = {**self.facts, **names}
-            self._verdicts[key] = None if constraint.require(scope) else constraint.reason.format_map(scope)
+            self._verdicts[key] = None if rule.require(scope) else rule.reason.format_map(scope)
         return self._verdicts[key]
 
     def _name_problems(self, schedule: Schedule) -> list[str]:

@@ -178,7 +178,8 @@ def _entries(root: Path, index: archive.Index) -> tuple[list[Entry], tuple[str, 
         try:
             entry = read_entry(path)
         except OtherSchema as other:
-            foreign.append(f"entry {path.name}: {other}")
+            again = " where it was exported, and export it again" if other.migratable else ""
+            foreign.append(f"entry {path.name}: {other}{again}")
             continue
         except Damaged as damage:
             raise Refused(f"entry {path.name}: {damage}") from damage

@@ -23,8 +23,12 @@ from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
 
-SCHEMA = 2
-"""Version of the entry's format and of the module ABI; entries of another version are passed over."""
+SCHEMA = 3
+"""Version of the entry's format and of the module ABI; entries of another version are passed over. `kvgen migrate` rewrites those of
+the version before (`registry/migrate.py`)."""
+
+RESERVED = ("dispatch", "quality", "cache")
+"""Optional fields of an entry that nothing reads yet."""
 
 SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
 
@@ -34,7 +38,11 @@ class Damaged(Exception):
 
 
 class OtherSchema(Damaged):
-    """A whole entry of another version of kvgen."""
+    """A whole entry of another version of kvgen. `migratable`: `kvgen migrate` rewrites it."""
+
+    def __init__(self, schema: int) -> None:
+        self.migratable = schema == SCHEMA - 1
+        super().__init__(f"schema {schema}: " + ("run `kvgen migrate`" if self.migratable else f"this kvgen reads {SCHEMA}"))
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,9 @@ class Entry:
 
     `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
     `layout`, the next best layout with launches of the same form, or None.
+
+    `dispatch`, `quality` and `cache` are None in every entry that kvgen writes today, and nothing reads them. They are in the schema, and
+    are read and written back as they are, so that what fills them raises no schema.
     """
 
     spec: KernelSpec
@@ -148,6 +159,12 @@ class Entry:
     accuracy: Mapping[str, Any] = field(default_factory=dict)
     timings: tuple[Timing, ...] = ()
     runner_up: Mapping[str, Any] | None = None
+    dispatch: Mapping[str, Any] | None = None
+    """Will say which launch serves which batch and number of tokens, as measured over a grid of them."""
+    quality: Mapping[str, Any] | None = None
+    """Will hold what quantization costs a model in this format: figures by model and task."""
+    cache: Mapping[str, Any] | None = None
+    """Will say what caches of the entry hold beside packed blocks and residual: learned sinks, segments, what a rollback needs."""
 
     @classmethod
     def of(
@@ -241,6 +258,7 @@ class Entry:
             "accuracy": dict(self.accuracy),
             "timings": [timing.to_json() for timing in self.timings],
             "runner_up": dict(self.runner_up) if self.runner_up is not None else None,
+            **{name: getattr(self, name) for name in RESERVED},
         }
 
     @classmethod
@@ -253,7 +271,7 @@ class Entry:
         if type(data["schema"]) is not int:
             raise Damaged("its schema is no number")
         if data["schema"] != SCHEMA:
-            raise OtherSchema(f"it has schema {data['schema']}, and this kvgen reads {SCHEMA}")
+            raise OtherSchema(data["schema"])
         if data["arch"] not in get_args(Target):
             raise Damaged(f"{data['arch']!r:.60} is no target")
         schedule = data["schedule"]
@@ -274,6 +292,7 @@ class Entry:
             accuracy=dict(data["accuracy"]),
             timings=tuple(map(Timing.from_json, data["timings"])),
             runner_up=data["runner_up"],
+            **{name: data.get(name) for name in RESERVED},
         )
         if entry.key != data["key"]:
             raise Damaged("its key does not follow from its contents")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kvgen.errors import HostError, KvgenError, UnsupportedError
-from kvgen.lower.base import Backend, Target
-from kvgen.lower.schedule import Schedule
+from kvgen.errors import HostError, KvgenError
+from kvgen.lower.base import Target
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store
@@ -163,7 +162,7 @@ def _misfits(entry: Entry) -> list[str]:
 
 
 def misfits(entry: Entry) -> list[str]:
-    """Why back ends would not make the entry's schedules today: what they refuse, and what their search spaces do not hold.
+    """Why back ends cannot make the entry's schedules today: what they refuse, and what their search spaces' constraints exclude.
 
     Raises KvgenError where a back end cannot be loaded, or its search space cannot be read.
     """
@@ -177,19 +176,9 @@ def misfits(entry: Entry) -> list[str]:
             reasons.append(f"the {name} back end does not support it: {refused}")
             continue
         space = backend.space(entry.spec, entry.arch)
-        default = _default(backend, entry)
         for launch in (launch for launch in entry.launches if launch.backend == name):
-            schedule = entry.schedule(launch)
-            reasons += space.check(schedule) or (space.check(schedule, launch.workload) if schedule != default else [])
+            reasons += space.check(entry.schedule(launch), launch.workload)
     return reasons
-
-
-def _default(backend: Backend, entry: Entry) -> Schedule | None:
-    """The back end's default: it is measured at every workload, and may win where the space leaves it out as not worth the time."""
-    try:
-        return backend.default(entry.spec, entry.arch)
-    except UnsupportedError:
-        return None
 
 
 def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:

@@ -110,6 +110,20 @@ class Store:
         with self._locked():
             return self._put(entry, contents)
 
+    def replace(self, old: Path, entry: Entry) -> Path:
+        """Write an entry in place of the folder `old`; the folder it is in. Where `old` is gone another writer replaced it, and nothing
+        is written. Raises as `put` does.
+        """
+        contents = entry_files(entry)
+        with self._locked():
+            if not old.is_dir():
+                return old
+            final = self._put(entry, contents)
+            if old != final and old.is_dir():
+                self._discard(old)
+                self._list(old)
+            return final
+
     def require_writable(self) -> None:
         """Raise HostError where nothing can be written."""
         with self._locked():
@@ -178,17 +192,31 @@ class Store:
 
 def read_entry(path: Path) -> Entry:
     """The entry in a folder. Raises Damaged where it is not whole, not what was written, or of another version."""
+    with damage_told():
+        return Entry.from_json(*read_parts(path))
+
+
+def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+    """Contents of an entry's `entry.json`, of its sources by name and of its resources, of whatever schema. Raises Damaged where a
+    file is not what was written, else what `damage_told` turns into it.
+    """
+    raw = read_plain(path / ENTRY, MOST_BYTES)
+    if not is_name(path.name) or _revision(raw) != path.name.rpartition(".")[2]:
+        raise Damaged(f"{ENTRY} was changed after it was written")
+    data = parse_json(raw)
+    contents = {file: read_plain(child(path, file), MOST_BYTES) for file in _listed(data)}
+    for file, expected in data["files"].items():
+        if hashlib.sha256(contents[file]).hexdigest() != expected:
+            raise Damaged(f"{file} was changed after it was written")
+    texts = {file: contents[file].decode() for file in data["sources"]}  # byte for byte: line ends are part of the digest
+    return data, texts, parse_json(contents[RESOURCES])
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """Whatever an entry's contents raise becomes Damaged, with the reason."""
     try:
-        raw = read_plain(path / ENTRY, MOST_BYTES)
-        if not is_name(path.name) or _revision(raw) != path.name.rpartition(".")[2]:
-            raise Damaged(f"{ENTRY} was changed after it was written")
-        data = parse_json(raw)
-        contents = {file: read_plain(child(path, file), MOST_BYTES) for file in _listed(data)}
-        for file, expected in data["files"].items():
-            if hashlib.sha256(contents[file]).hexdigest() != expected:
-                raise Damaged(f"{file} was changed after it was written")
-        texts = {file: contents[file].decode() for file in data["sources"]}  # byte for byte: line ends are part of the digest
-        return Entry.from_json(data, texts, parse_json(contents[RESOURCES]))
+        yield
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from error
     except PermissionError as error:

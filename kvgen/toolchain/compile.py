@@ -45,16 +45,23 @@ def build(
     """
     cache = cache or ArtifactCache()
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
-    carried = None if ptx_only else cache.named(source.id)
-    if carried is not None:
-        return carried
-    compiler = compiler_for(source.language)
-    key = compiler.key(source, ptx_only=ptx_only)
-    found = cache.get(key)
+    found = cached(source, cache, ptx_only=ptx_only)
     if found is not None:
         return found
+    compiler = compiler_for(source.language)
+    key = compiler.key(source, ptx_only=ptx_only)
     with cache.lock(key):
         return cache.get(key) or _compile(source, compiler, key, cache, ptx_only, timeout_s)
+
+
+def cached(source: Source, cache: ArtifactCache, *, ptx_only: bool | None = None) -> Artifact | None:
+    """The artifact of a source where the cache has it, compiled here or elsewhere; None where it has to be compiled.
+
+    Raises ToolchainMissing where only the compiler could tell: it names what was compiled here.
+    """
+    ptx_only = ptx_only_default() if ptx_only is None else ptx_only
+    carried = None if ptx_only else cache.named(source.id)
+    return carried or cache.get(compiler_for(source.language).key(source, ptx_only=ptx_only))
 
 
 def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache, ptx_only: bool, timeout_s: float) -> Artifact:

@@ -12,22 +12,25 @@ from kvgen.errors import KvgenError
 from kvgen.lower.base import FUNCTIONS
 from kvgen.toolchain import forks
 
-OPTIONAL = ("set_threads", "split_tokens")
-"""None where a module lacks them: only CPU modules have threads, and modules that older versions compiled do not tell their splits."""
+OPTIONAL = ("set_threads",)
+"""None where a module lacks them: only CPU modules have threads."""
 
 
 class Module:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("__weakref__", "_library", "attend", "decode", "pack", "path", "set_threads", "split_tokens", "unpack", "workspace_bytes")
+    __slots__ = ("__weakref__", "_library", "path", *FUNCTIONS, *OPTIONAL)
 
+    advance: Callable[..., Any]
     attend: Callable[..., Any]
     decode: Callable[..., Any]
     pack: Callable[..., Any]
+    plan: Callable[..., Any]
+    plan_size: Callable[[int, int, int], int]
+    split_tokens: Callable[[int, int, int], int]
     unpack: Callable[..., Any]
     workspace_bytes: Callable[..., Any]
     set_threads: Callable[[int], Any] | None
-    split_tokens: Callable[[int, int, int], int] | None
 
     def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
         self.path = path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from kvgen._machine import cores
@@ -10,7 +10,7 @@ from kvgen.errors import CompileError, CompilerCrash
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.compile import COMPILE_TIMEOUT_S, build
+from kvgen.toolchain.compile import COMPILE_TIMEOUT_S, build, cached
 from kvgen.toolchain.compilers import compiler_for
 
 
@@ -40,3 +40,21 @@ def build_many(
                 yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def build_all(sources: Iterable[Source], cache: ArtifactCache, starting: Callable[[int], object]) -> dict[str, Artifact]:
+    """Artifacts by source id: those that the cache has, and the others compiled side by side, each distinct source once.
+
+    `starting` is called with the number of compilations before the first, and not at all where there is none. The first failure
+    is raised, and what has not started then is dropped. Raises as `build` does.
+    """
+    distinct = {source.id: source for source in sources}
+    found = {key: artifact for key, source in distinct.items() if (artifact := cached(source, cache)) is not None}
+    missing = [source for key, source in distinct.items() if key not in found]
+    if missing:
+        starting(len(missing))
+    for index, result in build_many(missing, cache=cache):
+        if not isinstance(result, Artifact):
+            raise result
+        found[missing[index].id] = result
+    return found

@@ -39,7 +39,7 @@ def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Se
     for entry, other, schedule in _launches(entries, contender):
         away = _apart(spec, work, entry.spec, other)
         distance[schedule] = min(away, distance.get(schedule, away))
-    allowed = (schedule for schedule in sorted(distance, key=lambda s: (distance[s], s.id)) if not contender.space.check(schedule, work))
+    allowed = (schedule for schedule in sorted(distance, key=lambda s: (distance[s], s.id)) if not contender.space.doubts(schedule, work))
     return [Point(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
 
 

@@ -33,9 +33,10 @@ class Contender:
 
 
 def contenders(
-    spec: KernelSpec, target: Target, backends: Sequence[Backend] | None = None
+    spec: KernelSpec, target: Target, backends: Sequence[Backend] | None = None, *, all_schedules: bool = False
 ) -> tuple[list[Contender], list[UnsupportedError]]:
-    """The back ends that can lower the spec, in order of preference, and the refusals of the others.
+    """The back ends that can lower the spec, in order of preference, and the refusals of the others. `all_schedules`: their spaces
+    hold what hints leave out, too.
 
     Raises ToolchainMissing where no back end is there for the target, UnsupportedError where every one refuses.
     """
@@ -46,7 +47,8 @@ def contenders(
         if reason is not None:
             refusals.append(UnsupportedError(backend.name, reason))
         else:
-            found.append(Contender(backend, backend.space(spec, target), backend.default(spec, target)))
+            space = backend.space(spec, target)
+            found.append(Contender(backend, space.without_hints() if all_schedules else space, backend.default(spec, target)))
     if found:
         return found, refusals
     if not refusals:
@@ -87,7 +89,10 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
 
 
 def study_name(spec: KernelSpec, target: Target, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
-    """Everything that a measurement depends on: format, target, back end, shape; and space, sources and policy by digest."""
+    """Everything that a measurement depends on: format, target, back end, shape; and space, sources and policy by digest.
+
+    Hints are not among it: they choose what is measured.
+    """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
     code = contender.backend.lower(spec, contender.default, target).id
     return f"{spec.format_id}-{target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
@@ -132,8 +137,10 @@ def open_search(
             every += lanes(layout, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)
     points = sum(len(lane.todo) for lane in every)
     if not points:
-        raise KvgenError(f"the search space of {spec.name} has no points: kvgen space --explain tells why")
-    known = sum(len(memory.records) for memory in memories.values())
+        raise KvgenError(
+            f"the search space of {spec.name} has no points: kvgen space --explain tells why, and --all-schedules lifts its hints"
+        )
+    known = sum(len(lane.todo.keys() & memories[lane.backend, lane.workload.key].records.keys()) for lane in every)
     exhaustive = points - known <= trials if trials is not None else not timed
 
     def suggest(lane: Lane) -> Schedule | None:

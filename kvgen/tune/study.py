@@ -151,7 +151,7 @@ class Memory:
             trial = self.study.ask(self._values)
             schedule = unflatten(self.space.backend, trial.params)
             new = schedule.id not in self.records and schedule.id not in self._open
-            if new and not self.space.check(schedule, self.workload):
+            if new and not self.space.doubts(schedule, self.workload):
                 self._open[schedule.id] = trial
                 return schedule
             self.study.tell(trial, state=TrialState.FAIL)

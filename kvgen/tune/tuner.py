@@ -52,18 +52,20 @@ def tune(
     devices: Sequence[int] | None = None,
     bench: Bench | None = None,
     fresh: bool = False,
+    all_schedules: bool = False,
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
     without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: as if nothing were registered.
+    `all_schedules`: what the spaces' hints leave out is searched, too.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, or HostError where the
     disk fails: before anything is compiled if the registry or the cache cannot be written.
     """
     target = target or resolve(spec.arch)
-    found, refusals = contenders(spec, target, backends)
+    found, refusals = contenders(spec, target, backends, all_schedules=all_schedules)
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
     store.require_writable()
     cache.require_writable()

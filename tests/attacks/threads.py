@@ -43,7 +43,7 @@ class Attack:
     """A kernel whose calls are cut into shares, so that they use their workspace, and the tensors of its calls."""
 
     def __init__(self, spec: KernelSpec | None = None) -> None:
-        self.kernel: Variant = variant(spec or spec_of(k="4c32", v="4t32"), (("share", 1024), ("block", 32)))
+        self.kernel: Variant = variant(spec or spec_of(k="4c32", v="4t32"), (("split_tokens", 1024), ("block", 32)))
         a = self.kernel.spec.attention
         generator = torch.Generator().manual_seed(5)
         self.q = torch.randn(1, 1, a.q_heads, a.head_dim, generator=generator).to(self.kernel.dtype)

@@ -31,14 +31,14 @@ def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
 
 SCHEDULES = (
     "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.unit", "w8u2d2.bulk",
-    "w8u2d2.unit", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u2d2.two", "w4u4d1c2", "w8u2d2.sh",
+    "w8u2d2.unit", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u2d2.two", "w4u4d1c2",
 )  # fmt: skip
 
 
 WIDE = tuple(schedule for schedule in SCHEDULES if schedule not in ("w8u4d2", "w8u2d1c2", "w16u2d1"))
 """Those whose rings leave room for the merge of sixteen columns."""
-EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w4u2d1c2", "w8u1d2.sh")
-GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.cl4", "w8u1d4.sh")
+EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w4u2d1c2")
+GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.cl4")
 """Units of one page, of two, and of more."""
 VARIED = [
     *[Point("k2v2", schedule) for schedule in SCHEDULES],
@@ -61,7 +61,7 @@ OLDER = tuple(
     for target in ("sm80", "sm89")
     for words, schedule in (
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
-            ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"), ("k4v4", "w8u2d1.sh"),
+            ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"),
         ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
     )
 )  # fmt: skip

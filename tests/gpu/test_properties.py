@@ -29,7 +29,6 @@ VARIANTS = (
     Point("k4v4:token:kg32:vg32:bf16"), Point("k16v16:page64"), Point("k2v2:h13/1:token"), Point("k4v4:sym:q8:h4/4"),
     Point("k8v8:kg64:h32/32"), Point("k4v4:token:page16"), Point("k8v8:token:page16:bf16:q3", "w8u1d2.bulk"),
     Point("k4v4:token:page32:h5/1", "w8u4d1.unit"), Point("k4v8:token:page48:q2"),
-    Point("k4v4", "w8u1d2.sh"), Point("k8v4:token:page32:h8/2:q2", "w8u1d2.sh"),
 )  # fmt: skip
 
 

@@ -55,32 +55,32 @@ class EmulatedCase:
         object.__setattr__(self, "spec", spec_of(self.words, "sm90", [workload_of("2x256")]))
 
 
-SMALL: dict[str, Value] = {"unit": 1, "depth": 2}
+SMALL: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
 CASES: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((ALIKE, 4), (UNLIKE, 7), (LONGER, 48)), ((FULL, 4),)),
     "batch": EmulatedCase("k4v4:h2/1:d64", 128, SMALL, ((MANY, 4),), ((MANY, 4),)),
-    "parts": EmulatedCase("k4v4:h4/2:d64:kg64", 64, {**SMALL, "ctas": 2}, ((UNLIKE, 7), (ALIKE, 4)), ((MIXED, 4), (FULL, 4))),
-    "parts-batch": EmulatedCase("k4v4:h2/1:d64:kg64", 64, {**SMALL, "ctas": 2}, ((MANY, 90),), ()),
-    "tail": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "ctas": 2}, ((ALIKE, 1), ((127, 90), 1)), ((FULL, 1),)),
-    "cluster": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "combine": "cluster4"}, ((ALIKE, 8), (LONG, 8)), ((FULL, 8),)),
-    "two-level": EmulatedCase("k4v4:h2/1:d64", 128, {**SMALL, "combine": "two_level"}, (((12000,), 60),), (((12000,), 60),)),
+    "parts": EmulatedCase("k4v4:h4/2:d64:kg64", 64, {**SMALL, "ctas_per_sm": 2}, ((UNLIKE, 7), (ALIKE, 4)), ((MIXED, 4), (FULL, 4))),
+    "parts-batch": EmulatedCase("k4v4:h2/1:d64:kg64", 64, {**SMALL, "ctas_per_sm": 2}, ((MANY, 90),), ()),
+    "tail": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "ctas_per_sm": 2}, ((ALIKE, 1), ((127, 90), 1)), ((FULL, 1),)),
+    "cluster": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "reduction": "cluster4"}, ((ALIKE, 8), (LONG, 8)), ((FULL, 8),)),
+    "two-level": EmulatedCase("k4v4:h2/1:d64", 128, {**SMALL, "reduction": "two_level"}, (((12000,), 60),), (((12000,), 60),)),
     "shares": EmulatedCase(
         "k4v4:h4/2:d64",
         128,
-        {"unit": 2, "depth": 1, "combine": "shares"},
+        {"kv_tile": 64, "tiles_in_flight": 1, "reduction": "shares"},
         ((UNLIKE, 7), (ALIKE, 4), ((1300, 1290, 1310), 7), (EMPTIES, 9)),
         ((FULL, 7), (MIXED, 7)),
     ),
-    "shares-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"unit": 2, "depth": 1, "combine": "shares"}, ((MANY, 7),), ()),
+    "shares-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1, "reduction": "shares"}, ((MANY, 7),), ()),
     "paged": EmulatedCase(
         "k4v4:h4/2:d64:kg64:page128", 64, SMALL, ((ALIKE, 4), (UNLIKE, 7), (tuple(range(200, 300, 10)), 4)), ((FULL, 4),)
     ),
     "key-groups": EmulatedCase("k4v4:h4/2:d64:kg64", 128, SMALL),
-    "gathered": EmulatedCase("k4v4:token:page16:h4/2:d64", 16, {"unit": 1, "depth": 4}),
+    "gathered": EmulatedCase("k4v4:token:page16:h4/2:d64", 16, {"kv_tile": 32, "tiles_in_flight": 4}),
     "token": EmulatedCase("k4v4:token:kg32:vg32:h4/2:d64", 128, SMALL),
     "symmetric": EmulatedCase("k8v8:token:sym:h4/2:d64", 128, SMALL),
     "queries": EmulatedCase("k4v4:q4:h8/2:d64", 128, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257), 4),)),
-    "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"unit": 2, "depth": 2}),
+    "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
 }
 PACKED: dict[str, EmulatedCase] = {
@@ -110,7 +110,7 @@ def live(case: EmulatedCase, templates: Path, folder: Path) -> None:
         if case.packs:
             return pack(case, folder)
         built = Emulated(case.spec, case.block, launch(**case.launch), folder)
-        shares = case.launch.get("combine") == "shares"
+        shares = case.launch.get("reduction") == "shares"
     for number, (lengths, processors) in enumerate(case.attends):
         attend(built, lengths, processors, hard=number == 0, looks=2 if shares else 1)
     for lengths, processors in case.decodes:

@@ -42,7 +42,7 @@ class LaterBackend(FakeBackend):
         if not self.blocks:
             return space
         parameters = [replace(p, values=self.blocks) if p.name == "block" else p for p in space.parameters]
-        return SearchSpace(self.name, parameters, space.constraints, {}, spec.workloads)
+        return SearchSpace(self.name, parameters, space.constraints, {}, spec.workloads, space.hints)
 
 
 class Place:

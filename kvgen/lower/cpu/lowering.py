@@ -18,7 +18,7 @@ TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
 ENOUGH_UNITS = 256
-"""Sequences times heads beyond which no sequence is cut in shares."""
+"""Sequences times heads beyond which no sequence is split."""
 EXPANDED_FLOATS = 16384
 """Floats of K (and of V) that are expanded at once: 64 KiB, half of a second-level cache with V beside it."""
 
@@ -42,24 +42,24 @@ class CpuBackend:
             return f"recent tokens of V cannot be kept in {spec.attention.dtype} beyond the residual (cache.local)"
         if spec.attention.sinks:
             return "learned attention sinks (attention.sinks) are not part of its softmax"
-        unit, page = _block_unit(spec), spec.cache.page
-        if unit > MOST_TOKENS:
-            return f"whole groups need blocks of {unit} tokens, more than {MOST_TOKENS}"
-        if page is not None and page % unit:
-            return f"a page of {page} tokens holds no whole block of {unit} tokens"
+        multiple, page = _block_multiple(spec), spec.cache.page
+        if multiple > MOST_TOKENS:
+            return f"whole groups need blocks of {multiple} tokens, more than {MOST_TOKENS}"
+        if page is not None and page % multiple:
+            return f"a page of {page} tokens holds no whole block of {multiple} tokens"
         return None
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The points of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
-        facts = {**spec_facts(spec), "unit": _block_unit(spec), "enough_units": ENOUGH_UNITS, "even_share": _even_share}
+        facts = {**spec_facts(spec), "block_multiple": _block_multiple(spec), "enough_units": ENOUGH_UNITS, "even_share": _even_share}
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """Blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
         self._refuse(spec, target)
-        unit, page = _block_unit(spec), spec.cache.page or 0
-        block = unit
+        multiple, page = _block_multiple(spec), spec.cache.page or 0
+        block = multiple
         while block * 2 <= 128 and page % (block * 2) == 0:
             block *= 2
         rows = _even_share(spec.attention.group, 6)
@@ -67,7 +67,7 @@ class CpuBackend:
         value_tiles = key_tiles
         while value_tiles * 16 > spec.attention.head_dim:
             value_tiles //= 2
-        launch = Params(rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, share=4096, prefetch=8)
+        launch = Params(rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
         return Schedule(self.name, Params(block=block, order="simd"), launch)
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
@@ -114,12 +114,12 @@ class CpuBackend:
         }
 
 
-def _block_unit(spec: KernelSpec) -> int:
+def _block_multiple(spec: KernelSpec) -> int:
     """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles."""
     groups = [q.group for q in (spec.key, spec.value) if q.quantized and q.axis == "channel"]
-    unit = math.lcm(16, *groups)
+    multiple = math.lcm(16, *groups)
     small = spec.cache.page is not None and spec.cache.page % 32 != 0
-    return unit if unit == 16 and small else math.lcm(32, unit)
+    return multiple if multiple == 16 and small else math.lcm(32, multiple)
 
 
 def _even_share(rows: int, most: int) -> int:

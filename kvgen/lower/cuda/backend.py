@@ -40,14 +40,15 @@ class CudaBackend:
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """A point without finesse that is allowed for every workload: 8 warps with four stages where they fit."""
-        space = self.space(spec, target)
+        hinted = self.space(spec, target)
         problems = ["no block fits"]
-        for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
-            for launch in _plain_launches():
-                schedule = Schedule(NAME, layout, launch)
-                problems = [problem for workload in spec.workloads for problem in space.check(schedule, workload)]
-                if not problems:
-                    return schedule
+        for space in (hinted, hinted.without_hints()):
+            for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
+                for launch in _plain_launches():
+                    schedule = Schedule(NAME, layout, launch)
+                    problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]
+                    if not problems:
+                        return schedule
         raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {problems[-1]}")
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
@@ -69,7 +70,7 @@ class CudaBackend:
 
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
-    smallest = Params(warps=2, unit=1, depth=2, copy="async", combine="last")
+    smallest = Params(warps=2, kv_tile=32, tiles_in_flight=2, copy="cp_async", reduction="last_cta")
     needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
     if needed <= MACHINES[target].shared_per_cta:
         return None
@@ -84,15 +85,17 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     usual = packed_layout(spec, _preferred_block(spec), "mma")
 
     @cache
-    def memory(block: int, warps: int, unit: int, depth: int, copy: str, combine: str = "last") -> Shared:
+    def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> Shared:
         layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
-        return shared_memory(spec, layout, Params(warps=warps, unit=unit, depth=depth, copy=copy, combine=combine))
+        launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
+        return shared_memory(spec, layout, launch)
 
     return {
         **spec_facts(spec),
         "target": target,
-        "columns": spec.attention.group * spec.attention.q_len,
+        "q_rows": spec.attention.group * spec.attention.q_len,
         "bulk_copies": machine.bulk,
+        "processors": machine.processors,
         "shared_per_cta": machine.shared_per_cta,
         "shared_per_sm": machine.shared_per_sm,
         "cta_reserved": CTA_RESERVED,
@@ -112,5 +115,6 @@ def _preferred_block(spec: KernelSpec) -> int:
 def _plain_launches() -> Iterator[Params]:
     """Launches that no shape is bad at, the best first."""
     for warps in (8, 4, 2):
-        for unit, depth in ((4, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 2), (2, 4)):
-            yield Params(warps=warps, unit=unit, depth=depth, ctas=1, copy="async", combine="last", exact_q=True)
+        for kv_tile, tiles in ((128, 1), (32, 2), (64, 1), (64, 2), (32, 4), (128, 2), (64, 4)):
+            launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
+            yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)

@@ -27,7 +27,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         attention=spec.attention,
         page=spec.cache.page or 0,
         launch=launch,
-        **_combine(launch.text("combine")),
+        **_reduction(launch.text("reduction")),
         shared=shared,
         overlap=target == "sm90",
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
@@ -37,10 +37,10 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
     return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
 
 
-def _combine(name: str) -> dict[str, Any]:
-    """`cluster8` as a kind of combining and a number of CTAs; 1 where there are no clusters."""
+def _reduction(name: str) -> dict[str, Any]:
+    """`cluster8` as a kind of reduction and a number of CTAs; 1 where there are no clusters."""
     kind = name.rstrip("0123456789")
-    return {"combine": kind, "cluster": int(name.removeprefix(kind) or 1)}
+    return {"reduction": kind, "cluster": int(name.removeprefix(kind) or 1)}
 
 
 def _quant(op: Operand) -> str:

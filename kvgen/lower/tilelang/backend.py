@@ -27,8 +27,8 @@ IN_FLIGHT: dict[Target, int] = {"sm80": 32 * KB, "sm89": 16 * KB, "sm90": 64 * K
 """Rings of a multiprocessor, at least: 2-bit codes lose 6 % with 36 KB on an H200. Others in proportion to their memory's speed."""
 PROCESSORS: dict[Target, int] = {"sm80": 108, "sm89": 128, "sm90": 132}
 """Multiprocessors of the usual GPU of a target: for the search, not for the launch."""
-RINGS = ((2, 2), (4, 4), (2, 4), (4, 8), (2, 8), (1, 2), (1, 4), (1, 8))
-"""(unit, stages) by preference."""
+RINGS = ((64, 2), (128, 4), (64, 4), (128, 8), (64, 8), (32, 2), (32, 4), (32, 8))
+"""(kv_tile, stages) by preference."""
 
 
 class TileLangBackend:
@@ -50,14 +50,15 @@ class TileLangBackend:
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """8 warps with rings of one unit where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
-        space = self.space(spec, target)
+        """8 warps with rings of one KV tile where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
+        hinted = self.space(spec, target)
         preferred = max(128, spec.key.group) if spec.key.axis == "channel" else 128
-        for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
-            for launch in _plain_launches(spec):
-                schedule = Schedule(NAME, layout, launch)
-                if not any(space.check(schedule, workload) for workload in spec.workloads):
-                    return schedule
+        for space in (hinted, hinted.without_hints()):
+            for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
+                for launch in _plain_launches(spec):
+                    schedule = Schedule(NAME, layout, launch)
+                    if not any(space.doubts(schedule, workload) for workload in spec.workloads):
+                        return schedule
         raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
@@ -84,20 +85,20 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention beyond the spec's own facts; all sizes in bytes."""
 
     @cache
-    def plan(block: int, warps: int, stages: int, unit: int, column_tiles: int) -> Plan:
-        launch = Params(warps=warps, stages=stages, unit=unit, column_tiles=column_tiles, ctas=1, exact_q=True, combine="cluster")
+    def plan(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Plan:
+        launch = Params(warps=warps, stages=stages, kv_tile=kv_tile, q_tiles=q_tiles, ctas_per_sm=1, exact_q=True, reduction="cluster")
         return make_plan(spec, Schedule(NAME, Params(block=block), launch))
 
     def shared_bytes(form: str, *point: int) -> int:
         return gemm_bytes(plan(*point)) if form == "gemm" else plan(*point).shared_bytes
 
-    def ring_bytes(block: int, warps: int, stages: int, unit: int) -> int:
-        return 4 * plan(block, warps, stages, unit, 1).query_at
+    def ring_bytes(block: int, warps: int, stages: int, kv_tile: int) -> int:
+        return 4 * plan(block, warps, stages, kv_tile, 1).query_at
 
-    def runs(column_tiles: int) -> int:
-        return -(-columns // (8 * column_tiles))
+    def runs(q_tiles: int) -> int:
+        return -(-q_rows // (8 * q_tiles))
 
-    columns = spec.attention.group * spec.attention.q_len
+    q_rows = spec.attention.group * spec.attention.q_len
 
     return {
         **spec_facts(spec),
@@ -105,7 +106,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "ring_bytes": ring_bytes,
         "runs": runs,
         "target": target,
-        "columns": columns,
+        "q_rows": q_rows,
         "processors": PROCESSORS[target],
         "in_flight": IN_FLIGHT[target],
         "shared_per_cta": SHARED_PER_CTA[target],
@@ -117,8 +118,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
     """Launches that no shape is bad at, the best first. 2-bit codes are short of issue slots: more warps, where registers allow it."""
     tiles = 2 if spec.attention.group * spec.attention.q_len > 8 and spec.attention.head_dim <= 128 else 1
-    narrow = [(12, (4, 4)), (8, (4, 4))] if spec.key.bits == spec.value.bits == 2 else []
-    for warps, (unit, stages) in (*narrow, *product((8, 4, 2), RINGS)):
-        yield Params(
-            form="mma", warps=warps, stages=stages, unit=unit, column_tiles=tiles, ctas=1, exact_q=True, splits="automatic", combine="last"
-        )
+    narrow = [(12, (128, 4)), (8, (128, 4))] if spec.key.bits == spec.value.bits == 2 else []
+    for warps, (kv_tile, stages) in (*narrow, *product((8, 4, 2), RINGS)):
+        launch = {"warps": warps, "stages": stages, "kv_tile": kv_tile, "q_tiles": tiles, "ctas_per_sm": 1}
+        yield Params(launch, form="mma", exact_q=True, splits="automatic", reduction="last_cta")

@@ -16,8 +16,9 @@ import torch
 
 import kvgen
 from kvgen.api import fetch
-from kvgen.errors import RegistryMiss, SpecError, ToolchainMissing
+from kvgen.errors import CompileError, RegistryMiss, SpecError, ToolchainMissing
 from kvgen.lower import backends
+from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
 from kvgen.toolchain import compile as compile_module
@@ -181,6 +182,38 @@ def test_an_entry_compiled_elsewhere_is_compiled_here(places, spec, tmp_path, mo
     kernel = kvgen.get_kernel(spec)
     assert kernel.entry is not None
     assert list((tmp_path / "empty").rglob("module.so"))
+
+
+def test_launches_compile_side_by_side_and_the_user_is_told_once(places, spec, tmp_path, monkeypatch, caplog):
+    """Two compilers meet: neither goes on before the other has begun."""
+    wide = wanting(spec, (2, 32), (2, 4096), (2, 8192))
+    Store(places).put(naive_entry(wide, compiled=False, variants=2))
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("KVGEN_MACHINE", '{"cores": 2}')
+    together = threading.Barrier(2, timeout=60)
+    real = compile_module._compile
+
+    def meeting(source, *rest):
+        together.wait()
+        return real(source, *rest)
+
+    monkeypatch.setattr(compile_module, "_compile", meeting)
+    kernel = kvgen.get_kernel(wide)
+    assert kernel.entry is not None
+    assert [record.getMessage() for record in caplog.records] == ["kvgen: compiling 2 kernels for cpu (first use; cached afterwards)"]
+    fetch.forget()
+    assert kvgen.get_kernel(wide) is not kernel
+    assert len(caplog.records) == 1
+
+
+def test_a_launch_that_does_not_compile_is_an_error(places, spec, tmp_path, monkeypatch):
+    entry = naive_entry(spec, compiled=False)
+    codes = {file: replace(code, text="#error no\n") for file, code in entry.codes.items()}
+    selection = Selection(replace(entry, codes=codes), "exact", ())
+    monkeypatch.setattr(fetch, "select", lambda *_: selection)
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
+    with pytest.raises(CompileError, match="failed with exit status"):
+        kvgen.get_kernel(spec)
 
 
 def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkeypatch):

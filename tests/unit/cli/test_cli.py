@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.cli.app import main
+from kvgen.registry.store import Store
 from tests.support.commands import ROOT, TINY
+from tests.support.old_entries import put_old, tuned
 from tests.support.tuning import FakeBackend
 
 
@@ -51,7 +54,7 @@ def test_help_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
-    for command in ("build", "list", "show", "why", "bench", "space", "doctor", "check", "report", "export", "import"):
+    for command in ("build", "list", "show", "why", "bench", "space", "doctor", "check", "report", "export", "import", "migrate"):
         assert command in done.stdout
 
 
@@ -149,10 +152,12 @@ def test_space_counts_and_explains(kvgen: Any):
     (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--points", "--json").json()["spaces"]
     assert space["size"] == len(space["points"]) > 0
     assert space["excluded"]
-    assert all(reason["points"] > 0 and reason["examples"] for reason in space["excluded"])
+    assert space["unsearched"]
+    assert all(reason["points"] > 0 and reason["examples"] for reason in space["excluded"] + space["unsearched"])
     assert set(space["launches"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
-    assert "excluded" in shown
+    assert "cannot be built" in shown
+    assert "can be built, not searched" in shown
     assert "default:" in shown
 
 
@@ -163,6 +168,25 @@ def test_a_back_end_that_cannot_take_a_workload_leaves_the_spec_to_the_others(kv
     assert [space["backend"] for space in told["spaces"]] == ["tilelang"]
     (reason,) = told["refused"]
     assert "a launch takes at most 1024 sequences" in reason
+
+
+def test_migrate_rewrites_a_registry_and_says_what_stays(kvgen: Any, tmp_path: Path):
+    store = Store(tmp_path / "registry")
+    good, bad = (tuned(spec_of("k4v4", "sm90", [workload_of(work)])) for work in ("1x4096", "8x32768"))
+    put_old(store, good)
+    put_old(store, bad, lambda data: data["schedule"]["launches"][0]["launch"].update(combine="magic"))
+    assert {one["problem"] for one in kvgen("list", "--json").json() if one["registry"] == "user"} == {"schema 2: run `kvgen migrate`"}
+    dry = kvgen("migrate", "--dry-run")
+    assert (dry.code, f"{good.key} k4v4: would migrate\n  renamed combine → reduction" in dry.out) == (1, True)
+    found = {one["key"]: one for one in kvgen("migrate", "--json").json()}
+    assert found[good.key]["problem"] is None
+    again = kvgen("migrate", tmp_path / "registry")
+    assert again.code == 1
+    assert f"{bad.key} k4v4: stays as it is: 'magic' is no value of its launch parameter reduction" in again.out
+    assert good.key not in again.out
+    (tmp_path / "empty").mkdir()
+    assert "nothing to migrate" in kvgen("migrate", "empty").out
+    assert kvgen("migrate", "nowhere").code == 2
 
 
 def test_presets_and_schema_describe_the_language(kvgen: Any):

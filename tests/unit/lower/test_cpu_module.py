@@ -50,10 +50,12 @@ def test_every_format_is_right_and_packs_the_codes_of_the_reference(name: str) -
 
 
 SCHEDULES = (
-    {"block": 32, "rows": 1, "key_tiles": 8, "value_tiles": 8, "chunk": 512, "share": 1024, "prefetch": 0},
+    {"block": 32, "rows": 1, "key_tiles": 8, "value_tiles": 8, "chunk": 512, "split_tokens": 1024, "prefetch": 0},
     {"block": 256, "rows": 6, "key_tiles": 2, "value_tiles": 4, "chunk": 512, "prefetch": 0},
-    {"block": 64, "rows": 4, "key_tiles": 2, "value_tiles": 1, "chunk": 128, "share": 1024},
-    {"block": 512, "rows": 3, "key_tiles": 8, "value_tiles": 8, "chunk": 256, "share": 1024},
+    {"block": 64, "rows": 4, "key_tiles": 2, "value_tiles": 1, "chunk": 128, "split_tokens": 1024},
+    {"block": 512, "rows": 3, "key_tiles": 8, "value_tiles": 8, "chunk": 256, "split_tokens": 1024},
+    {"block": 96, "rows": 8, "key_tiles": 8, "value_tiles": 4},  # against hints: a block between doublings, too many sums
+    {"block": 192, "rows": 1, "key_tiles": 1, "value_tiles": 1, "split_tokens": 16384},  # too few
 )
 
 
@@ -162,7 +164,7 @@ def test_queries_before_the_first_token_see_nothing() -> None:
 
 
 def test_results_do_not_depend_on_threads() -> None:
-    v = variant(spec_of(k="4c32", v="4t32"), (("share", 1024),))
+    v = variant(spec_of(k="4c32", v="4t32"), (("split_tokens", 1024),))
     k, val = (draw(torch.Generator().manual_seed(i), 1, 5000, 2, 64, dtype=v.dtype) for i in (1, 2))
     cache = v.new_cache(1, 5000)
     v.prefill(cache, k, val)
@@ -252,7 +254,7 @@ def test_the_module_refuses_pages_that_do_not_exist_and_small_workspaces() -> No
     cache.block_table[1, 0] = 7
     with pytest.raises(ValueError, match=r"block_table\[1\]\[0\] is 7, the cache has 2 pages"):
         v.attend(q, cache)
-    cut = variant(spec_of(), (("share", 1024),))
+    cut = variant(spec_of(), (("split_tokens", 1024),))
     long = cut.new_cache(2, 5000)
     args = (q, long.packed, long.k_residual, long.v_residual, long.lengths, None, torch.empty_like(q), None)
     with pytest.raises(ValueError, match="workspace has 16 bytes, this call needs"):
@@ -285,7 +287,7 @@ SPECIAL = {
     "plain-float32": (spec_of(dtype="float32", k="16", v="16"), ()),
     "softcap-window": (spec_of(dtype="float32", softcap=30.0, window=100), ()),
     "expanded": (spec_of(dim=48, k="2t8", v="4t12"), ()),
-    "shares": (spec_of(), (("share", 1024),)),
+    "splits": (spec_of(), (("split_tokens", 1024),)),
 }
 
 

@@ -14,14 +14,39 @@ from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.spec import Workload
 
 
-def make(constraints: list[tuple[str, str]], **facts: object) -> SearchSpace:
+def make(constraints: list[tuple[str, str]], hints: list[tuple[str, str]] | None = None, **facts: object) -> SearchSpace:
     parameters = [
         Parameter("block", "layout", (32, 64, 128), "tokens per block"),
         Parameter("tile", "launch", (16, 32, 64), "tokens per tile"),
         Parameter("copy", "launch", ("direct", "staged"), "how bytes travel", {"direct": "straight", "staged": "by way of a buffer"}),
     ]
     works = (Workload(batch=1, kv_len=1024), Workload(batch=8, kv_len=64))
-    return SearchSpace("toy", parameters, [Constraint(Expression(e), r) for e, r in constraints], facts, works)  # type: ignore[arg-type]
+    rules, advice = ([Constraint(Expression(e), r) for e, r in given] for given in (constraints, hints or []))
+    return SearchSpace("toy", parameters, rules, facts, works, advice)  # type: ignore[arg-type]
+
+
+def test_hints_narrow_what_is_searched_and_refuse_nothing() -> None:
+    """Hints on layouts, on launches, and on workloads; a constraint beside them."""
+    space = make(
+        [("tile <= block", "a tile ({tile}) lies in a block ({block})")],
+        [
+            ("block < 128", "blocks of {block} gained nothing"),
+            ("copy == 'direct'", "staging gained nothing"),
+            ("batch > 1 or tile == 16", "wide tiles lose with one sequence"),
+        ],
+    )
+    assert {(s.layout["block"], s.launch["tile"]) for s in space.points()} == {(32, 16), (32, 32), (64, 16), (64, 32), (64, 64)}
+    hinted_against = Schedule("toy", Params(block=128), Params(tile=32, copy="staged"))
+    alone = space.workloads[0]
+    assert space.check(hinted_against, alone) == []
+    assert space.doubts(hinted_against) == ["blocks of 128 gained nothing", "staging gained nothing"]
+    assert space.doubts(hinted_against, alone)[2:] == ["wide tiles lose with one sequence"]
+    assert hinted_against in set(space.without_hints().points())
+    excluded, unsearched = list(space.excluded()), list(space.unsearched())
+    assert {reason for _, reasons in excluded for reason in reasons} == {"a tile (64) lies in a block (32)"}
+    assert [(point, reasons) for point, reasons in unsearched if len(point) == 1] == [(Params(block=128), ["blocks of 128 gained nothing"])]
+    assert len(unsearched) == 1 + 5
+    assert not {point for point, _ in excluded} & {point for point, _ in unsearched}
 
 
 def test_a_space_without_constraints_is_the_product_in_file_order() -> None:

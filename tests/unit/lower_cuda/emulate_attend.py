@@ -51,7 +51,7 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
 def launch(**changes: Value) -> Params:
     """A small launch: two warps, so that few threads are emulated."""
     plain: dict[str, Value] = {
-        "warps": 2, "unit": 2, "depth": 1, "ctas": 1, "copy": "async", "combine": "last", "exact_q": True,
+        "warps": 2, "kv_tile": 64, "tiles_in_flight": 1, "ctas_per_sm": 1, "copy": "cp_async", "reduction": "last_cta", "exact_q": True,
     }  # fmt: skip
     return Params({**plain, **changes})
 

@@ -22,19 +22,19 @@ from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch, packed_
 Case = tuple[str, int, dict[str, Value]]
 Make = Callable[[Case], Emulated]
 CASES: tuple[Case, ...] = (
-    ("k4v4:h8/2", 128, {"unit": 4}),
-    ("k2v2:h8/2:kg64:vg64", 64, {"combine": "two_level"}),
-    ("k8v8:h4/4:kg64:d64", 64, {"unit": 1, "depth": 2}),
-    ("k4v2:token:bf16:h10/2:d64", 64, {"warps": 4, "ctas": 2}),
-    ("k4v4:h24/2:sym:d96", 128, {"unit": 4}),
-    ("k8v4:q3:h8/2:page128:kg32", 32, {"unit": 1, "depth": 2}),
-    ("k4v8:token:page16:h4/2:d64", 16, {"unit": 4}),
-    ("k2v4:token:kg32:vg32:page96:q2:h4/2:d64", 32, {"combine": "two_level"}),
-    ("k16v16:h4/2:d64", 32, {"unit": 1, "depth": 2}),
-    ("k4v4:h8/2:kg64:vg64", 64, {"combine": "cluster2"}),
-    ("k2v4:q5:h8/2:page128:d64:kg64", 64, {"combine": "cluster4"}),
-    ("k4v4:h16/2:kg64", 64, {"unit": 1, "depth": 2, "combine": "shares"}),
-    ("k4v2:token:bf16:page16:h4/2:d64", 16, {"warps": 4, "ctas": 2, "combine": "shares"}),
+    ("k4v4:h8/2", 128, {"kv_tile": 128}),
+    ("k2v2:h8/2:kg64:vg64", 64, {"reduction": "two_level"}),
+    ("k8v8:h4/4:kg64:d64", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v2:token:bf16:h10/2:d64", 64, {"warps": 4, "ctas_per_sm": 2}),
+    ("k4v4:h24/2:sym:d96", 128, {"kv_tile": 128}),
+    ("k8v4:q3:h8/2:page128:kg32", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v8:token:page16:h4/2:d64", 16, {"kv_tile": 128}),
+    ("k2v4:token:kg32:vg32:page96:q2:h4/2:d64", 32, {"reduction": "two_level"}),
+    ("k16v16:h4/2:d64", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v4:h8/2:kg64:vg64", 64, {"reduction": "cluster2"}),
+    ("k2v4:q5:h8/2:page128:d64:kg64", 64, {"reduction": "cluster4"}),
+    ("k4v4:h16/2:kg64", 64, {"kv_tile": 32, "tiles_in_flight": 2, "reduction": "shares"}),
+    ("k4v2:token:bf16:page16:h4/2:d64", 16, {"warps": 4, "ctas_per_sm": 2, "reduction": "shares"}),
 )
 DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:])
 ALIKE, UNLIKE = (300, 290, 310), (2100, 0, 1, 128, 700)

@@ -56,7 +56,7 @@ def test_schedules_outside_the_space_are_refused() -> None:
     backend = get_backend("cuda")
     spec = spec_of("k4v4", "sm90", WORK)
     schedule = backend.default(spec, "sm90")
-    wide = Schedule("cuda", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas": 2}))
+    wide = Schedule("cuda", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas_per_sm": 2}))
     with pytest.raises(UnsupportedError, match="shared memory"):
         backend.lower(spec, wide, "sm90")
     with pytest.raises(UnsupportedError, match="not for cpu"):

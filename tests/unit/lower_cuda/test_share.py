@@ -67,7 +67,7 @@ SURE = -1
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     spec = spec_of("k4v4:h8/2", "sm90", [workload_of("2x256")])
-    chosen = launch(warps=WARPS, unit=UNIT // 32, depth=1)
+    chosen = launch(warps=WARPS, kv_tile=UNIT, tiles_in_flight=1)
     built = compile_variant(spec, packed_layout(spec, BLOCK, "mma"), chosen, tmp_path_factory.mktemp("share"), CALLS)
 
     def pieces(slot: int, slots: int, heads: int, lengths: list[int], longest: int = SURE) -> list[Piece]:

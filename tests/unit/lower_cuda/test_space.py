@@ -9,17 +9,31 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Target
 from kvgen.lower.cuda.machine import MACHINES
 from kvgen.lower.cuda.shared import shared_memory
+from kvgen.lower.schedule import Schedule
+from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, presets
 
 WORK = [workload_of("8x32768"), workload_of("1x4096")]
 
 
-def check(words: str, schedule: str, target: Target = "sm90") -> list[str]:
-    """Reasons against a schedule in short words."""
+def found(words: str, schedule: str, target: Target = "sm90") -> tuple[SearchSpace, Schedule]:
+    """A space, and a schedule in short words."""
     backend = get_backend("cuda")
     spec = spec_of(words, target, WORK)
     [found] = schedules_of(schedule, backend, spec, target)
-    return backend.space(spec, target).check(found)
+    return backend.space(spec, target), found
+
+
+def check(words: str, schedule: str, target: Target = "sm90") -> list[str]:
+    """Why it cannot be built."""
+    space, point = found(words, schedule, target)
+    return space.check(point)
+
+
+def doubts(words: str, schedule: str) -> list[str]:
+    """Why it is not searched."""
+    space, point = found(words, schedule)
+    return space.doubts(point)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +44,7 @@ def check(words: str, schedule: str, target: Target = "sm90") -> list[str]:
      ("k8v8:token:page48", "w8u1d2.bulk"), ("k4v4", "w4u4d1c2"), ("k2v2", "w6u4d1c2"), ("k4v4:d64:h32/4:q8", "w4u4d2c2")],
 )  # fmt: skip
 def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
-    assert check(words, schedule) == []
+    assert doubts(words, schedule) == []
 
 
 @pytest.mark.parametrize(
@@ -38,25 +52,50 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
     [
         ("k4v4", "n64.w8u2d1", "sm90", "a block (64) holds whole K groups (128)"),
         ("k4v4:page64:token", "n128.w8u2d1", "sm90", "a page (64) holds whole blocks (128)"),
-        ("k4v4:token", "n64.w8u4d1", "sm90", "a unit (4 sub-tiles of 32) must divide a block (64)"),
+        ("k4v4:token", "n64.w8u4d1", "sm90", "a KV tile (128 tokens) must divide a block (64)"),
         ("k4v4:kg64", "w8u4d1", "sm90", "lies within one K group (64)"),
-        ("k4v4", "w8u1d1", "sm90", "one does not overlap"),
         ("k8v8", "w8u4d1", "sm90", "exceed the shared memory of a CTA (232448 bytes)"),
         ("k4v4", "w8u4d1c2", "sm90", "2 CTAs exceed the shared memory of a multiprocessor"),
-        ("k2v2", "w4u2d1", "sm90", "and the rings of 8 fit"),
-        ("k2v2", "w16u2d1c2", "sm90", "fewer than 128 registers"),
         ("k4v4", "w8u4d1.bulk", "sm80", "sm80 has no bulk copies"),
         ("k4v4", "w8u4d1.cl8", "sm80", "sm80 has no clusters"),
-        ("k4v4", "w8u1d2.unit", "sm90", "copied alike by bulk"),
-        ("k4v4", "w8u4d1.noexact", "sm90", "the residual of q"),
-        ("k4v4", "w16u2d1", "sm90", "16 warps keep 128 registers"),
         ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without K groups"),
         ("k4v4:token:page32", "n16.w8u1d4", "sm90", "blocks of 16 tokens are for pages that hold no blocks of 32"),
         ("k4v4", "w8u4d1", "sm89", "exceed the shared memory of a CTA (101376 bytes)"),
+        ("k4v4:token:page16", "w8u4d4", "sm90", "looks up the pages of 4 + 1 KV tiles at once"),
     ],
 )
 def test_points_are_excluded_with_their_reason(words: str, schedule: str, target: Target, reason: str) -> None:
     assert any(reason in given for given in check(words, schedule, target))
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule", "reason"),
+    [
+        ("k4v4", "w8u1d1", "32 tokens do not overlap"),
+        ("k2v2", "w4u2d1", "and the rings of 8 fit"),
+        ("k2v2:d64:kg64", "n64.w12u2d1c2", "fewer than 128 registers"),
+        ("k4v4", "w8u1d2.unit", "copied alike by bulk"),
+        ("k4v4", "w8u4d1.noexact", "the residual of q"),
+        ("k4v4", "w16u2d1", "16 warps keep 128 registers"),
+        ("k4v4", "w4u4d1c2.cl8", "do not run at once"),
+    ],
+)
+def test_what_did_not_pay_can_be_lowered_and_is_not_searched(words: str, schedule: str, reason: str) -> None:
+    space, point = found(words, schedule)
+    assert any(reason in given for given in space.doubts(point))
+    assert get_backend("cuda").lower(spec_of(words, "sm90", WORK), point, "sm90").text
+    assert point not in set(space.points())
+
+
+def test_a_device_with_fewer_multiprocessors_holds_fewer_clusters() -> None:
+    """The hint names the target's own multiprocessors."""
+    spec = spec_of("k4v4:h32/16", "sm90", [workload_of("1x4096")])
+    backend = get_backend("cuda")
+    [clustered] = schedules_of("w8u4d1.cl8", backend, spec, "sm90")
+    space = backend.space(spec, "sm90")
+    assert space.doubts(clustered, spec.workloads[0]) == []
+    smaller = SearchSpace("cuda", space.parameters, space.constraints, {**space.facts, "processors": 108}, spec.workloads, space.hints)
+    assert smaller.doubts(clustered, spec.workloads[0]) == ["clusters of all 1 x 16 heads do not fit 108 multiprocessors at once"]
 
 
 def supported() -> list[tuple[KernelSpec, Target]]:
@@ -68,8 +107,8 @@ def test_defaults_lie_in_their_spaces_and_use_nothing_new() -> None:
     backend = get_backend("cuda")
     for spec, target in supported():
         schedule = backend.default(spec, target)
-        assert backend.space(spec, target).check(schedule) == []
-        assert (schedule.launch["copy"], schedule.launch["combine"]) == ("async", "last")
+        assert backend.space(spec, target).doubts(schedule) == []
+        assert (schedule.launch["copy"], schedule.launch["reduction"]) == ("cp_async", "last_cta")
 
 
 def test_rings_that_are_too_long_leave_fewer_warps() -> None:
@@ -86,7 +125,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
         assert 8 <= space.size <= 2000
         for point in list(space.points())[::17]:
             total = shared_memory(spec, backend.layout(spec, point.layout), point.launch).total
-            assert point.launch.integer("ctas") * (total + 1024) <= MACHINES[target].shared_per_sm
+            assert point.launch.integer("ctas_per_sm") * (total + 1024) <= MACHINES[target].shared_per_sm
 
 
 def test_batches_beyond_a_launch_are_excluded() -> None:

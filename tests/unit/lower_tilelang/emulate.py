@@ -28,12 +28,12 @@ def schedule(block: int = 128, **launch: Value) -> Schedule:
         "form": "mma",
         "warps": 2,
         "stages": 4,
-        "unit": 4,
-        "column_tiles": 1,
-        "ctas": 1,
+        "kv_tile": 128,
+        "q_tiles": 1,
+        "ctas_per_sm": 1,
         "exact_q": True,
         "splits": "automatic",
-        "combine": "last",
+        "reduction": "last_cta",
     }
     return Schedule("tilelang", Params(block=block, order="mma"), Params({**plain, **launch}))
 
@@ -62,7 +62,7 @@ class Emulated:
 
 def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     """Lower and compile. Raises what the back end and the compiler raise."""
-    plan, kernel = make_plan(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["combine"] == "cluster" else "sm80")
+    plan, kernel = make_plan(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
     signature = re.search(rf"{kernel.name}\((.*?)\);", kernel.text)
     assert signature is not None
     kinds = tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))

@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Make = Callable[..., Emulated]
 CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v4:h8/2", {}),
-    ("k2v4:token:sym:h4/2", {"unit": 1, "combine": "cluster"}),
-    ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"unit": 2, "stages": 2}),
-    ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "unit": 2}),
-    ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "unit": 1, "stages": 2, "column_tiles": 2}),
+    ("k2v4:token:sym:h4/2", {"kv_tile": 32, "reduction": "cluster"}),
+    ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"kv_tile": 64, "stages": 2}),
+    ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
+    ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
 )
 
 

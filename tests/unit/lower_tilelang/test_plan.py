@@ -30,7 +30,7 @@ def element(p: Plan, which: Which, tile: int, step: int, lane: int, half: int, s
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> None:
-    p = plan(words, unit=1)
+    p = plan(words, kv_tile=32)
     bits = p.layout.operand(which).bits
     places = p.layout.code_bits(which)[: p.layout.subtile] - 8 * p.layout.header_bytes
     seen = 0
@@ -51,7 +51,7 @@ def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> N
 
 
 def test_units_tile_a_block_and_its_ring() -> None:
-    p = plan("k4v4", block=256, unit=2, stages=4, warps=8)
+    p = plan("k4v4", block=256, kv_tile=64, stages=4, warps=8)
     assert p.units * p.unit_tokens == p.tokens
     assert p.rounds == 2
     assert p.ring_words == 4 * p.subtile_words + 2 * p.channel_words

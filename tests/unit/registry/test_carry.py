@@ -183,7 +183,7 @@ def test_an_entry_of_another_version_is_left_out_and_named(sent: Path, there: Ma
     sent.write_bytes(forged(index, with_entry(members, lambda entry: entry.update(schema=99))))
     got = carry.load(sent, there.store, there.cache)
     assert got.entries == ()
-    assert "it has schema 99, and this kvgen reads 2" in got.left_out[0]
+    assert "schema 99: this kvgen reads 3" in got.left_out[0]
 
 
 def test_a_module_that_is_here_with_other_bytes_stays_and_is_told(sent: Path, there: Machine, tmp_path: Path):

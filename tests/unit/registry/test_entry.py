@@ -91,7 +91,7 @@ def test_code_keeps_resources_and_artifact(make_entry, data_dir):
     ("change", "reason"),
     [
         ({"schema": 99}, "schema 99"),
-        ({"schema": 1}, "schema 1, and this kvgen reads 2"),
+        ({"schema": 1}, "schema 1: this kvgen reads 3"),
         ({"key": "0" * 16}, "key does not follow"),
     ],
 )

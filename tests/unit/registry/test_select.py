@@ -8,7 +8,6 @@ import pytest
 
 from kvgen.lower import backends
 from kvgen.lower.expression import Expression
-from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
@@ -96,7 +95,7 @@ def cpu_space(monkeypatch):
         Parameter("order", "layout", ("simd",), ""),
         Parameter("tile", "launch", (1, 2, 77), ""),
     ]
-    constraints = [Constraint(Expression("tile < kv_len or tile < 77"), "{tile} tiles are more than {kv_len}")]
+    hints = [Constraint(Expression("tile < kv_len or tile < 77"), "{tile} tiles are more than {kv_len}")]
 
     class Fake:
         def __init__(self, name: str) -> None:
@@ -105,12 +104,9 @@ def cpu_space(monkeypatch):
         def unsupported(self, spec, target):
             return "it refuses sinks" if spec.attention.sinks else None
 
-        def default(self, spec, target):
-            return Schedule(self.name, Params(block=32, order="simd"), Params(tile=77))
-
         def space(self, spec, target):
             own = parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")]
-            return SearchSpace(self.name, own, constraints)
+            return SearchSpace(self.name, own, hints=hints)
 
     monkeypatch.setattr(backends, "get_backend", Fake)
 
@@ -129,7 +125,7 @@ def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec, c
     assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
 
 
-def test_a_default_that_won_fits_though_the_space_leaves_it_out(store, make_entry, spec, cpu_space):
+def test_a_schedule_fits_that_hints_alone_leave_out(store, make_entry, spec, cpu_space):
     entry = make_entry(workloads=((1, 64),), device="Other CPU", launch=77)
     store.put(entry)
     assert _select(entry.spec, store).how == "exact"

@@ -240,7 +240,7 @@ HOSTILE = {
     "another language": (lambda data: _source(data).update(language="sh"), "'sh' is no language"),
     "another target": (lambda data: data.update(arch="../cpu"), "'../cpu' is no target"),
     "no number": (lambda data: data["provenance"].update(x=float("nan")), "NaN is no number"),
-    "no schema": (lambda data: data.update(schema="2"), "its schema is no number"),
+    "no schema": (lambda data: data.update(schema="3"), "its schema is no number"),
 }
 
 

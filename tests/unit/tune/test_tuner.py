@@ -8,7 +8,9 @@ import pytest
 
 from kvgen.errors import CompileError, MeasureError, UnsupportedError
 from kvgen.lower.base import Source, Target
+from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Constraint, SearchSpace
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
@@ -69,6 +71,24 @@ def test_every_feasible_point_is_measured_once_without_a_budget(place: Place):
     space = FakeBackend().space(result.spec, "cpu")
     feasible = sum(len(space.launch_points(layout, work)) for layout in space.layout_points() for work in result.spec.workloads)
     assert len(points(bench)) == len(set(points(bench))) == result.measured == feasible
+
+
+def test_hints_choose_what_is_searched_and_a_run_without_them_measures_the_rest_alone(place: Place):
+    """A winner that hints leave out stays a finalist of later runs with them."""
+
+    class Hinted(FakeBackend):
+        def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+            space = super().space(spec, target)
+            hints = [Constraint(Expression("block == 64"), "{block} tokens gained nothing")]
+            return SearchSpace(space.backend, space.parameters, space.constraints, {}, spec.workloads, hints)
+
+    narrow, wide = FakeBench(), FakeBench()
+    place.tune(narrow, backends=[Hinted()])
+    assert {point.layout["block"] for point in narrow.measured} == {64}
+    result = place.tune(wide, backends=[Hinted()], all_schedules=True)
+    assert {point.layout["block"] for point in wide.measured[: result.measured]} == {32, 128}
+    assert result.entry.layout["block"] == 32
+    assert place.tune(FakeBench(), backends=[Hinted()]).entry.layout["block"] == 32
 
 
 def test_trials_bound_the_run_and_the_default_comes_first_and_is_a_finalist(place: Place):

@@ -47,7 +47,7 @@ template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_static(const __grid_constant__ AttendArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTokens = Traits::Format::kTokens;
-  constexpr bool kFillEarly = Traits::kCopy == Copy::async && !Traits::kPaged && kEarlyTiles<Traits>;
+  constexpr bool kFillEarly = Traits::kCopy == Copy::cp_async && !Traits::kPaged && kEarlyTiles<Traits>;
   ptx::griddepcontrol_launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const StaticScheduler<Traits> scheduler;

@@ -8,8 +8,8 @@
 
 namespace kvgen {
 
-enum class Copy { async, bulk, bulk_unit };         // cp.async; one 1-D bulk copy per sub-tile; one per unit
-enum class Reduction { last, two_level, cluster };  // of the splits of a head
+enum class Copy { cp_async, bulk_stage, bulk_tile };         // cp.async; one 1-D bulk copy per sub-tile; one per unit
+enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule of the kernel that has the static scheduler.
 template <class Schedule_>
@@ -21,8 +21,8 @@ struct Static : Schedule_ {
 // barriers of bulk copies would have to be followed from one work tile to the next.
 template <class Schedule_>
 struct Planned : Schedule_ {
-  static constexpr Copy kCopy = Copy::async;
-  static constexpr Reduction kReduction = Reduction::last;
+  static constexpr Copy kCopy = Copy::cp_async;
+  static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kLastHeads = 2;  // heads that a CTA may have to reduce side by side in the end: its first and its last
 };
 
@@ -75,7 +75,7 @@ struct Traits : Schedule {
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
   static constexpr int kSlotBytes = kTileParams + kTileBytes;
   // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
-  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
   static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;
@@ -97,7 +97,7 @@ struct Traits : Schedule {
   static constexpr int kBarriers = kRingBytes;
   static constexpr int kQuery =
       kBarriers +
-      align_up(Schedule::kCopy != Copy::async ? Schedule::kWarps * Schedule::kTileSubtiles * Schedule::kTilesInFlight * 8 : 0, 16);
+      align_up(Schedule::kCopy != Copy::cp_async ? Schedule::kWarps * Schedule::kTileSubtiles * Schedule::kTilesInFlight * 8 : 0, 16);
   static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;

@@ -78,7 +78,7 @@ struct PagePrefetch {
   }
   // When the oldest tile is released: the page of the one after the last.
   __device__ __forceinline__ int next(int lane) {
-    if constexpr (Traits::kCopy != Copy::async) {
+    if constexpr (Traits::kCopy != Copy::cp_async) {
       ptx::copy_wait_all();
       __syncwarp();
     }

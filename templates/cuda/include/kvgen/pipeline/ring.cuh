@@ -55,7 +55,7 @@ struct StageRuns {
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
 template <class Traits>
-struct Ring<Traits, Copy::async> {
+struct Ring<Traits, Copy::cp_async> {
   uint32_t base;
   int lane;
 
@@ -167,11 +167,11 @@ struct BulkRing {
 };
 
 template <class Traits>
-struct Ring<Traits, Copy::bulk> : BulkRing<Traits, false> {
+struct Ring<Traits, Copy::bulk_stage> : BulkRing<Traits, false> {
   using BulkRing<Traits, false>::BulkRing;
 };
 template <class Traits>
-struct Ring<Traits, Copy::bulk_unit> : BulkRing<Traits, true> {
+struct Ring<Traits, Copy::bulk_tile> : BulkRing<Traits, true> {
   using BulkRing<Traits, true>::BulkRing;
 };
 #endif

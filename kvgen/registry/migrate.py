@@ -1,0 +1,139 @@
+"""Entries of the schema before this one, rewritten under the names of today.
+
+Schema 2 named the parameters of a launch otherwise, and let a CUDA launch distribute its work as `combine: shares`. That is decided
+at run time now, so such a launch becomes one with `reduction: last_cta`, whose source is rendered anew. The text of every other
+kernel does not depend on names, and stays what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvgen.errors import KvgenError
+from kvgen.lower.backends import get_backend
+from kvgen.registry.entry import SCHEMA, Code, Damaged, Entry, OtherSchema
+from kvgen.registry.store import Store, damage_told, read_parts
+
+NAMES: dict[str, dict[str, str]] = {
+    "cuda": {"unit": "kv_tile", "depth": "tiles_in_flight", "ctas": "ctas_per_sm", "combine": "reduction"},
+    "tilelang": {"unit": "kv_tile", "column_tiles": "q_tiles", "ctas": "ctas_per_sm", "combine": "reduction"},
+    "cpu": {"share": "split_tokens"},
+}
+"""New names of launch parameters, by back end."""
+VALUES: dict[str, dict[Any, Any]] = {
+    "kv_tile": {1: 32, 2: 64, 4: 128},
+    "copy": {"async": "cp_async", "bulk": "bulk_stage", "bulk_unit": "bulk_tile"},
+    "reduction": {
+        "last": "last_cta", "shares": "last_cta",
+        **{name: name for name in ("two_level", "cluster", "cluster2", "cluster4", "cluster8")},
+    },
+}  # fmt: skip
+"""New values by the new name of the parameter; of any other, values stay."""
+
+
+class Migration(NamedTuple):
+    """What was done, or with a dry run would be done, with an entry. `problem` says why it stays as it is; None if it does not."""
+
+    key: str
+    path: Path
+    spec: str
+    changes: tuple[str, ...] = ()
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**self._asdict(), "path": str(self.path), "changes": list(self.changes)}
+
+
+def migrate(store: Store, *, dry_run: bool = False) -> list[Migration]:
+    """Rewrite a store's entries of the older schema in place, one at a time; what became of each, and what stays unreadable and why.
+
+    An entry is never lost: the new folder is there before the old one goes, and a killed run leaves either. Entries of today's schema
+    are not touched, so a second run does nothing. Raises HostError where the store cannot be read or written.
+    """
+    return [_migrate(store, one.path, one.problem, dry_run=dry_run) for one in store.all() if one.problem is not None]
+
+
+def _migrate(store: Store, path: Path, problem: str, *, dry_run: bool) -> Migration:
+    key, spec = path.name.split(".")[0], ""
+    try:
+        with damage_told():
+            data, texts, resources = read_parts(path)
+            if not (isinstance(data["schema"], int) and OtherSchema(data["schema"]).migratable):
+                return Migration(key, path, spec, problem=problem)
+            spec = str(data["spec"]["name"])
+            renewed, changes = upgraded(data)
+            entry = _rendered(Entry.from_json(renewed, texts, resources), _with_shares(data))
+    except (Damaged, KvgenError) as error:
+        return Migration(key, path, spec, problem=str(error))
+    placed = path if dry_run else store.replace(path, entry)
+    return Migration(key, placed, spec, changes)
+
+
+def upgraded(data: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The contents of an `entry.json` of schema 2 as those of today's, and what differs, in words. Raises Damaged."""
+    schedule = data["schedule"]
+    launches = [{**item, "launch": renamed(item["backend"], item["launch"])} for item in schedule["launches"]]
+    names = sorted({f"{old} → {new}" for item in launches for old, new in NAMES[item["backend"]].items() if new in item["launch"]})
+    changes = [f"renamed {', '.join(names)}"] if names else ["schema alone"]
+    changes += [
+        f"{_work_key(schedule['launches'][index])}: combine shares → reduction last_cta, rendered anew; its times are those of shares"
+        for index in _with_shares(data)
+    ]
+    renewed = {
+        **data,
+        "schema": SCHEMA,
+        "schedule": {**schedule, "launches": launches},
+        "runner_up": _runner_up(data["runner_up"]),
+        "provenance": {**data["provenance"], "migrated": {"from_schema": data["schema"], "changes": changes}},
+    }
+    return renewed, tuple(changes)
+
+
+def renamed(backend: str, launch: Mapping[str, Any]) -> dict[str, Any]:
+    """A launch under the names of today. Raises Damaged for a back end or a value that schema 2 had not."""
+    if backend not in NAMES:
+        raise Damaged(f"{backend!r:.60} is no back end of kvgen")
+    named = {NAMES[backend].get(name, name): value for name, value in launch.items()}
+    for name, known in VALUES.items():
+        if name in named and named[name] not in known:
+            raise Damaged(f"{named[name]!r:.60} is no value of its launch parameter {name}")
+    return {name: VALUES[name][value] if name in VALUES else value for name, value in named.items()}
+
+
+def _runner_up(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if data is None:
+        return None
+    other = data.get("layout")
+    layout = None if other is None else {**other, "launches": _described(other["launches"])}
+    return {**data, "launches": _described(data.get("launches") or {}), "layout": layout}
+
+
+def _described(launches: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: {**one, "launch": renamed(one["backend"], one["launch"])} for key, one in launches.items()}
+
+
+def _with_shares(data: Mapping[str, Any]) -> list[int]:
+    """Indices of the launches whose source follows from what is no parameter any more."""
+    launches = data["schedule"]["launches"]
+    return [index for index, item in enumerate(launches) if item["launch"].get("combine") == "shares"]
+
+
+def _work_key(item: Mapping[str, Any]) -> str:
+    work = item["workload"]
+    return f"{work['batch']}x{work['kv_len']}" + (f"q{work['q_len']}" if work.get("q_len", 1) > 1 else "")
+
+
+def _rendered(entry: Entry, indices: list[int]) -> Entry:
+    """The entry with the sources of some launches rendered from their schedules. Raises KvgenError where a back end refuses."""
+    launches, codes = list(entry.launches), dict(entry.codes)
+    for index in indices:
+        launch = launches[index]
+        code = Code.of(get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch))
+        codes.setdefault(code.file, code)
+        launches[index] = replace(launch, file=code.file)
+    used = {launch.file for launch in launches}
+    return replace(entry, launches=tuple(launches), codes={file: code for file, code in codes.items() if file in used})
