@@ -53,7 +53,7 @@ class Bench:
         """Every cache as it was filled: lengths, bounds, residuals."""
         for cache in self.caches:
             cache.lengths.fill_(self.length)
-            cache.bound = self.length
+            cache.bound, cache.sequences.uniform = self.length, True
             self.filled.restore(cache)
 
     def time(self, variant: Variant, policy: TimingPolicy) -> tuple[float, ...]:

@@ -96,13 +96,14 @@ class FilledCache:
         for mine, theirs in zip(self.cache.tensors, other.tensors, strict=True):
             if mine is not None and theirs is not None:
                 theirs.copy_(mine)
-        other.bound = self.cache.bound
+        other.bound, other.sequences.uniform = self.cache.bound, self.cache.sequences.uniform
         return other
 
     def set(self, lengths: Sequence[int], bound: int | None = None) -> None:
         """Give the sequences lengths; the host's bound is the longest unless `bound` says more."""
         self.cache.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
         self.cache.bound = max(lengths) if bound is None else bound
+        self.cache.sequences.uniform = len(set(lengths)) == 1
 
     def restore(self, cache: KVCache | None = None) -> None:
         """Residuals as they were filled, in this cache or a copy of it."""
