@@ -45,12 +45,12 @@ struct PlanShape {
   int fresh = 0;         // tokens that the step appends: q_len for decode, 0 for attend
 
   KVGEN_HOST_DEVICE int end_tile(int length) const { return (length / block_tokens * block_tokens + tile_tokens - 1) / tile_tokens; }
-  // The first KV tile that holds a token which the step's first query sees.
+  // The first KV tile that holds a token which the step's first query sees. A tile of several blocks may hold none, though the first token
+  // that is seen would lie in it: where the window begins in the residual.
   KVGEN_HOST_DEVICE int first_tile(int length) const {
-    if (window == 0) return 0;
-    const int token = length + fresh - q_len - window + 1, end = end_tile(length);
-    const int tile = token > 0 ? token / tile_tokens : 0;
-    return tile < end ? tile : end;
+    const int token = length + fresh - q_len - window + 1;
+    if (window == 0 || token <= 0) return 0;
+    return token < length / block_tokens * block_tokens ? token / tile_tokens : end_tile(length);
   }
   KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
   // Places of a head in the row.

@@ -38,7 +38,8 @@ __device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticS
     tiles.limit(end, length);
   } else {
     const int token = Traits::Mask::first_token(max(total - q_len, 0)), block = token / Traits::Format::kTokens;
-    tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), end, length, block);
+    const bool seen = block < length / Traits::Format::kTokens;  // else the window begins in the residual, and no tile has blocks to read
+    tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), seen ? end : 0, length, block);
   }
   return tiles.tile;
 }
