@@ -306,7 +306,7 @@ def test_a_plan_splits_a_sequence_much_longer_than_others(kernel: Make, lengths:
     "case", [PLAIN, CASES[6], HEADED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW], ids=lambda case: case[0]
 )
 def test_any_lengths_agree_with_the_reference(kernel: Make, case: Case, planned: bool) -> None:
-    """Empty sequences, whole blocks and what lies between, on devices of several sizes; equal calls give equal bits, in either order of CTAs."""
+    """Empty sequences, whole blocks and what lies between, on devices of several sizes; equal bits in either order of CTAs."""
     built = kernel(case)
     size = st.one_of(st.sampled_from([0, 1, built.layout.tokens - 1, built.layout.tokens]), st.integers(0, 500), st.integers(1500, 2500))
 
