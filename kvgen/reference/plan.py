@@ -37,11 +37,12 @@ class PlanShape:
 
     def tiles(self, length: int) -> range:
         """KV tiles of a sequence that a query of the step sees something of."""
-        end = -(-(length // self.block_tokens * self.block_tokens) // self.tile_tokens)
-        if self.window == 0:
-            return range(end)
+        packed = length // self.block_tokens * self.block_tokens
+        end = -(-packed // self.tile_tokens)
         token = length + self.fresh - self.q_len - self.window + 1
-        return range(min(max(token, 0) // self.tile_tokens, end), end)
+        if self.window == 0 or token <= 0:
+            return range(end)
+        return range(token // self.tile_tokens if token < packed else end, end)
 
     def cost(self, length: int) -> int:
         """Places of a head in the row."""

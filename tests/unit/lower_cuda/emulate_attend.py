@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from kvgen.lower.cuda.shared import shared_memory
 from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
-from kvgen.reference.plan import PlanShape, make_plan, written_plan
+from kvgen.reference.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
 from kvgen.spec import KernelSpec
 from tests.unit.lower_cuda.emulate import library
 
@@ -28,10 +29,10 @@ extern "C" void shape(int batch, int heads, int q_len, bool append, int* to) {
   const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window};
   std::copy(numbers, numbers + 6, to);
 }
-extern "C" int64_t prefetched() { return emulator::asked; }
-extern "C" void show(bool truth) { emulator::first_look_is_true = truth; }
+extern "C" int64_t prefetched() { return emulator::prefetched; }
+extern "C" void show(bool current) { emulator::first_load_is_current = current; }
 extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
-  emulator::backwards = backwards, emulator::asked = 0;
+  emulator::backwards = backwards, emulator::prefetched = 0;
   kvgen::AttendArgs a;
   a.cache.packed = static_cast<uint8_t*>(tensors[0]), a.cache.k_residual = tensors[1], a.cache.v_residual = tensors[2];
   a.cache.lengths = static_cast<int*>(tensors[3]), a.cache.block_table = static_cast<const int*>(tensors[4]);
@@ -73,11 +74,16 @@ class Emulated:
         return PlanShape(batch, heads, *numbers, q_len=q_len, fresh=q_len if append else 0)
 
 
+NO_NUMBER = -1_000_000_007
+"""What a plan holds where it has no meaning: memory that is indexed by it is in no process."""
+
+
 @dataclass
 class Step:
     """A call over a cache that a reference holds too, with the static scheduler or with a plan. Memory that no call may read is NaN.
 
-    `backwards`: CTAs run in that order. `limit`: most tokens of a sequence.
+    `backwards`: CTAs run in that order. `limit`: most tokens of a sequence. `first_load_is_current`: before griddepcontrol.wait a
+    warp's first load of an address gives what is there afterwards too, and later ones give anything; else each may give anything.
     """
 
     kernel: Emulated
@@ -89,6 +95,7 @@ class Step:
     planned: bool = False
     skip_empty: bool = False
     limit: int = 2**30
+    first_load_is_current: bool = False
     overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
@@ -96,60 +103,96 @@ class Step:
     table: torch.Tensor | None = field(init=False)
     residual: tuple[torch.Tensor, torch.Tensor] = field(init=False)
     lengths: torch.Tensor = field(init=False)
+    longest: int = field(init=False)
     workspace: torch.Tensor = field(init=False)
+
+    def prepare(self) -> None:
+        """Make what the call reads and writes."""
+        layout = self.kernel.layout
+        batch, q_len, q_heads, _ = self.q.shape
+        heads = self.kernel.spec.attention.kv_heads
+        self.lengths = self.reference.lengths.clone()
+        self.longest = int(self.lengths.max()) + q_len
+        self.packed, self.table = packed_cache(self.kernel, self.reference, self.longest, self.first_seen())
+        self.residual = self.reference.residual()
+        for b, length in enumerate(self.lengths.tolist()):
+            for residual in self.residual:
+                residual[b, :, length % layout.tokens :] = torch.nan
+        self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
+        size = self.kernel.library.workspace_bytes(self.processors, batch, heads, self.longest)
+        self.workspace = torch.full((size // 4 + 1,), torch.nan)
+        self.workspace[: 4 + 33 * batch * heads] = 0  # counters
+        self.overflow = torch.zeros(1, dtype=torch.int32)
 
     def run(self) -> None:
         """Call the kernel."""
-        spec, layout = self.kernel.spec, self.kernel.layout
-        batch, q_len, q_heads, dim = self.q.shape
-        heads = spec.attention.kv_heads
-        self.lengths = self.reference.lengths.clone()
-        longest = int(self.lengths.max()) + q_len
-        self.packed, self.table = packed_cache(self.kernel, self.reference, longest)
-        k, v = self.reference.residual()
-        for b, length in enumerate(self.lengths.tolist()):
-            k[b, :, length % layout.tokens :] = v[b, :, length % layout.tokens :] = torch.nan
-        self.residual = (k, v)
-        self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
-        self.workspace = torch.full((self.kernel.library.workspace_bytes(self.processors, batch, heads, longest) // 4 + 1,), torch.nan)
-        self.workspace[: 4 + 33 * batch * heads] = 0  # counters
+        self.prepare()
+        batch, q_len, _, dim = self.q.shape
         numbers = [
             *self.packed.stride()[:2], 0 if self.table is None else self.table.stride(0), 0 if self.table is None else self.packed.shape[2],
-            batch, heads, q_len, longest, *self.q.stride()[:3], *((self.new or (self.q,))[0].stride()[:3]),
+            batch, self.kernel.spec.attention.kv_heads, q_len, self.longest, *self.q.stride()[:3],
+            *((self.new or (self.q,))[0].stride()[:3]),
             self.packed.shape[2] if self.table is None else self.table.shape[1] * self.packed.shape[2],
-            self.packed.shape[0], self.packed.nbytes, k.nbytes, self.limit,
+            self.packed.shape[0], self.packed.nbytes, self.residual[0].nbytes, self.limit,
         ]  # fmt: skip
-        self.overflow = torch.zeros(1, dtype=torch.int32)
         plan = self._plan() if self.planned else None
         tensors = [
-            self.packed, k, v, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, plan, self.overflow, *(self.new or ()),
+            self.packed, *self.residual, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, plan, self.overflow,
+            *(self.new or ()),
         ]  # fmt: skip
         pointers = [None if t is None else t.data_ptr() for t in tensors]
+        self.kernel.library.show(self.first_load_is_current)
         failed = self.kernel.library.call(
             ctypes.c_bool(self.new is not None), ctypes.c_bool(self.backwards), ctypes.c_float(dim**-0.5),
             (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers),
         )  # fmt: skip
         assert not failed
 
+    def first_seen(self) -> list[int]:
+        """The first token of each sequence that the step's first query sees."""
+        window = self.kernel.spec.attention.window
+        ahead = 0 if self.new is not None else self.q.shape[1]
+        return [max(length - ahead - window + 1, 0) if window else 0 for length in self.lengths.tolist()]
+
     def _plan(self) -> torch.Tensor:
         """The reference's plan as int32 numbers."""
         batch, q_len = self.q.shape[:2]
         shape = self.kernel.plan_shape(batch, q_len, self.new is not None)
         plan = make_plan(shape, self.lengths.tolist(), self.limit, self.skip_empty)
-        return torch.tensor(written_plan(shape, plan), dtype=torch.int32)
+        numbers = torch.tensor(written_plan(shape, plan), dtype=torch.int32)
+        tiles = numbers[shape.tiles_at : shape.empty_at].view(-1, WORK_TILE)
+        tiles[tiles[:, NUM_SPLITS] == 0] = NO_NUMBER
+        numbers[shape.empty_at + len(plan.empty) :] = NO_NUMBER
+        return numbers
 
 
-def packed_cache(kernel: Emulated, held: ReferenceCache, longest: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a reference holds, packed, with room for `longest` tokens of each sequence and a block more; and the block table of pages."""
+NUM_SPLITS = [field.name for field in fields(WorkTile)].index("num_splits")
+
+
+def packed_cache(
+    kernel: Emulated, held: ReferenceCache, longest: int, first_seen: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a reference holds, packed, with room for `longest` tokens of each sequence and a block more; and the block table of pages.
+
+    Blocks wholly before the `first_seen` token of a sequence are poisoned, and pages wholly before it are missing.
+    """
     layout, page = kernel.layout, kernel.spec.cache.page
     batch, blocks = len(held.lengths), longest // layout.tokens + 1
+    seen = first_seen or [0] * batch
     if page is not None:
         pages = -(-blocks * layout.tokens // page)
         table = torch.arange(batch * pages, dtype=torch.int32).flip(0).reshape(batch, pages)
-        return held.paged(layout, table, batch * pages, fill=255), table
+        packed = held.paged(layout, table, batch * pages, fill=255)
+        for b, token in enumerate(seen):
+            for block in range(token // layout.tokens):
+                index = block * layout.tokens
+                packed[table[b, index // page], :, index % page // layout.tokens] = 255
+            table[b, : token // page] = -1
+        return packed, table
     packed = held.packed(layout, blocks)
     for b, length in enumerate(held.lengths.tolist()):
         packed[b, :, length // layout.tokens :] = 255
+        packed[b, :, : seen[b] // layout.tokens] = 255
     return packed, None
 
 

@@ -1,4 +1,4 @@
-"""The CUDA attention kernel emulated on the CPU, against the fp64 reference: formats, lengths alike and not, splits, decode, flushes."""
+"""The CUDA attention kernels emulated on the CPU, against the fp64 reference: formats, both schedulers, splits, decode, flushes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,20 @@ CASES: tuple[Case, ...] = (
     ("k16v16:h4/2:d64", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v4:h8/2:kg64:vg64", 64, {"reduction": "cluster2"}),
     ("k2v4:q5:h8/2:page128:d64:kg64", 64, {"reduction": "cluster4"}),
-    ("k4v4:h16/2:kg64", 64, {"kv_tile": 32, "tiles_in_flight": 2, "reduction": "shares"}),
-    ("k4v2:token:bf16:page16:h4/2:d64", 16, {"warps": 4, "ctas_per_sm": 2, "reduction": "shares"}),
+    ("k4v4:h16/2:kg64", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v2:token:bf16:page16:h4/2:d64", 16, {"warps": 4, "ctas_per_sm": 2}),
+    ("k4v4:h8/2:cap30:kg64", 64, {"kv_tile": 64}),
+    ("k4v4:h8/2:window100:kg64", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v8:token:page16:h4/2:d64:window100:q3:cap20", 16, {"kv_tile": 64, "tiles_in_flight": 2}),
+    ("k4v4:token:page64:h4/2:d64:window200", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v4:token:page16:h4/2:d64:window5", 16, {"kv_tile": 64}),
 )
+PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
+CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]
 DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:])
-ALIKE, UNLIKE = (300, 290, 310), (2100, 0, 1, 128, 700)
-"""UNLIKE: one is longer than the mean by more than an eighth and 1024 tokens."""
+EQUAL, RAGGED = (300, 290, 310), (2100, 0, 1, 128, 700)
+by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +69,13 @@ def reference(built: Emulated, lengths: tuple[int, ...], *, hard: bool = False, 
     return held, inputs.q
 
 
+def fresh(built: Emulated, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a step's tokens."""
+    q_len = built.spec.attention.q_len
+    inputs = normal(built.spec, batch, q_len, q_len=q_len, seed=2)
+    return inputs.k, inputs.v
+
+
 def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Output and LSE are the reference's, and counters are back at zero."""
     limit = tolerance(step.q.dtype)
@@ -68,58 +83,133 @@ def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
     seen = torch.isfinite(want[1])
     assert torch.equal(torch.isfinite(step.lse), seen)
     assert relative_l2(step.lse[seen], want[1][seen]) <= limit
-    cells = len(step.lengths) * step.kernel.spec.attention.kv_heads
-    words = step.workspace.view(torch.int32)
-    assert not words[: 4 + 33 * cells].any()
+    cleared(step)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def cleared(step: Step) -> None:
+    """Counters are back at zero."""
+    heads = len(step.lengths) * step.kernel.spec.attention.kv_heads
+    assert not step.workspace.view(torch.int32)[: 4 + 33 * heads].any()
+
+
+def cached(step: Step, held: ReferenceCache, before: tuple[int, ...], after: list[int]) -> None:
+    """Residuals and the blocks that became full are those of the reference, which has made the step."""
+    tokens = step.kernel.layout.tokens
+    for mine, expected in zip(step.residual, held.residual(), strict=True):
+        for b, length in enumerate(after):
+            assert torch.equal(mine[b, :, : length % tokens], expected[b, :, : length % tokens])
+    expected, table = packed_cache(step.kernel, held, max(before) + step.q.shape[1])
+    meaningful = meaningful_bytes(step.kernel.layout)
+    for b, (old, length) in enumerate(zip(before, after, strict=True)):
+        if length // tokens > old // tokens:
+            one, other = (sequence_blocks(packed, table, b)[:, old // tokens] for packed in (step.packed, expected))
+            assert torch.equal(one[:, meaningful], other[:, meaningful])
+
+
+@by_scheduler
+@by_words
 @pytest.mark.parametrize(
-    ("lengths", "processors", "hard"), [(ALIKE, 4, True), ((77,), 5, False), (UNLIKE, 7, False), ((1500, 0, 0, 0), 4, False)]
+    ("lengths", "processors", "hard"), [(EQUAL, 4, True), ((77,), 5, False), (RAGGED, 7, False), ((1500, 0, 0, 0), 4, False)]
 )
-def test_attend_agrees_with_the_reference(kernel: Make, case: Case, lengths: tuple[int, ...], processors: int, hard: bool) -> None:
+def test_attend_agrees_with_the_reference(
+    kernel: Make, case: Case, lengths: tuple[int, ...], processors: int, hard: bool, planned: bool
+) -> None:
     built = kernel(case)
     held, q = reference(built, lengths, hard=hard)
-    step = Step(built, held, q, processors=processors)
+    step = Step(built, held, q, processors=processors, planned=planned)
     step.run()
     agree(step, held.attend(q))
 
 
+@by_scheduler
 @pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("lengths", [(127, 128, 255, 254), (1535, 0, 127, 126)], ids=["alike", "unlike"])
+@pytest.mark.parametrize("lengths", [(127, 128, 255, 254), (1535, 0, 127, 126)], ids=["equal", "ragged"])
 @pytest.mark.parametrize("case", DECODED, ids=lambda case: case[0])
-def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, case: Case, lengths: tuple[int, ...], backwards: bool) -> None:
-    """CTAs in either order: whoever is the last to arrive completes a head, and to read the lengths advances them."""
+def test_decode_attends_appends_and_packs_what_became_full(
+    kernel: Make, case: Case, lengths: tuple[int, ...], backwards: bool, planned: bool
+) -> None:
+    """CTAs in either order: any may be the last to complete a head. The static scheduler advances lengths, a plan leaves them."""
     built = kernel(case)
     held, q = reference(built, lengths)
-    tokens, q_len = built.layout.tokens, q.shape[1]
-    new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
-    step = Step(built, held, q, (new.k, new.v), backwards=backwards)
+    new = fresh(built, len(lengths))
+    step = Step(built, held, q, new, backwards=backwards, planned=planned)
     step.run()
-    agree(step, held.decode(q, new.k, new.v))
-    after = [length + q_len for length in lengths]
-    assert step.lengths.tolist() == held.lengths.tolist() == after
-    for mine, expected in zip(step.residual, held.residual(), strict=True):
-        for b, length in enumerate(after):
-            assert torch.equal(mine[b, :, : length % tokens], expected[b, :, : length % tokens])
-    expected, _ = packed_cache(built, held, max(after))
-    meaningful = meaningful_bytes(built.layout)
-    for b, (old, length) in enumerate(zip(lengths, after, strict=True)):
-        if length // tokens > old // tokens:
-            one, other = (sequence_blocks(packed, step.table, b)[:, old // tokens] for packed in (step.packed, expected))
-            assert torch.equal(one[:, meaningful], other[:, meaningful])
+    agree(step, held.decode(q, *new))
+    after = held.lengths.tolist()
+    assert step.lengths.tolist() == (list(lengths) if planned else after)
+    assert step.overflow.item() == 0
+    cached(step, held, lengths, after)
 
 
-@pytest.mark.parametrize("lengths", [(300, 290, 310), (2100, 0, 128)], ids=["alike", "unlike"])
-@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[11]], ids=lambda case: case[0])
-def test_a_nan_in_q_stays_in_its_head(kernel: Make, case: Case, lengths: tuple[int, ...]) -> None:
+@by_scheduler
+@pytest.mark.parametrize("case", [PLAIN, CASES[5], CASES[9], GATHERED, PAGED_WINDOW], ids=lambda case: case[0])
+def test_a_sequence_without_room_is_left_as_it_is(kernel: Make, case: Case, planned: bool) -> None:
+    """Nothing of it is written, in memory that it has, and the static kernel tells the host; a plan's maker has told it before."""
+    built = kernel(case)
+    lengths, q_len = (1279, 127, 1280, 1279 - built.spec.attention.q_len + 1), built.spec.attention.q_len
+    held, q = reference(built, lengths)
+    new = fresh(built, len(lengths))
+    step = Step(built, held, q, new, planned=planned, limit=1279)
+    before = Step(built, held, q, new)
+    before.prepare()
+    step.run()
+    cleared(step)
+    overflowing = [b for b, length in enumerate(lengths) if length + q_len > 1279]
+    works = [b for b in range(len(lengths)) if b not in overflowing]
+    assert works
+    assert len(overflowing) >= 2
+    assert step.overflow.item() == (0 if planned else 1)
+    assert torch.equal(step.lengths, held.lengths + (0 if planned else q_len) * torch.tensor([b in works for b in range(len(lengths))]))
+    assert step.out[overflowing].isnan().all()
+    assert step.lse[overflowing].isnan().all()
+    for now, then in zip((*step.residual, *blocks_of(step)), (*before.residual, *blocks_of(before)), strict=True):
+        for b in overflowing:
+            assert torch.equal(now[b].view(torch.uint8), then[b].view(torch.uint8))
+    counts = torch.tensor([q_len * (b in works) for b in range(len(lengths))], dtype=torch.int32)
+    held.append(*new, counts)
+    want, lse = held.attend(q)
+    held.flush()
+    assert relative_l2(step.out[works], want[works]) <= tolerance(q.dtype)
+    assert relative_l2(step.lse[works], lse[works]) <= tolerance(q.dtype)
+    cached(step, held, lengths, held.lengths.tolist())
+
+
+def blocks_of(step: Step) -> tuple[list[torch.Tensor]]:
+    """Packed blocks of every sequence."""
+    return ([sequence_blocks(step.packed, step.table, b) for b in range(len(step.lengths))],)
+
+
+@pytest.mark.parametrize("case", [PLAIN, CASES[5], GATHERED_WINDOW], ids=lambda case: case[0])
+def test_a_plan_that_skips_empty_sequences_gives_them_zeros_and_appends_nothing(kernel: Make, case: Case) -> None:
+    built = kernel(case)
+    lengths = (0, 300, 0, 0, 127, 0)
+    held, q = reference(built, lengths)
+    new = fresh(built, len(lengths))
+    step = Step(built, held, q, new, planned=True, skip_empty=True)
+    step.run()
+    held.append(*new, q.shape[1] * (held.lengths > 0))
+    want = held.attend(q)
+    held.flush()
+    agree(step, want)
+    for b, length in enumerate(lengths):
+        if length == 0:
+            assert torch.equal(step.out[b], torch.zeros_like(step.out[b]))
+            assert (step.lse[b] == -torch.inf).all()
+            assert all(residual[b].isnan().all() for residual in step.residual)
+    cached(step, held, lengths, held.lengths.tolist())
+
+
+@by_scheduler
+@pytest.mark.parametrize("lengths", [EQUAL, (2100, 0, 128)], ids=["equal", "ragged"])
+@pytest.mark.parametrize("case", [PLAIN, CASES[9], HEADED, CAPPED], ids=lambda case: case[0])
+def test_a_nan_in_q_stays_in_its_head(kernel: Make, case: Case, lengths: tuple[int, ...], planned: bool) -> None:
     """Neither 0 and -inf, nor a NaN for the heads whose weights the same lanes hold."""
     built = kernel(case)
     held, q = reference(built, lengths)
     clean = held.attend(q)
     q = q.clone()
     q[0, 0, 1, 5] = torch.nan
-    step = Step(built, held, q)
+    step = Step(built, held, q, planned=planned)
     step.run()
     assert step.out[0, 0, 1].isnan().all()
     assert step.lse[0, 1, 0].isnan()
@@ -127,109 +217,109 @@ def test_a_nan_in_q_stays_in_its_head(kernel: Make, case: Case, lengths: tuple[i
     agree(step, clean)
 
 
+@by_scheduler
 @pytest.mark.parametrize("which", [0, 1], ids=["k", "v"])
-def test_a_nan_in_a_new_token_reaches_its_heads_and_no_others(kernel: Make, which: int) -> None:
-    built = kernel(CASES[0])
+def test_a_nan_in_a_new_token_reaches_its_heads_and_no_others(kernel: Make, which: int, planned: bool) -> None:
+    built = kernel(PLAIN)
     held, q = reference(built, (100, 90, 110))
-    new = normal(built.spec, 3, 1, q_len=1, seed=2)
-    fresh = (new.k.clone(), new.v.clone())
-    fresh[which][1, 0, 0, 3] = torch.nan
+    new = tuple(x.clone() for x in fresh(built, 3))
+    new[which][1, 0, 0, 3] = torch.nan
     group = built.spec.attention.q_heads // built.spec.attention.kv_heads
-    step = Step(built, held, q, fresh)
+    step = Step(built, held, q, (new[0], new[1]), planned=planned)
     step.run()
     spoiled = torch.zeros(step.out.shape, dtype=torch.bool)
     spoiled[(1, 0, slice(0, group)) if which == 0 else (1, 0, slice(0, group), 3)] = True
     assert torch.equal(step.out.isnan(), spoiled)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[11]], ids=lambda case: case[0])
-def test_more_sequences_than_warps_keep_lengths_of(kernel: Make, case: Case) -> None:
-    """A warp copies 128 lengths; those that follow, here the longest of all, it reads where they lie."""
+@by_scheduler
+@pytest.mark.parametrize("case", [PLAIN, GATHERED], ids=lambda case: case[0])
+def test_more_than_128_sequences(kernel: Make, case: Case, planned: bool) -> None:
     built = kernel(case)
-    held, q = reference(built, (*(i % 5 for i in range(127)), 0, 3000, 129, 1))
-    step = Step(built, held, q)
+    lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
+    held, q = reference(built, lengths)
+    new = fresh(built, len(lengths))
+    step = Step(built, held, q, new, planned=planned)
     step.run()
-    agree(step, held.attend(q))
+    agree(step, held.decode(q, *new))
+    assert step.lengths.tolist() == (list(lengths) if planned else held.lengths.tolist())
 
 
-def test_a_launch_refuses_what_an_int_cannot_count(kernel: Make) -> None:
-    """Tokens of all sequences; in shares, units of all heads. What the cache has no room for does not count."""
-    built = kernel(CASES[12])
-    million = 2**20 // built.layout.tokens
-    assert built.library.countable(1024, 8, million, 2**24)
-    assert built.library.countable(1024, 8, 2 * million, 2**20)
-    assert not built.library.countable(1024, 8, 2 * million, 2**24)
-    assert not built.library.countable(1024, 128, million, 2**24)
-
-
-@pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[11], CASES[12]], ids=lambda case: case[0])
-def test_a_launch_asks_ahead_for_what_it_will_read(kernel: Make, case: Case) -> None:
-    """Not for more than there is. The emulator refuses what lies elsewhere; before the turn it shows lengths and pages that are not so."""
+@by_scheduler
+@pytest.mark.parametrize("case", [PLAIN, CASES[5], HEADED, GATHERED, PAGED_WINDOW], ids=lambda case: case[0])
+def test_a_launch_prefetches_what_exists(kernel: Make, case: Case, planned: bool) -> None:
+    """Before griddepcontrol.wait the emulator gives lengths, pages and plans that are not so, and refuses prefetches of other memory."""
     built = kernel(case)
     held, q = reference(built, (1300, 1290, 1310))
-    step = Step(built, held, q)
-    step.run()
-    agree(step, held.attend(q))
-    there = sum(x.nbytes for x in (step.packed, *step.residual))
-    assert 0 < built.library.asked_ahead() <= there
+    for current in (True, False):
+        step = Step(built, held, q, processors=7, planned=planned, first_load_is_current=current)
+        step.run()
+        agree(step, held.attend(q))
+        there = sum(x.nbytes for x in (step.packed, *step.residual))
+        assert built.library.prefetched() <= there
+        if current and (planned or not built.spec.attention.window):
+            assert built.library.prefetched() > 0
 
 
-@pytest.mark.parametrize("lengths", [UNLIKE, (1300, 1290, 1310), (0, 5, 0)])
-@pytest.mark.parametrize("case", [CASES[11], CASES[12]], ids=lambda case: case[0])
-def test_shares_found_before_the_turn_are_those_found_after(kernel: Make, case: Case, lengths: tuple[int, ...]) -> None:
-    """Whether lengths are at first what they will be, and anything at a second look, or anything at once: the same bits."""
+@pytest.mark.parametrize("lengths", [RAGGED, (1300, 1290, 1310), (0, 5, 0), (0, 0), (40,)])
+@pytest.mark.parametrize("case", [PLAIN, HEADED, GATHERED, GATHERED_WINDOW], ids=lambda case: case[0])
+def test_a_plan_that_was_read_early_decides_nothing(kernel: Make, case: Case, lengths: tuple[int, ...]) -> None:
+    """Before griddepcontrol.wait a plan may be anything, and after it there are CTAs without work tiles: the same bits."""
     built = kernel(case)
     held, q = reference(built, lengths)
     outs = []
-    for truth in (False, True):
-        built.library.show(truth)
-        step = Step(built, held, q, processors=7)
-        try:
-            step.run()
-        finally:
-            built.library.show(False)
+    for current in (False, True):
+        step = Step(built, held, q, processors=40, planned=True, first_load_is_current=current)
+        step.run()
         agree(step, held.attend(q))
         outs.append(step.out)
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize(("processors", "asked"), [(9, True), (2, False)])
-def test_residuals_are_asked_for_where_all_parts_run_at_once(kernel: Make, processors: int, asked: bool) -> None:
-    """Sequences of less than a block: there is nothing else to ask for."""
-    built = kernel(CASES[0])
+@pytest.mark.parametrize(("processors", "prefetched"), [(9, True), (2, False)])
+def test_the_static_kernel_prefetches_residuals_where_all_splits_run_at_once(kernel: Make, processors: int, prefetched: bool) -> None:
+    """Sequences of less than a block: there is nothing else to prefetch."""
+    built = kernel(PLAIN)
     held, q = reference(built, (100, 90, 110))
     step = Step(built, held, q, processors=processors)
     step.run()
     agree(step, held.attend(q))
-    assert (built.library.asked_ahead() > 0) == asked
+    assert (built.library.prefetched() > 0) == prefetched
 
 
-@pytest.mark.parametrize(("lengths", "several"), [((1250,) * 4, False), ((5000, 0, 0, 0), True), ((0, 0, 0, 5000), True)])
-def test_a_sequence_much_longer_than_others_is_cut_where_they_are_not(kernel: Make, lengths: tuple[int, ...], several: bool) -> None:
-    """Partial results are in the workspace, which was NaN, only if some head has several parts: of equal lengths none has."""
-    built = kernel(CASES[0])
+@pytest.mark.parametrize(
+    ("lengths", "planned", "split"), [((1250,) * 4, False, False), ((5000, 0, 0, 0), True, True), ((0, 0, 0, 5000), True, True)]
+)
+def test_a_plan_splits_a_sequence_much_longer_than_others(kernel: Make, lengths: tuple[int, ...], planned: bool, split: bool) -> None:
+    """Partial results are in the workspace, which was NaN, only if some head has several splits."""
+    built = kernel(PLAIN)
     held, q = reference(built, lengths)
-    step = Step(built, held, q)
+    step = Step(built, held, q, planned=planned)
     step.run()
     agree(step, held.attend(q))
     counters = 4 + 33 * len(lengths) * built.spec.attention.kv_heads
-    assert bool(torch.isfinite(step.workspace[-(-counters // 64) * 64 :]).any()) == several
+    assert bool(torch.isfinite(step.workspace[-(-counters // 64) * 64 :]).any()) == split
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[6]], ids=lambda case: case[0])
-def test_any_lengths_agree_with_the_reference(kernel: Make, case: Case) -> None:
-    """Empty sequences, whole blocks and what lies between, on devices of several sizes; a batch of equal calls gives equal bits."""
+@by_scheduler
+@pytest.mark.parametrize(
+    "case", [PLAIN, CASES[6], HEADED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW], ids=lambda case: case[0]
+)
+def test_any_lengths_agree_with_the_reference(kernel: Make, case: Case, planned: bool) -> None:
+    """Empty sequences, whole blocks and what lies between, on devices of several sizes; equal bits in either order of CTAs."""
     built = kernel(case)
     size = st.one_of(st.sampled_from([0, 1, built.layout.tokens - 1, built.layout.tokens]), st.integers(0, 500), st.integers(1500, 2500))
 
-    @settings(max_examples=12, deadline=None, database=None)
-    @given(st.lists(size, min_size=1, max_size=5), st.integers(1, 9), st.booleans())
-    def check(lengths: list[int], processors: int, backwards: bool) -> None:
+    @settings(max_examples=8, deadline=None, database=None)
+    @given(st.lists(size, min_size=1, max_size=5), st.integers(1, 9), st.booleans(), st.booleans())
+    def check(lengths: list[int], processors: int, backwards: bool, append: bool) -> None:
         held, q = reference(built, tuple(lengths), seed=3)
-        steps = [Step(built, held, q, processors=processors, backwards=order) for order in (backwards, not backwards)]
+        new = fresh(built, len(lengths)) if append else None
+        steps = [Step(built, held, q, new, processors=processors, backwards=order, planned=planned) for order in (backwards, not backwards)]
         for step in steps:
             step.run()
-        agree(steps[0], held.attend(q))
+        agree(steps[0], held.attend(q) if new is None else held.decode(q, *new))
         assert torch.equal(steps[0].out.view(torch.int16), steps[1].out.view(torch.int16))
+        assert torch.equal(steps[0].lse.view(torch.int32), steps[1].lse.view(torch.int32))
 
     check()

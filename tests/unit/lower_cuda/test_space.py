@@ -130,7 +130,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
 
 def test_batches_beyond_a_launch_are_excluded() -> None:
     backend = get_backend("cuda")
-    spec = spec_of("k4v4", "sm90", [workload_of("2000x128"), workload_of("1x4096")])
+    spec = spec_of("k4v4", "sm90", [workload_of("3000x128"), workload_of("1x4096")])
     space = backend.space(spec, "sm90")
     [layout] = [p for p in space.layout_points() if p["block"] == 128]
     assert space.launch_points(layout, spec.workloads[0]) == []

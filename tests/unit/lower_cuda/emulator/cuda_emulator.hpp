@@ -1,5 +1,5 @@
-// Enough of CUDA to run kernels on a CPU: a fibre per thread, one CTA after the other, those of a cluster in turns, warp-wide operations as
-// meeting points.
+// Enough of CUDA to run kernels on a CPU: a fibre per thread, one CTA after the other, those of a cluster alternately, warp-wide operations
+// as meeting points. A warp whose lanes part in front of such an operation waits for ever.
 #pragma once
 #include <ucontext.h>
 
@@ -51,14 +51,14 @@ namespace emulator {
 
 constexpr int kStack = 1 << 17;
 
-// What may be asked for ahead.
+// Memory that prefetches may name.
 struct Range {
   const unsigned char* begin;
   long size;
 };
 inline Range readable[3];
-inline long asked;  // bytes
-inline bool first_look_is_true;  // before a launch's turn
+inline long prefetched;              // bytes
+inline bool first_load_is_current;   // of a warp at an address, before griddepcontrol.wait; later ones give anything
 
 struct Copy {
   void* to;
@@ -69,7 +69,7 @@ struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
   bool done = false;
-  bool turn = false;              // the launches before have ended
+  bool waited = false;            // griddepcontrol.wait was called: the launches before have ended
   std::function<bool()> waiting;  // whether a wait for other CTAs goes on, if there is one
   int arrivals = 0;               // at the cluster's barrier
   std::vector<Copy> open;  // asynchronous copies, and groups of them: they land when they are waited for
@@ -77,7 +77,7 @@ struct Fibre {
 };
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
-  std::set<const int*> looked_at;  // by a warp, before its turn
+  std::set<const int*> loaded;  // by a warp, before griddepcontrol.wait
   unsigned in[32], out[32];
   unsigned words[32][6];
   float sums[32][4];
@@ -169,7 +169,7 @@ struct Cta {
 };
 inline std::vector<Cta> cluster;
 
-// Its CTAs run in turns, each as far as it can.
+// Its CTAs run alternately, each as far as it can.
 inline void run_cluster(int ctas, int threads) {
   cluster.clear(), arrivals.clear(), cluster_threads = ctas * threads;
   for (rank = 0; rank < ctas; ++rank) cluster.emplace_back(), begin_cta(threads), cluster.back().swap();
@@ -201,15 +201,15 @@ inline void wait_cluster() {
 // CTAs in the order of their numbers, or against it.
 inline bool backwards = false;
 
-inline void launch(dim3 grid, int threads, std::function<void()> kernel, int together = 1) {
+inline void launch(dim3 grid, int threads, std::function<void()> kernel, int cluster_size = 1) {
   body = std::move(kernel), blockDim.x = threads;
   gridDim = {static_cast<int>(grid.x), static_cast<int>(grid.y), static_cast<int>(grid.z)};
-  const unsigned clusters = grid.x * grid.y * grid.z / together;
+  const unsigned clusters = grid.x * grid.y * grid.z / cluster_size;
   for (unsigned i = 0; i < clusters; ++i) {
-    const unsigned at = (backwards ? clusters - 1 - i : i) * together;
+    const unsigned at = (backwards ? clusters - 1 - i : i) * cluster_size;
     blockIdx = {static_cast<int>(at % grid.x), static_cast<int>(at / grid.x % grid.y), static_cast<int>(at / grid.x / grid.y)};
-    if (together > 1)
-      run_cluster(together, threads);
+    if (cluster_size > 1)
+      run_cluster(cluster_size, threads);
     else
       begin_cta(threads), run_cta();
   }

@@ -1,6 +1,7 @@
 #line 1 "cuda/module.cu.jinja"
 // Decode attention over a quantized KV cache: one variant.
 #include "kvgen/module.cuh"
+#line 9 "cuda/module.cu.jinja"
 
 namespace {
 
@@ -9,20 +10,23 @@ using Value = kvgen::Quant<8, kvgen::Axis::token, 96, false>;
 using Format = kvgen::Format<__half, Key, Value, 96, 128>;
 static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25088);
 
+#line 23 "cuda/module.cu.jinja"
 struct Schedule {
   static constexpr int kWarps = 8;
-  static constexpr int kUnit = 2;
-  static constexpr int kDepth = 1;
+  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTilesInFlight = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Combine kCombine = kvgen::Combine::cluster;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
   static constexpr int kCluster = 8;
   static constexpr int kGroup = 7;
-  static constexpr int kQueries = 1;
+  static constexpr int kMaxQLen = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
+  using Mask = kvgen::CausalMask;
+  using ScoreModifier = kvgen::NoModifier;
 };
 
 struct Shape {
@@ -31,7 +35,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes == 131840, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 128512, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

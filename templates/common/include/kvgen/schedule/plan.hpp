@@ -45,12 +45,12 @@ struct PlanShape {
   int fresh = 0;         // tokens that the step appends: q_len for decode, 0 for attend
 
   KVGEN_HOST_DEVICE int end_tile(int length) const { return (length / block_tokens * block_tokens + tile_tokens - 1) / tile_tokens; }
-  // The first KV tile that holds a token which the step's first query sees.
+  // The first KV tile that holds a token which the step's first query sees. A tile of several blocks may hold none, though the first token
+  // that is seen would lie in it: where the window begins in the residual.
   KVGEN_HOST_DEVICE int first_tile(int length) const {
-    if (window == 0) return 0;
-    const int token = length + fresh - q_len - window + 1, end = end_tile(length);
-    const int tile = token > 0 ? token / tile_tokens : 0;
-    return tile < end ? tile : end;
+    const int token = length + fresh - q_len - window + 1;
+    if (window == 0 || token <= 0) return 0;
+    return token < length / block_tokens * block_tokens ? token / tile_tokens : end_tile(length);
   }
   KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
   // Places of a head in the row.
@@ -71,22 +71,37 @@ struct PlanShape {
   KVGEN_HOST_DEVICE int tiles_at() const { return (kHeader + 2 * workers + 7) / 8 * 8; }
   KVGEN_HOST_DEVICE int empty_at() const { return tiles_at() + 8 * most_work_tiles(); }
   KVGEN_HOST_DEVICE int64_t size() const { return static_cast<int64_t>(empty_at()) + batch; }
+
+  // Writes the header, and, where no head takes part, the ranges, which are empty then.
+  KVGEN_HOST_DEVICE void begin(int* plan, int empty, int total) const {
+    for (int i = 0; i < kHeader; ++i) plan[i] = i == 0 ? empty : 0;
+    if (total > 0) return;
+    for (int i = ranges_at(); i < tiles_at(); ++i) plan[i] = 0;
+  }
 };
 
 // Where a head lies in the row, and which workers have some of it.
 struct HeadPlaces {
   int number;  // of the head, among those that take part
-  int tiles_at;
+  int at, tiles_at, end;
   int first_worker, last_worker;
 
-  KVGEN_HOST_DEVICE HeadPlaces(const PlanShape& shape, int number_, int at, int length, int each)
-      : number(number_), tiles_at(at + shape.head_cost) {
-    const int n = shape.tiles(length);
-    first_worker = tiles_at / each, last_worker = (tiles_at + (n > 1 ? n : 1) - 1) / each;
+  KVGEN_HOST_DEVICE HeadPlaces(const PlanShape& shape, int number_, int at_, int length, int each)
+      : number(number_), at(at_), tiles_at(at_ + shape.head_cost), end(at_ + shape.cost(length)) {
+    first_worker = tiles_at / each, last_worker = (end - 1) / each;
   }
   // The index of the work tile of `worker`, and the slot of its partial result: from one work tile to the next the head's number or the
   // worker's increases, so that no two have the same.
   KVGEN_HOST_DEVICE int index(int worker) const { return number + worker; }
+  // Whether it is the worker's first work tile: the head before ends before the worker's range.
+  KVGEN_HOST_DEVICE bool is_first_of(int worker, int each) const { return at <= worker * each; }
+  // Whether it is the worker's last: the next head's tiles begin after its range.
+  KVGEN_HOST_DEVICE bool is_last_of(const PlanShape& shape, int worker, int each, int total) const {
+    return end == total || end + shape.head_cost >= (worker + 1) * each;
+  }
+  // The workers before `first_worker` that have no work tile: their ranges lie in the empty places before this head.
+  KVGEN_HOST_DEVICE int first_idle(int each) const { return at == 0 ? 0 : (at - 1) / each + 1; }
+
   KVGEN_HOST_DEVICE WorkTile work_tile(const PlanShape& shape, int worker, int each, int sequence, int head, int length) const {
     const int skipped = shape.first_tile(length), n = shape.end_tile(length) - skipped;
     const int from = worker * each - tiles_at, to = from + each;
@@ -96,6 +111,23 @@ struct HeadPlaces {
     tile.split_idx = worker - first_worker, tile.num_splits = last_worker - first_worker + 1;
     tile.slot = index(worker);
     return tile;
+  }
+
+  // Writes the head's work tiles of every `step`-th worker from `first_worker + start` on, and the ranges of workers of which they are the
+  // first or the last; with `start` 0 also the ranges of workers that have none, before the head and, behind the last head, after it.
+  KVGEN_HOST_DEVICE void write(const PlanShape& shape, int* plan, int each, int total, int sequence, int head, int length, int start,
+                               int step) const {
+    WorkRange* ranges = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
+    WorkTile* tiles = reinterpret_cast<WorkTile*>(plan + shape.tiles_at());
+    for (int w = first_worker + start; w <= last_worker; w += step) {
+      tiles[index(w)] = work_tile(shape, w, each, sequence, head, length);
+      if (is_first_of(w, each)) ranges[w].begin = index(w);
+      if (is_last_of(shape, w, each, total)) ranges[w].end = index(w) + 1;
+    }
+    if (start > 0) return;
+    for (int w = first_idle(each); w < first_worker; ++w) ranges[w] = WorkRange{};
+    if (end == total)
+      for (int w = last_worker + 1; w < shape.workers; ++w) ranges[w] = WorkRange{};
   }
 };
 
@@ -114,9 +146,7 @@ KVGEN_HOST_DEVICE Part part_of(int length, int fresh, int limit, bool skip_empty
 
 // The plan of `lengths`, written by one thread. Gives whether a sequence overflows.
 inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, bool skip_empty, int* plan) {
-  WorkRange* ranges = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
-  WorkTile* tiles = reinterpret_cast<WorkTile*>(plan + shape.tiles_at());
-  int total = 0, empty = 0;
+  int total = 0, empty = 0, number = 0, at = 0;
   bool overflow = false;
   for (int b = 0; b < shape.batch; ++b) {
     const Part part = part_of(lengths[b], shape.fresh, limit, skip_empty);
@@ -124,21 +154,14 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
     if (part == Part::empty) plan[shape.empty_at() + empty++] = b;
     overflow |= part == Part::overflows;
   }
+  shape.begin(plan, empty, total);
   const int each = shape.places_each(total);
-  for (int i = 0; i < PlanShape::kHeader; ++i) plan[i] = 0;
-  plan[0] = empty;
-  for (int w = 0; w < shape.workers; ++w) ranges[w] = WorkRange{};
-  int number = 0, at = 0;
   for (int b = 0; b < shape.batch; ++b) {
     if (part_of(lengths[b], shape.fresh, limit, skip_empty) != Part::works) continue;
-    for (int head = 0; head < shape.heads; ++head, ++number, at += shape.cost(lengths[b])) {
+    for (int head = 0; head < shape.heads; ++head, ++number) {
       const HeadPlaces places(shape, number, at, lengths[b], each);
-      for (int w = places.first_worker; w <= places.last_worker; ++w) {
-        const int index = places.index(w);
-        tiles[index] = places.work_tile(shape, w, each, b, head, lengths[b]);
-        if (ranges[w].end == 0) ranges[w].begin = index;
-        ranges[w].end = index + 1;
-      }
+      places.write(shape, plan, each, total, b, head, lengths[b], 0, 1);
+      at = places.end;
     }
   }
   return overflow;

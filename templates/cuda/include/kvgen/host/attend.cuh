@@ -44,7 +44,7 @@ struct Attend {
     // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
     constexpr int kHeadBytes = kStartBytes + PlannedTraits::kRingBytes;
     PlanShape shape;
-    shape.batch = batch, shape.heads = kv_heads, shape.workers = std::min(resident_ctas(), kMaxPlanWorkers);
+    shape.batch = batch, shape.heads = kv_heads, shape.workers = resident_ctas();
     shape.tile_tokens = PlannedTraits::kTileTokens, shape.block_tokens = Format::kTokens;
     shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kWarps;
     shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;

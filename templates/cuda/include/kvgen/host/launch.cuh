@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "kvgen/schedule/plan_kernel.cuh"
 
 namespace kvgen {
@@ -56,9 +58,12 @@ class Launch {
   }
 };
 
-// Enqueues the plan of a step.
+// Enqueues the plan of a step: a thread for every sequence and, of many heads, for every head. One that writes the lengths has one CTA,
+// since all CTAs read them.
 inline cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream, bool overlap) {
-  return Launch(dim3(1), kPlanThreads, 0, stream, overlap).run(plan_kernel, args);
+  const int threads = std::clamp((args.shape.batch + 31) / 32 * 32, 256, kMaxPlanThreads);
+  const int ctas = args.advance ? 1 : std::clamp(args.shape.batch * args.shape.heads / threads, 1, 16);
+  return Launch(dim3(ctas), threads, 0, stream, overlap).run(plan_kernel, args);
 }
 
 // Enqueues the end of a step: lengths advance.

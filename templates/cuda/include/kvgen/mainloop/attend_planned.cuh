@@ -31,13 +31,18 @@ __device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, cons
   return tiles;
 }
 
+// Whether there is such a head: a work tile may be anything before griddepcontrol.wait, and after it in a CTA that has none.
+__device__ __forceinline__ bool exists(const AttendArgs& args, const Head& head) {
+  return static_cast<unsigned>(head.sequence) < static_cast<unsigned>(args.cache.batch) &&
+         static_cast<unsigned>(head.head) < static_cast<unsigned>(args.cache.kv_heads);
+}
+
 // Prefetches what a work tile begins with. The work tile may be anything, so what does not exist is not asked for.
 template <class Traits>
 __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
-  const bool exists = static_cast<unsigned>(tile.sequence) < static_cast<unsigned>(args.cache.batch) &&
-                      static_cast<unsigned>(tile.head) < static_cast<unsigned>(args.cache.kv_heads) &&
-                      static_cast<unsigned>(tile.first) < static_cast<unsigned>(args.cache.blocks * Traits::kTilesPerBlock);
-  if (!exists) return;
+  if (!exists(args, head_of(tile)) ||
+      static_cast<unsigned>(tile.first) >= static_cast<unsigned>(args.cache.blocks * Traits::kTilesPerBlock))
+    return;
   L2Prefetch<Traits>::prefetch_tiles(args, head_of(tile), first_tile<Traits>(tile, 0, warp), lane);
   if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head_of(tile), lane);
 }
@@ -89,8 +94,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   ptx::griddepcontrol_wait();
 
   QueryLoader<Traits> loader;
-  loader.fetch(args, head_of(queue.first()), warp, lane);
-  if (queue.open()) loader.fetch(args, head_of(queue.first()), warp, lane);
+  if (exists(args, head_of(queue.first()))) loader.fetch(args, head_of(queue.first()), warp, lane);
+  if (queue.open() && queue.has(0)) loader.fetch(args, head_of(queue.first()), warp, lane);
   for (int i = blockIdx.x; i < plan.memory[0]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
   if (!queue.has(0)) return ptx::copy_wait_all();
   int* words = shared.pages + warp * Traits::kPageEntries;

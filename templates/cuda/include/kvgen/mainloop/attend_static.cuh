@@ -38,7 +38,8 @@ __device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticS
     tiles.limit(end, length);
   } else {
     const int token = Traits::Mask::first_token(max(total - q_len, 0)), block = token / Traits::Format::kTokens;
-    tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), end, length, block);
+    const bool seen = block < length / Traits::Format::kTokens;  // else the window begins in the residual, and no tile has blocks to read
+    tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), seen ? end : 0, length, block);
   }
   return tiles.tile;
 }
@@ -49,6 +50,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   constexpr int kTokens = Traits::Format::kTokens;
   constexpr bool kFillEarly = Traits::kCopy == Copy::cp_async && !Traits::kPaged && kEarlyTiles<Traits>;
   ptx::griddepcontrol_launch_dependents();
+#if KVGEN_SM90
+  if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::open(memory);
+#endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const StaticScheduler<Traits> scheduler;
   const Head& head = scheduler.head;
@@ -67,9 +71,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   if constexpr (kFillEarly) pipeline.fill_early();
   const Workspace<Traits> work(args);
   if (kAppend && length > args.limit - args.q_len) return skip_step<Traits>(args, warp, lane);
-#if KVGEN_SM90
-  if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::open(memory);
-#endif
   const Residual<Traits> residual(args, head, length);
   const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, length / kTokens * kTokens};
   ResidualTile<Traits> tile;

@@ -5,9 +5,8 @@
 
 namespace kvgen {
 
-constexpr int kPlanThreads = 1024;
-constexpr int kMaxPlanBatch = 2048;    // sequences, whose places the CTA keeps in shared memory
-constexpr int kMaxPlanWorkers = 1024;  // whose ranges it keeps there
+constexpr int kMaxPlanThreads = 1024;
+constexpr int kMaxPlanBatch = 2048;  // sequences, whose places every CTA keeps in shared memory
 
 struct PlanArgs {
   PlanShape shape;
@@ -42,7 +41,7 @@ struct BlockSums {
       if (lane == 31) warps[i][warp] = upto[i];
     }
     __syncthreads();
-    if (warp < 2) warps[warp][lane] = inclusive_sum(warps[warp][lane], lane);
+    if (warp < 2) warps[warp][lane] = inclusive_sum(lane < static_cast<int>(blockDim.x) / 32 ? warps[warp][lane] : 0, lane);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 2; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
@@ -57,15 +56,17 @@ struct SequencePlaces {
 
 struct PlanShared {
   int warps[2][32];
-  int begins[kMaxPlanWorkers], ends[kMaxPlanWorkers];
   SequencePlaces sequences[kMaxPlanBatch];
 };
 
-// Reads the lengths, lists empty sequences, reports overflows. Gives the places of all heads.
+// Reads the lengths and places all heads, in every CTA alike; the first lists empty sequences, reports overflows and advances lengths. Gives
+// the places of all heads.
 __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
+  const int threads = static_cast<int>(blockDim.x);
+  const bool writes = blockIdx.x == 0;
   int places = 0, heads = 0, empty = 0;
-  for (int base = 0; base < shape.batch; base += kPlanThreads) {
+  for (int base = 0; base < shape.batch; base += threads) {
     const int b = base + static_cast<int>(threadIdx.x);
     const int length = b < shape.batch ? args.lengths[b] : 0;
     const Part part = b < shape.batch ? part_of(length, shape.fresh, args.limit, args.skip_empty) : Part::overflows;
@@ -73,51 +74,39 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
     const BlockSums sums(works ? shape.heads * shape.cost(length) : 0, works + (is_empty << 16), shared.warps);
     if (b < shape.batch) {
       shared.sequences[b] = {works ? length : -1, places + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
-      if (is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
-      if (part == Part::overflows && args.overflow) *args.overflow = 1;
-      if (works && args.advance) args.lengths[b] = length + shape.fresh;
+      if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
+      if (writes && part == Part::overflows && args.overflow) *args.overflow = 1;
+      if (writes && works && args.advance) args.lengths[b] = length + shape.fresh;
     }
     places += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
   }
-  if (threadIdx.x < PlanShape::kHeader) args.plan[threadIdx.x] = threadIdx.x == 0 ? empty : 0;
+  if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, places);
   return places;
 }
 
-// Writes the work tiles of all heads: a group of lanes has a head, each lane some of its workers.
-__device__ inline void write_work_tiles(const PlanArgs& args, PlanShared& shared, int each) {
+// Writes the work tiles of all heads: a group of `lanes` threads has a head, each thread some of its workers.
+__device__ inline void write_work_tiles(const PlanArgs& args, const PlanShared& shared, int total) {
   const PlanShape& shape = args.shape;
-  const int heads = shape.batch * shape.heads;
+  const int heads = shape.batch * shape.heads, each = shape.places_each(total);
+  const int threads = static_cast<int>(gridDim.x * blockDim.x), thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   int lanes = 1;
-  while (lanes < 32 && 2 * lanes * heads <= kPlanThreads) lanes *= 2;
-  WorkTile* tiles = reinterpret_cast<WorkTile*>(args.plan + shape.tiles_at());
-  for (int i = static_cast<int>(threadIdx.x) / lanes; i < heads; i += kPlanThreads / lanes) {
+  while (lanes < 32 && 2 * lanes * heads <= threads) lanes *= 2;
+  for (int i = thread / lanes; i < heads; i += threads / lanes) {
     const int b = i / shape.heads, head = i % shape.heads;
     const SequencePlaces sequence = shared.sequences[b];
     if (sequence.length < 0) continue;
     const HeadPlaces places(shape, sequence.number + head, sequence.at + head * shape.cost(sequence.length), sequence.length, each);
-    for (int w = places.first_worker + static_cast<int>(threadIdx.x) % lanes; w <= places.last_worker; w += lanes) {
-      const int index = places.index(w);
-      const WorkTile tile = places.work_tile(shape, w, each, b, head, sequence.length);
-      int4* to = reinterpret_cast<int4*>(tiles + index);
-      to[0] = make_int4(tile.sequence, tile.head, tile.first, tile.end);
-      to[1] = make_int4(tile.split_idx, tile.num_splits, tile.slot, tile.length);
-      atomicMin(&shared.begins[w], index), atomicMax(&shared.ends[w], index + 1);
-    }
+    places.write(shape, args.plan, each, total, b, head, sequence.length, thread % lanes, lanes);
   }
 }
 
-static __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanArgs args) {
+static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __grid_constant__ PlanArgs args) {
   __shared__ PlanShared shared;
   ptx::griddepcontrol_launch_dependents();
-  for (int w = threadIdx.x; w < args.shape.workers; w += kPlanThreads) shared.begins[w] = INT32_MAX, shared.ends[w] = 0;
   ptx::griddepcontrol_wait();
-  const int places = place_sequences(args, shared);
+  const int total = place_sequences(args, shared);
   __syncthreads();
-  write_work_tiles(args, shared, args.shape.places_each(places));
-  __syncthreads();
-  WorkRange* ranges = reinterpret_cast<WorkRange*>(args.plan + args.shape.ranges_at());
-  for (int w = threadIdx.x; w < args.shape.workers; w += kPlanThreads)
-    ranges[w] = shared.ends[w] > 0 ? WorkRange{shared.begins[w], shared.ends[w]} : WorkRange{};
+  write_work_tiles(args, shared, total);
 }
 
 // Adds tokens to lengths: `counts[b]`, or `count` where that is null. A sequence that has no room keeps its length; one that is empty

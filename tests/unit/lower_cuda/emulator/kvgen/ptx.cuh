@@ -52,7 +52,7 @@ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
   std::memcpy(warp.words[lane], words, sizeof words);
   emulator::meet(warp, [&] { multiply(warp); });
   for (int i = 0; i < 4; ++i) d[i] += warp.sums[lane][i];
-  emulator::meet(warp, [] {});  // nobody's next operands before all have taken their sums
+  emulator::meet(warp, [] {});  // the next operands come after all lanes have taken their sums
 }
 
 // --- shared memory, and copies to it ------------------------------------------------------------------------------------
@@ -95,13 +95,13 @@ inline void copy_wait_all() {
   copy_wait<0>();
 }
 inline void prefetch_l2(const void*) {}
-// Nothing comes, but what is asked for must be there.
+// Nothing is copied, but what is prefetched must lie in memory that the launch may read.
 inline void prefetch_bulk(const void* global, int bytes) {
   const auto* from = static_cast<const unsigned char*>(global);
   const bool there = std::any_of(std::begin(emulator::readable), std::end(emulator::readable),
                                  [&](const emulator::Range& r) { return from >= r.begin && from + bytes <= r.begin + r.size && (from - r.begin) % 16 == 0; });
   if (!there || bytes <= 0 || bytes % 16) std::abort();
-  emulator::asked += bytes;
+  emulator::prefetched += bytes;
 }
 
 // --- clusters -----------------------------------------------------------------------------------------------------------
@@ -141,12 +141,15 @@ inline void copy_bulk_fence() {}
 inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
 
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() { emulator::fibres[emulator::current]->turn = true; }
-// Before a launch's turn, anything may be there; a warp that looks twice may see two things.
+inline void griddepcontrol_wait() { emulator::fibres[emulator::current]->waited = true; }
+// Before griddepcontrol.wait memory may hold anything, and two loads of a warp may differ. What is no number of anything is far from all
+// memory, so that an address made from it ends the process.
+constexpr int kNoNumber = -1'000'000'007;
 inline int load_relaxed(const int* from) {
-  const bool first = emulator::warps[emulator::current / 32].looked_at.insert(from).second;
-  const int other[] = {*from, INT32_MAX, -5};
-  return other[emulator::fibres[emulator::current]->turn || (emulator::first_look_is_true && first) ? 0 : (reinterpret_cast<uintptr_t>(from) / 4 + !first) % 3];
+  const bool first = emulator::warps[emulator::current / 32].loaded.insert(from).second;
+  if (emulator::fibres[emulator::current]->waited || (emulator::first_load_is_current && first)) return *from;
+  const int values[] = {*from, INT32_MAX, kNoNumber};
+  return values[(reinterpret_cast<uintptr_t>(from) / 4 + !first) % 3];
 }
 inline int arrive(int* counter) { return (*counter)++; }
 

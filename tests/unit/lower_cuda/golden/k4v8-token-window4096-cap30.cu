@@ -1,0 +1,51 @@
+#line 1 "cuda/module.cu.jinja"
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+#line 4 "cuda/module.cu.jinja"
+#include "kvgen/mainloop/sliding_window.cuh"
+#line 7 "cuda/module.cu.jinja"
+#include "kvgen/mainloop/softcap.cuh"
+#line 9 "cuda/module.cu.jinja"
+
+namespace {
+
+using Key = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128>;
+static_assert(Format::kSubtileBytes == 6400 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25600);
+
+#line 18 "cuda/module.cu.jinja"
+struct Cap {
+  static constexpr float kValue = 30.0f;
+};
+
+#line 23 "cuda/module.cu.jinja"
+struct Schedule {
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTilesInFlight = 1;
+  static constexpr int kCtasPerSm = 1;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last;
+  static constexpr int kCluster = 1;
+  static constexpr int kGroup = 4;
+  static constexpr int kMaxQLen = 1;
+  static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
+  static constexpr bool kExactQ = true;
+  static constexpr bool kOverlap = true;
+  using Mask = kvgen::SlidingWindow<4096>;
+  using ScoreModifier = kvgen::Softcap<Cap>;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 0;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 122624, "traits.cuh and the search space count shared memory differently");
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)
