@@ -199,9 +199,7 @@ class Variant:
             if advance:
                 sequences.appended(bound, uniform=lengths is None or cache.batch == 1)
 
-    def plan(
-        self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None
-    ) -> Plan:
+    def plan(self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
         """The plan of a step over the present lengths: see `Kernel.plan`."""
         self.prepare(cache)
         q_len = checks.whole("q_len", q_len, 1, self._most_q)
@@ -286,7 +284,9 @@ class Variant:
                 bound, numbers, advance = plan.bound, plan.numbers, False
             else:
                 if sequences.caches > 1:
-                    raise ValueError(SHARED.format(call="decode", way="plan = kernel.plan(cache), decode(..., plan=plan), cache.advance(q_len)"))
+                    raise ValueError(
+                        SHARED.format(call="decode", way="plan = kernel.plan(cache), decode(..., plan=plan), cache.advance(q_len)")
+                    )
                 bound, numbers, advance = sequences.after(tokens), None, True
             if cache.gpu is not None:
                 sequences.turns.follow(cache.gpu)
@@ -376,7 +376,9 @@ class Variant:
             checks.apart("out", out, [*read, ("lse", lse)])
             if lse is not None:
                 checks.apart("lse", lse, read)
-        prompt.run(self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address))
+        prompt.run(
+            self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address)
+        )
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Dequantized K and V, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
