@@ -29,7 +29,7 @@ class Plan:
     bound: int
     """What no length exceeds after the step."""
     numbers: torch.Tensor | None
-    """int32, as `docs/abi.md` says; None for the static scheduler, which needs no numbers, and on the CPU, where calls plan for themselves."""
+    """int32, as `docs/abi.md` says; None for the static scheduler, and on the CPU, where every call plans for itself."""
     version: int
     captured: bool
 

@@ -8,7 +8,7 @@
 
 namespace kvgen {
 
-enum class Copy { cp_async, bulk_stage, bulk_tile };         // cp.async; one 1-D bulk copy per sub-tile; one per unit
+enum class Copy { cp_async, bulk_stage, bulk_tile };    // cp.async; one 1-D bulk copy per sub-tile; one per unit
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule of the kernel that has the static scheduler.

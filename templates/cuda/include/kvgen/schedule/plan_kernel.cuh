@@ -1,4 +1,4 @@
-// The plan of a step, computed on the device from the lengths (kvgen/schedule/plan.hpp says what it holds), and the step's new lengths.
+// The plan of a step, computed on the device from the lengths (kvgen/schedule/plan.hpp says what it holds), and the lengths after it.
 #pragma once
 #include "kvgen/ptx.cuh"
 #include "kvgen/schedule/plan.hpp"
@@ -10,12 +10,11 @@ constexpr int kMaxPlanBatch = 2048;  // sequences, whose places every CTA keeps 
 
 struct PlanArgs {
   PlanShape shape;
-  int* lengths = nullptr;
+  const int* lengths = nullptr;
   int* plan = nullptr;
   int* overflow = nullptr;  // host memory; becomes 1 where a sequence has no room
   int limit = 0;            // most tokens of a sequence
   bool skip_empty = false;
-  bool advance = false;  // also add the step's tokens to the lengths
 };
 
 // Sum over the lanes up to and including this one.
@@ -59,7 +58,7 @@ struct PlanShared {
   SequencePlaces sequences[kMaxPlanBatch];
 };
 
-// Reads the lengths and places all heads, in every CTA alike; the first lists empty sequences, reports overflows and advances lengths. Gives
+// Reads the lengths and places all heads, in every CTA alike; the first lists empty sequences and reports overflows. Gives
 // the places of all heads.
 __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
@@ -76,7 +75,6 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
       shared.sequences[b] = {works ? length : -1, places + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
       if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
       if (writes && part == Part::overflows && args.overflow) *args.overflow = 1;
-      if (writes && works && args.advance) args.lengths[b] = length + shape.fresh;
     }
     places += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
   }
@@ -109,17 +107,25 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   write_work_tiles(args, shared, total);
 }
 
-// Adds tokens to lengths: `counts[b]`, or `count` where that is null. A sequence that has no room keeps its length; one that is empty
-// stays empty, unless it has tokens of its own count.
-static __global__ void advance_kernel(int* lengths, int batch, const int* counts, int count, int limit, int* overflow) {
+struct AdvanceArgs {
+  int* lengths;
+  int batch;
+  const int* counts;  // tokens of each sequence; null: `count`
+  int count;
+  bool skip_empty;  // a sequence without tokens gets none, unless it has a count of its own
+  int limit;        // most tokens of a sequence; one that has no room keeps its length
+  int* overflow;    // becomes 1 then
+};
+
+static __global__ void advance_kernel(const __grid_constant__ AdvanceArgs args) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  for (int b = blockIdx.x * blockDim.x + threadIdx.x; b < batch; b += gridDim.x * blockDim.x) {
-    const int length = lengths[b], more = counts ? counts[b] : length > 0 ? count : 0;
-    if (more > limit - length)
-      *overflow = 1;
+  for (int b = threadIdx.x; b < args.batch; b += blockDim.x) {
+    const int length = args.lengths[b], more = args.counts ? args.counts[b] : length > 0 || !args.skip_empty ? args.count : 0;
+    if (more > args.limit - length)
+      *args.overflow = 1;
     else
-      lengths[b] = length + more;
+      args.lengths[b] = length + more;
   }
 }
 
