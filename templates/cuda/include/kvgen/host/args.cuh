@@ -68,7 +68,7 @@ struct AttendArgs {
   int limit = 0;          // most tokens of a sequence
   int slots = 0;          // for partial results, in the workspace
   float scale = 1.f;      // multiplies q * k
-  bool advance = false;   // decode with the static scheduler: the launch writes the new lengths
+  bool advance = false;   // decode: write the new lengths
   bool one_wave = false;  // all CTAs of the launch run at once
 };
 
