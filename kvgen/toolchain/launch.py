@@ -293,7 +293,7 @@ class Variant:
             if plan is not None:
                 plan.check(self, sequences, tokens, append=True)
             elif sequences.caches > 1:
-                raise ValueError(SHARED.format(call="decode", way="plan = kernel.plan(cache), decode(..., plan=plan), cache.advance(q_len)"))
+                raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
             bound = sequences.after(tokens) if plan is None else plan.bound
             if cache.gpu is not None:
                 sequences.turns.follow(cache.gpu)
