@@ -132,16 +132,16 @@ struct HeadPlaces {
 };
 
 // What a sequence does in a step.
-enum class Part {
-  works,
+enum class SequenceStep {
+  attends,
   empty,     // it has no tokens, and the step appends none: its output is zero
   overflows  // it has no room for the step's tokens: nothing is written
 };
 
 // `skip_empty`: the step appends nothing to an empty sequence either. `limit`: most tokens of a sequence.
-KVGEN_HOST_DEVICE Part part_of(int length, int fresh, int limit, bool skip_empty) {
-  if (length <= 0 && (fresh == 0 || skip_empty)) return Part::empty;
-  return length > limit - fresh ? Part::overflows : Part::works;
+KVGEN_HOST_DEVICE SequenceStep step_of(int length, int fresh, int limit, bool skip_empty) {
+  if (length <= 0 && (fresh == 0 || skip_empty)) return SequenceStep::empty;
+  return length > limit - fresh ? SequenceStep::overflows : SequenceStep::attends;
 }
 
 // The plan of `lengths`, written by one thread. Gives whether a sequence overflows.
@@ -149,15 +149,15 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
   int total = 0, empty = 0, number = 0, at = 0;
   bool overflow = false;
   for (int b = 0; b < shape.batch; ++b) {
-    const Part part = part_of(lengths[b], shape.fresh, limit, skip_empty);
-    if (part == Part::works) total += shape.heads * shape.cost(lengths[b]);
-    if (part == Part::empty) plan[shape.empty_at() + empty++] = b;
-    overflow |= part == Part::overflows;
+    const SequenceStep step = step_of(lengths[b], shape.fresh, limit, skip_empty);
+    if (step == SequenceStep::attends) total += shape.heads * shape.cost(lengths[b]);
+    if (step == SequenceStep::empty) plan[shape.empty_at() + empty++] = b;
+    overflow |= step == SequenceStep::overflows;
   }
   shape.begin(plan, empty, total);
   const int each = shape.places_each(total);
   for (int b = 0; b < shape.batch; ++b) {
-    if (part_of(lengths[b], shape.fresh, limit, skip_empty) != Part::works) continue;
+    if (step_of(lengths[b], shape.fresh, limit, skip_empty) != SequenceStep::attends) continue;
     for (int head = 0; head < shape.heads; ++head, ++number) {
       const HeadPlaces places(shape, number, at, lengths[b], each);
       places.write(shape, plan, each, total, b, head, lengths[b], 0, 1);

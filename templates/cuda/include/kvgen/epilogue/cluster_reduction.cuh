@@ -17,7 +17,7 @@ struct ClusterReduction {
   uint32_t barrier;
 
   __device__ ClusterReduction(uint8_t* memory, int q_tile) {
-    values = reinterpret_cast<float*>(memory + Traits::kInbox + q_tile * (Traits::kInboxBytes / Traits::kQTiles));
+    values = reinterpret_cast<float*>(memory + Traits::kClusterBuffer + q_tile * (Traits::kClusterBufferBytes / Traits::kQTiles));
     stats = reinterpret_cast<RowStats*>(values + kElements);
     barrier = ptx::shared_address(stats + kCluster * 8);
   }

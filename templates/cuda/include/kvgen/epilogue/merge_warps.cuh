@@ -23,7 +23,7 @@ struct CtaResult {
 template <class Traits>
 __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffer, RowStats* stats, int warp, int lane) {
 #pragma unroll
-  for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2)
+  for (int lanes = Traits::kQueryTwice ? 2 : 4; lanes < 32; lanes *= 2)
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       state.row_sum[c] += __shfl_xor_sync(~0u, state.row_sum[c], lanes);

@@ -48,7 +48,7 @@ __device__ __forceinline__ bool arrive_last(int* counter, int expected) {
 template <class Traits>
 struct SplitReduction {
   static constexpr int kElements = Traits::kQRows * Traits::kHeadDim;
-  static constexpr int kWide = kElements >= 4 * Traits::kReducers ? 4 : kElements >= 2 * Traits::kReducers ? 2 : 1;
+  static constexpr int kWide = kElements >= 4 * Traits::kReduceThreads ? 4 : kElements >= 2 * Traits::kReduceThreads ? 2 : 1;
   const AttendArgs& args;
   const Workspace<Traits>& work;
   int* flags;  // in shared memory
@@ -89,7 +89,7 @@ struct SplitReduction {
 
   template <class Slot, class Use>
   __device__ __forceinline__ void each_sum(int level, int count, Slot&& slot, Use&& use) const {
-    for (int at = static_cast<int>(threadIdx.x) % Traits::kReducers * kWide; at < kElements; at += Traits::kReducers * kWide) {
+    for (int at = static_cast<int>(threadIdx.x) % Traits::kReduceThreads * kWide; at < kElements; at += Traits::kReduceThreads * kWide) {
       const int row = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
       PartialSum<kWide> sum;
       if (count <= 4)

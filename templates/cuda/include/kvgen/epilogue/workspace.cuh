@@ -32,10 +32,10 @@ struct PartialSum {
     float row_max = stats.row_max;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) row_max = fmaxf(row_max, stats_of(i).row_max);
-    const float kept = ptx::exp2(stats.row_max - row_max);
-    stats = {row_max, stats.row_sum * kept};
+    const float rescale = ptx::exp2(stats.row_max - row_max);
+    stats = {row_max, stats.row_sum * rescale};
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) value[j] *= kept;
+    for (int j = 0; j < kWide; ++j) value[j] *= rescale;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const RowStats other = stats_of(i);

@@ -12,19 +12,19 @@ enum class Which { key, value };
 constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
 // K or V of a format. Tokens come in tiles; a lane (g, t) = (lane / 4, lane % 4) of a warp brings, of 32 neighbouring channels,
-// the eight from 8t of the tile's rows g, g + 8, ... (its octets), and makes kWordsPerX words of them.
+// the eight from 8t of the tile's rows g, g + 8, ... (its octets), and makes kWordsPerRun words of them.
 template <class Format, Which kWhich>
 struct Places {
   static constexpr bool kKey = kWhich == Which::key;
   using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
   static constexpr int kBits = Quant::kBits;
   static constexpr int kPerByte = Fragment<kBits>::kPerByte;
-  static constexpr int kXs = Format::kHeadDim / 32;  // runs of 32 channels
+  static constexpr int kChannelRuns = Format::kHeadDim / 32;  // runs of 32 channels
   static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
-  static constexpr int kOctets = kTileTokens / 8;
+  static constexpr int kLaneRows = kTileTokens / 8;
   static constexpr int kTiles = Format::kSubtile / kTileTokens;  // of a sub-tile
-  static constexpr int kWordsPerX = kTileTokens * kBits / 32;    // 32 channels of a tile over 32 lanes
-  static constexpr int kTileWords = kWordsPerX * kXs;
+  static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // 32 channels of a tile over 32 lanes
+  static constexpr int kTileWords = kWordsPerRun * kChannelRuns;
   static constexpr int kVector = vector_words(kTileWords * kTiles);
   static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;
   static constexpr int kTokenParams = kKey ? Format::kKeyTokenParams : Format::kValueTokenParams;
@@ -37,14 +37,14 @@ struct Places {
 
   // Byte in the block of word `word` of lane `lane`: its words of a sub-tile are numbered by tile, 32 channels, word.
   __host__ __device__ static constexpr int word_offset(int token, int x, int word, int lane) {
-    const int index = token % Format::kSubtile / kTileTokens * kTileWords + x * kWordsPerX + word;
+    const int index = token % Format::kSubtile / kTileTokens * kTileWords + x * kWordsPerRun + word;
     return subtile_offset(token) + kCodes + ((index / kVector * 32 + lane) * kVector + index % kVector) * 4;
   }
 
-  // What a lane's word holds: field `field` of byte `byte` is channel 8t + `channel` of row g + 8 * `octet`. Words of V are
+  // What a lane's word holds: field `field` of byte `byte` is channel 8t + `channel` of row g + 8 * `lane_row`. Words of V are
   // transposed afterwards (as 8x8 matrices of 16-bit elements), which turns rows = tokens to rows = channels.
   struct Element {
-    int octet, channel;
+    int lane_row, channel;
   };
   __host__ __device__ static constexpr Element element(int word, int byte, int field) {
     if constexpr (kKey) {
@@ -54,7 +54,7 @@ struct Places {
       return {byte % 2, 2 * (word * kPerByte + field) + byte / 2};
     }
   }
-  // The same for 16-bit elements: the two channels from 2 * `channel` of row g + 8 * `octet`.
+  // The same for 16-bit elements: the two channels from 2 * `channel` of row g + 8 * `lane_row`.
   __host__ __device__ static constexpr Element pair(int word) {
     if constexpr (kKey) return {word % 2, word / 4 * 2 + word % 4 / 2};
     return {word % 4 / 2, word / 4 * 2 + word % 2};
@@ -62,23 +62,23 @@ struct Places {
 
   // First bit in the block of an element.
   __host__ __device__ static constexpr int64_t code_bit(int token, int channel) {
-    const int row = token % kTileTokens, octet = row / 8, t = channel % 32 / 8, c = channel % 8;
+    const int row = token % kTileTokens, lane_row = row / 8, t = channel % 32 / 8, c = channel % 8;
     int lane = 0, word = 0, bit = 0;
     if constexpr (kKey) {
       lane = row % 8 * 4 + t;
       if constexpr (kBits == 16) {
-        word = c / 4 * 4 + c % 4 / 2 * 2 + octet, bit = c % 2 * 16;
+        word = c / 4 * 4 + c % 4 / 2 * 2 + lane_row, bit = c % 2 * 16;
       } else {
-        word = c / 4 * Fragment<kBits>::kWords + octet / kPerByte;
-        bit = 8 * (c % 2 * 2 + c % 4 / 2) + kBits * (octet % kPerByte);
+        word = c / 4 * Fragment<kBits>::kWords + lane_row / kPerByte;
+        bit = 8 * (c % 2 * 2 + c % 4 / 2) + kBits * (lane_row % kPerByte);
       }
     } else {
       lane = (t * 2 + c % 2) * 4 + row % 8 / 2;
       if constexpr (kBits == 16) {
-        word = c / 4 * 4 + octet * 2 + c % 4 / 2, bit = row % 2 * 16;
+        word = c / 4 * 4 + lane_row * 2 + c % 4 / 2, bit = row % 2 * 16;
       } else {
         word = c / 2 / kPerByte;
-        bit = 8 * (row % 2 * 2 + octet) + kBits * (c / 2 % kPerByte);
+        bit = 8 * (row % 2 * 2 + lane_row) + kBits * (c / 2 % kPerByte);
       }
     }
     return static_cast<int64_t>(word_offset(token, channel / 32, word, lane)) * 8 + bit;

@@ -7,7 +7,7 @@
 
 namespace kvgen {
 
-constexpr int kReadPiece = 4096;  // buffers are whole pieces
+constexpr int kReadChunk = 4096;  // buffers are whole pieces
 
 // Every thread keeps several 16-byte loads in flight.
 struct PlainRead {
@@ -44,20 +44,20 @@ struct BulkRead {
     ptx::barrier_init_fence();
 
     // Short buffers are cut finer, so that every CTA has its share.
-    const size_t even = bytes / gridDim.x / kReadPiece * kReadPiece;
-    const size_t chunk = even < kReadPiece ? kReadPiece : even > kSlotBytes ? kSlotBytes : even;
+    const size_t even = bytes / gridDim.x / kReadChunk * kReadChunk;
+    const size_t chunk = even < kReadChunk ? kReadChunk : even > kSlotBytes ? kSlotBytes : even;
     const size_t chunks = (bytes + chunk - 1) / chunk;
     const size_t mine = chunks > blockIdx.x ? (chunks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-    const auto fill = [&](size_t turn) {
-      const size_t at = (blockIdx.x + turn * gridDim.x) * chunk;
-      const int size = static_cast<int>(bytes - at < chunk ? bytes - at : chunk), stage = static_cast<int>(turn % kStages);
+    const auto fill = [&](size_t i) {
+      const size_t at = (blockIdx.x + i * gridDim.x) * chunk;
+      const int size = static_cast<int>(bytes - at < chunk ? bytes - at : chunk), stage = static_cast<int>(i % kStages);
       ptx::barrier_expect(barriers + stage * 8, size);
       ptx::copy_bulk(slots + stage * kSlotBytes, data + at, size, barriers + stage * 8);
     };
-    for (size_t turn = 0; turn < kStages && turn < mine; ++turn) fill(turn);
-    for (size_t turn = 0; turn < mine; ++turn) {
-      ptx::barrier_wait(barriers + static_cast<int>(turn % kStages) * 8, static_cast<uint32_t>(turn / kStages & 1));
-      if (turn + kStages < mine) fill(turn + kStages);
+    for (size_t i = 0; i < kStages && i < mine; ++i) fill(i);
+    for (size_t i = 0; i < mine; ++i) {
+      ptx::barrier_wait(barriers + static_cast<int>(i % kStages) * 8, static_cast<uint32_t>(i / kStages & 1));
+      if (i + kStages < mine) fill(i + kStages);
     }
 #endif
   }
@@ -97,7 +97,7 @@ struct ReadCall {
     ffi::Args a(function, args, count, 2, {kDLCUDA, -1}, 16);
     data = a.tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
     other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
-    if (data.size[0] % kReadPiece) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadPiece);
+    if (data.size[0] % kReadChunk) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadChunk);
     const int device = a.device().device_id;
     read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
     stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));

@@ -68,7 +68,7 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   if (const int i = threadIdx.x / 32; i < 2 && threadIdx.x % 32 == 0)
     shared.flags[i] = i < count && end(i).num_splits > 1 && reduction.last(head_of(end(i)), slots_of(end(i)));
   __syncthreads();
-  if (const int i = threadIdx.x / Traits::kReducers; shared.flags[i]) reduction.reduce(head_of(end(i)), slots_of(end(i)));
+  if (const int i = threadIdx.x / Traits::kReduceThreads; shared.flags[i]) reduction.reduce(head_of(end(i)), slots_of(end(i)));
   if constexpr (kAppend) {
     if (!flushes) return;
     for (int i = 0; i < count; ++i) {
@@ -97,12 +97,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   const Shared<Traits> shared(memory);
   const Plan plan(args.plan, shape);
   WorkQueue queue(plan, shared.work_tiles + warp * (WorkQueue::kWarpBytes / static_cast<int>(sizeof(WorkTile))), lane);
-  prefetch_first<Traits>(args, queue.peek(), warp, lane);
+  prefetch_first<Traits>(args, queue.load_speculative(), warp, lane);
   ptx::griddepcontrol_wait();
 
   QueryLoader<Traits> loader;
   if (exists(args, head_of(queue.first()))) loader.fetch(args, head_of(queue.first()), warp, lane);
-  if (queue.open() && queue.has(0)) loader.fetch(args, head_of(queue.first()), warp, lane);
+  if (queue.load_confirmed() && queue.has(0)) loader.fetch(args, head_of(queue.first()), warp, lane);
   if (!queue.has(0)) {
     ptx::copy_wait_all();
     return write_empties<Traits>(args, shape);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   Pipeline<Traits> pipeline(shared.ring(), tiles_of<Traits>(args, work, 0, words, warp, lane), warp, lane);
   pipeline.begin(pipeline.tiles);
   bool flushes = false;
-  for (int number = 0, done = 0;; ++number) {
+  for (int index = 0, done = 0;; ++index) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // so that what is derived from them does not live through the loop
     const Head head = head_of(work);
     const SplitPlace place{work.split_idx, work.num_splits};
@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     tile.clear();
     tile.fetch(residual, residual_tile<Traits>(place, 0, warp), lane);
     pipeline.fill();
-    if (number > 0) {
+    if (index > 0) {
       __syncthreads();
-      store_work_tile<Traits>(args, memory, queue[number - 1], Traits::kQTiles - 1);
-      queue.request(number + 1);
+      store_work_tile<Traits>(args, memory, queue[index - 1], Traits::kQTiles - 1);
+      queue.request(index + 1);
     }
     loader.publish(args, shared, warp, lane);
     flushes |= kAppend && residual.count() >= kTokens;
@@ -145,15 +145,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
       publish_state<Traits>(state[i], shared.merge, shared.warp_stats, warp, lane);
       if (i + 1 == Traits::kQTiles) break;
       __syncthreads();
-      store_work_tile<Traits>(args, memory, queue[number], i);
+      store_work_tile<Traits>(args, memory, queue[index], i);
       __syncthreads();
     }
-    if (!queue.has(number + 1)) {
-      finish_work<Traits, kAppend>(args, memory, queue, number + 1, flushes);
+    if (!queue.has(index + 1)) {
+      finish_work<Traits, kAppend>(args, memory, queue, index + 1, flushes);
       return write_empties<Traits>(args, shape);
     }
-    done += queue[number].end - queue[number].first;
-    work = queue[number + 1];
+    done += queue[index].end - queue[index].first;
+    work = queue[index + 1];
     loader.fetch(args, head_of(work), warp, lane);
     pipeline.begin(tiles_of<Traits>(args, work, done, words, warp, lane));
   }

@@ -93,8 +93,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   const bool completed = finish_head<Traits>(args, shared, work, head, scheduler.slots(args), warp, lane, state);
 
   if constexpr (kAppend) {
-    const int same = ptx::pinned(length);  // so that the residual's addresses do not live through the loop
-    if (const Residual<Traits> whole(args, head, same); completed && whole.count() >= kTokens) flush<Traits>(args, shared, whole, same);
+    const int length_again = ptx::pinned(length);  // so that the residual's addresses do not live through the loop
+    if (const Residual<Traits> full(args, head, length_again); completed && full.count() >= kTokens)
+      flush<Traits>(args, shared, full, length_again);
     if (args.advance) advance_lengths(args, work, readers, warp, lane);
   }
 }

@@ -47,14 +47,14 @@ struct PackedMask {
   // Gives scores of unseen tokens minus infinity. `first` is the position of the sub-tile.
   __device__ __forceinline__ void apply(int first, int tile, int lane, Scores<Traits>& x) const {
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int token = first + first_row<Traits>(part, lane) + i / 2 * 8;
+        const int token = first + first_row<Traits>(m_tile, lane) + i / 2 * 8;
         const int position = seqlen.position<Traits>(q_row<Traits>(tile, lane, i));
-        if (kCausal && token > position) x.offset[part][i] = -INFINITY;
-        if (kWindowed && token < Mask::first_token(position)) x.offset[part][i] = -INFINITY;
-        if (Traits::kGathered && token >= seqlen.packed) x.offset[part][i] = -INFINITY;  // of the last tile, some blocks are missing
+        if (kCausal && token > position) x.offset[m_tile][i] = -INFINITY;
+        if (kWindowed && token < Mask::first_token(position)) x.offset[m_tile][i] = -INFINITY;
+        if (Traits::kGathered && token >= seqlen.packed) x.offset[m_tile][i] = -INFINITY;  // of the last tile, some blocks are missing
       }
   }
 };

@@ -21,10 +21,10 @@ struct Shared {
 
   __device__ explicit Shared(uint8_t* memory_) : memory(memory_) {
     fragments = memory + Traits::kQuery;
-    factors = reinterpret_cast<float*>(memory + Traits::kSmall);
+    factors = reinterpret_cast<float*>(memory + Traits::kScalars);
     query_sums = factors + Traits::kQTiles * 8;
     warp_stats = reinterpret_cast<RowStats*>(query_sums + Traits::kQTiles * 8 * Traits::kKeyGroups);
-    flags = reinterpret_cast<int*>(memory + Traits::kSmall) + Traits::kSmallFloats;
+    flags = reinterpret_cast<int*>(memory + Traits::kScalars) + Traits::kScalarFloats;
     merge = reinterpret_cast<float*>(memory + Traits::kMerge);
     work_tiles = reinterpret_cast<WorkTile*>(memory + Traits::kWorkTiles);
     pages = reinterpret_cast<int*>(memory + Traits::kPages);
@@ -59,20 +59,20 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
 template <class Traits>
 __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, const Products<Traits>& products, uint32_t params, int tile,
                                                int lane, Scores<Traits>& x) {
-  float scale[Traits::kParts][Traits::kKeyGroups][2], zero[Traits::kParts][Traits::kKeyGroups][2];
+  float scale[Traits::kMTiles][Traits::kKeyGroups][2], zero[Traits::kMTiles][Traits::kKeyGroups][2];
   load_row_params<Traits, typename Traits::Key, Traits::kKeyGroups>(params, lane, scale, zero);
 #pragma unroll
   for (int q = 0; q < Traits::kKeyGroups; ++q) {
-    Rows16<Traits> own;
+    LaneValues<Traits> own;
     own_products<Traits>(products[q][0], products[q][1], lane, own);
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = q_row<Traits>(tile, lane, i);
         const float sum = shared.query_sums[q * Traits::kQTiles * 8 + row] * shared.factors[row];
-        x.product[part][i] = fmaf(own[part][i], scale[part][q][i / 2], q ? x.product[part][i] : 0.f);
-        x.offset[part][i] = fmaf(zero[part][q][i / 2], sum, q ? x.offset[part][i] : 0.f);
+        x.product[m_tile][i] = fmaf(own[m_tile][i], scale[m_tile][q][i / 2], q ? x.product[m_tile][i] : 0.f);
+        x.offset[m_tile][i] = fmaf(zero[m_tile][q][i / 2], sum, q ? x.offset[m_tile][i] : 0.f);
       }
   }
 }
@@ -80,22 +80,22 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
 // From products to scores in log2 units, of one column tile, for the sub-tiles from `subtile` on.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
-                                          const TileQuery<Traits>& query, const Rows16<Traits>& factors, uint32_t subtile, int tile,
+                                          const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile, int tile,
                                           int lane, Scores<Traits> (&x)[kStepSubtiles]) {
-  if constexpr (Traits::kResidualHalves) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
+  if constexpr (Traits::kErrorInCopy) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     if constexpr (Traits::kKeyPerToken)
       scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kSubtileStride + Traits::Format::kKeyTokenParams, tile, lane,
                              x[s]);
-    else if constexpr (!Traits::kResidualHalves)
+    else if constexpr (!Traits::kErrorInCopy)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        x[s].factor[part][i] = factors[part][i];
-        if constexpr (!Traits::kKeyPerToken) x[s].offset[part][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
+        x[s].factor[m_tile][i] = factors[m_tile][i];
+        if constexpr (!Traits::kKeyPerToken) x[s].offset[m_tile][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
       }
   }
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
 // What a warp needs of a head for all its units.
 template <class Traits>
 struct LoopQuery {
-  Rows16<Traits> factors[Traits::kQTiles];
+  LaneValues<Traits> factors[Traits::kQTiles];
   TileQuery<Traits> tile;  // K per channel: of the present KV tile
 };
 
@@ -159,7 +159,7 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
         if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
       };
       const int position = tile * Traits::kTileTokens + sub * 32;
-      attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileParams + sub * Traits::kSubtileStride, query, position, mask, lane,
+      attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileParamBytes + sub * Traits::kSubtileStride, query, position, mask, lane,
                                        state, before, after);
     }
     pipeline.step();
@@ -168,7 +168,7 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
 }
 
 // This warp's packed tiles: every `stride`-th from `tile` to `stop`. The tiles that some query does not see whole have loops of their own:
-// they are few, and a branch in the loop would part its instructions. The sums of the state are mixed, as codes are.
+// they are few, and a branch in the loop would m_tile its instructions. The sums of the state are mixed, as codes are.
 template <class Traits, class Pipeline>
 __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
                                               const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles]) {

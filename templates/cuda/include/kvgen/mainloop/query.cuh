@@ -20,16 +20,16 @@ struct QueryLoader {
   // Starts the loads, unless there is no such head; ahead of the K and V traffic, behind which they would queue.
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
 #pragma unroll
-    for (int turn = 0; turn < kRounds; ++turn) {
-      const int tile = turn * Traits::kWarps + warp, at = tile * 8 + (Traits::kHalves ? lane / 4 % 4 : lane / 4),
+    for (int round = 0; round < kRounds; ++round) {
+      const int tile = round * Traits::kWarps + warp, at = tile * 8 + (Traits::kQueryTwice ? lane / 4 % 4 : lane / 4),
                 query = at / Traits::kGroup;
       const bool valid = tile < Traits::kQTiles && head.sequence < args.cache.batch && at < Traits::kQRows && query < args.q_len;
 #pragma unroll
-      for (int x = 0; x < kVectors; ++x) raw[turn][x] = make_uint4(0, 0, 0, 0);
+      for (int x = 0; x < kVectors; ++x) raw[round][x] = make_uint4(0, 0, 0, 0);
       if (!valid) continue;
       const Element* row = args.q.row<const Element>(head.sequence, query, head.head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
 #pragma unroll
-      for (int x = 0; x < kVectors; ++x) raw[turn][x] = *reinterpret_cast<const uint4*>(row + 32 * x);
+      for (int x = 0; x < kVectors; ++x) raw[round][x] = *reinterpret_cast<const uint4*>(row + 32 * x);
     }
   }
 
@@ -37,8 +37,8 @@ struct QueryLoader {
   template <class Shared>
   __device__ void publish(const AttendArgs& args, const Shared& shared, int warp, int lane) const {
 #pragma unroll
-    for (int turn = 0; turn < kRounds; ++turn)
-      if (const int tile = turn * Traits::kWarps + warp; tile < Traits::kQTiles) publish_tile(args, shared, raw[turn], tile, lane);
+    for (int round = 0; round < kRounds; ++round)
+      if (const int tile = round * Traits::kWarps + warp; tile < Traits::kQTiles) publish_tile(args, shared, raw[round], tile, lane);
   }
 
  private:
@@ -47,7 +47,7 @@ struct QueryLoader {
 
   template <class Shared>
   __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], int tile, int lane) {
-    const float largest = largest_of_column(raw);
+    const float largest = largest_of_row(raw);
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
     const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
     float group_sums[Traits::kKeyGroups] = {};
@@ -57,8 +57,9 @@ struct QueryLoader {
       const uint4 v = scaled(raw[x], shift, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
       uint4* place = reinterpret_cast<uint4*>(shared.fragments) + (tile * kVectors + x) * 32 + lane;
       *place = v;
-      if constexpr (Traits::kResidualHalves)
-        place[Traits::kQueryPlainBytes / 16] = make_uint4(times(v.x, upper), times(v.y, upper), times(v.z, upper), times(v.w, upper));
+      if constexpr (Traits::kErrorInCopy)
+        place[Traits::kQueryPlainBytes / 16] =
+            make_uint4(multiply(v.x, upper), multiply(v.y, upper), multiply(v.z, upper), multiply(v.w, upper));
     }
     const int at = tile * 8 + lane / 4;
     if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
@@ -80,8 +81,8 @@ struct QueryLoader {
     else
       return __half22float2(ptx::as_half2(x));
   }
-  __device__ static uint32_t times(uint32_t x, __half2 factor) { return ptx::as_u32(__hmul2(ptx::as_half2(x), factor)); }
-  __device__ static float largest_of_column(const uint4 (&raw)[kVectors]) {
+  __device__ static uint32_t multiply(uint32_t x, __half2 factor) { return ptx::as_u32(__hmul2(ptx::as_half2(x), factor)); }
+  __device__ static float largest_of_row(const uint4 (&raw)[kVectors]) {
     Pair most = __habs2(pair(raw[0].x));
 #pragma unroll
     for (int x = 0; x < kVectors; ++x)
@@ -101,7 +102,7 @@ struct QueryLoader {
         const float2 f = floats(word);
         word = ptx::pack_half2(f.x * power_of_two(shift), f.y * power_of_two(shift));
       } else {
-        word = times(times(word, __float2half2_rn(power_of_two(first))), __float2half2_rn(power_of_two(shift - first)));
+        word = multiply(multiply(word, __float2half2_rn(power_of_two(first))), __float2half2_rn(power_of_two(shift - first)));
       }
       if constexpr (Traits::kKeyPerToken) {
         const float2 f = __half22float2(ptx::as_half2(word));
@@ -115,7 +116,7 @@ struct QueryLoader {
 // B fragments of a column tile for every k-step: `high`, and the rounding residual `low` where it has registers of its own.
 template <class Traits>
 struct QueryFragments {
-  static constexpr bool kLow = Traits::kResidualQ && !Traits::kHalves;
+  static constexpr bool kLow = Traits::kCarryError && !Traits::kQueryTwice;
   uint32_t high[Traits::kSteps][2];
   uint32_t low[kLow ? Traits::kSteps : 1][2];
 
@@ -133,10 +134,10 @@ struct QueryFragments {
     for (int x = 0; x < Traits::kSteps / 2; ++x) {
       const uint32_t at = fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16;
       const uint4 q = ptx::load_shared16(at);
-      uint4 minus = make_uint4(0, 0, 0, 0);
-      if constexpr (Traits::kResidualHalves) minus = ptx::load_shared16(at + Traits::kQueryPlainBytes);
-      scale_step(2 * x, q.x, q.y, minus.x, minus.y, params, lane, even);
-      scale_step(2 * x + 1, q.z, q.w, minus.z, minus.w, params, lane, odd);
+      uint4 negated = make_uint4(0, 0, 0, 0);
+      if constexpr (Traits::kErrorInCopy) negated = ptx::load_shared16(at + Traits::kQueryPlainBytes);
+      scale_step(2 * x, q.x, q.y, negated.x, negated.y, params, lane, even);
+      scale_step(2 * x + 1, q.z, q.w, negated.z, negated.w, params, lane, odd);
     }
     affine[0] = even[0] + odd[0], affine[1] = even[1] + odd[1];
   }
@@ -145,7 +146,7 @@ struct QueryFragments {
   __device__ __forceinline__ void set_plain(int x, const uint4& q) {
     high[2 * x][0] = q.x, high[2 * x][1] = q.y, high[2 * x + 1][0] = q.z, high[2 * x + 1][1] = q.w;
   }
-  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t minus0, uint32_t minus1, uint32_t params,
+  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t negated0, uint32_t negated1, uint32_t params,
                                              int lane, float (&affine)[4]) {
     uint32_t scale0, scale1, zero0, zero1;
     const int quad = step * 4 + lane % 4;
@@ -157,13 +158,13 @@ struct QueryFragments {
       zero0 = scale0 = v.x, zero1 = scale1 = v.y;
     }
     ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);  // rows 0..7 are the zeros; scales lie beside them, where they cost no moves
-    place(step, 0, q0, minus0, scale0), place(step, 1, q1, minus1, scale1);
+    place(step, 0, q0, negated0, scale0), place(step, 1, q1, negated1, scale1);
   }
   // With halves `minus` is zero on lanes 0..15, which keep the product, and -q on the others, which keep what its rounding left.
-  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t minus, uint32_t scale) {
+  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t negated, uint32_t scale) {
     const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
-    if constexpr (Traits::kResidualHalves) {
-      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(ptx::as_half2(minus), scale2)));
+    if constexpr (Traits::kErrorInCopy) {
+      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(ptx::as_half2(negated), scale2)));
     } else {
       const __half2 product = __hmul2(q2, scale2);
       high[step][half] = ptx::as_u32(product);

@@ -1,4 +1,4 @@
-// The tail of a sequence: its residual and, in decode, this step's new tokens, all in Element and row-major.
+// The residual of a sequence: its residual and, in decode, this step's new tokens, all in Element and row-major.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
@@ -27,7 +27,7 @@ struct Residual {
   __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
   __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
 
-  // Stores tokens [from, to) of the tail at residual slots from `slot` on.
+  // Stores tokens [from, to) of the residual at residual slots from `slot` on.
   __device__ void store(int from, int to, int slot) const {
     constexpr int kVectors = Format::kHeadDim / 8;
     for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
@@ -49,7 +49,7 @@ struct Residual {
 template <class Traits>
 struct ResidualTile {
   static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
-  int first = 0;  // of the tail's tokens
+  int first = 0;  // of the residual's tokens
   int valid = 0;
   uint4 keys[kVectors][2], values[kVectors][2];
 
@@ -62,29 +62,29 @@ struct ResidualTile {
   }
 
   // Asks for the tokens from `first` on, if there are any.
-  __device__ __forceinline__ void fetch(const Residual<Traits>& tail, int first_, int lane) {
-    first = first_, valid = min(tail.count() - first, kTokens);
+  __device__ __forceinline__ void fetch(const Residual<Traits>& residual, int first_, int lane) {
+    first = first_, valid = min(residual.count() - first, kTokens);
     if (valid <= 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int token = min(first + 8 * half + lane / 4, tail.count() - 1);
-      const auto *k = tail.k_row(token) + lane % 4 * 8, *v = tail.v_row(token) + lane % 4 * 8;
+      const int token = min(first + 8 * half + lane / 4, residual.count() - 1);
+      const auto *k = residual.k_row(token) + lane % 4 * 8, *v = residual.v_row(token) + lane % 4 * 8;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x)
         keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
     }
   }
   // Appends its new tokens to the residual, which nobody reads that far.
-  __device__ __forceinline__ void append(const Residual<Traits>& tail, int lane) const {
+  __device__ __forceinline__ void append(const Residual<Traits>& residual, int lane) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 8 * half + lane / 4, token = first + row;
-      if (row >= valid || token < tail.old) continue;
+      if (row >= valid || token < residual.old) continue;
       const int64_t at = static_cast<int64_t>(token) * Traits::kHeadDim + lane % 4 * 8;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x) {
-        *reinterpret_cast<uint4*>(tail.k_residual + at + 32 * x) = keys[x][half];
-        *reinterpret_cast<uint4*>(tail.v_residual + at + 32 * x) = values[x][half];
+        *reinterpret_cast<uint4*>(residual.k_residual + at + 32 * x) = keys[x][half];
+        *reinterpret_cast<uint4*>(residual.v_residual + at + 32 * x) = values[x][half];
       }
     }
   }
@@ -105,22 +105,22 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
   }
   own_products<Traits>(products[0], products[1], lane, x.product);
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x.product[part][i] *= q_factors[q_row<Traits>(tile, lane, i)];
-      x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
+      x.product[m_tile][i] *= q_factors[q_row<Traits>(tile, lane, i)];
+      x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;
     }
   modify_scores<Traits>(seqlen, seqlen.packed + rows.first, tile, lane, x);
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = first_row<Traits>(part, lane) + i / 2 * 8, token = seqlen.packed + rows.first + row;
+      const int row = first_row<Traits>(m_tile, lane) + i / 2 * 8, token = seqlen.packed + rows.first + row;
       const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);
       bool visible = token <= position && row < rows.valid;
       if (Traits::Mask::kWindow > 0) visible = visible && token >= Traits::Mask::first_token(position);
-      if (!visible) x.product[part][i] = -INFINITY;
+      if (!visible) x.product[m_tile][i] = -INFINITY;
     }
 }
 
@@ -152,11 +152,11 @@ __device__ __forceinline__ void attend_residual_tile(const ResidualTile<Traits>&
                                                      const float* q_factors, int lane, State<Traits> (&state)[Traits::kQTiles]) {
   ValueParams<Traits> params[1];
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int q = 0; q < Traits::kValueGroups; ++q)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) params[0].scale[part][q][half] = 1.f, params[0].zero[part][q][half] = 0.f;
+      for (int half = 0; half < 2; ++half) params[0].scale[m_tile][q][half] = 1.f, params[0].zero[m_tile][q][half] = 0.f;
   Weights<Traits> weights[Traits::kQTiles][1];
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {

@@ -25,14 +25,14 @@ __device__ __forceinline__ void modify_scores(const SeqlenInfo& seqlen, int firs
   using Modifier = typename Traits::ScoreModifier;
   if constexpr (Modifier::kActive) {
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = q_row<Traits>(tile, lane, i);
         const ScorePlace place{seqlen.head * Traits::kGroup + row % Traits::kGroup, seqlen.position<Traits>(row),
-                               first + first_row<Traits>(part, lane) + i / 2 * 8};
-        x.product[part][i] = Modifier::apply(x.above(0.f, part, i), place);
-        x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;
+                               first + first_row<Traits>(m_tile, lane) + i / 2 * 8};
+        x.product[m_tile][i] = Modifier::apply(x.relative_to(0.f, m_tile, i), place);
+        x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;
       }
   }
 }

@@ -41,42 +41,42 @@ struct State {
   }
 };
 
-// First row (token) of the sub-tile that a lane scores in part `part`; the second is eight further.
+// First row (token) of the sub-tile that a lane scores in m_tile `m_tile`; the second is eight further.
 template <class Traits>
-__device__ __forceinline__ int first_row(int part, int lane) {
-  return 16 * (Traits::kHalves ? lane % 4 / 2 : part) + lane / 4;
+__device__ __forceinline__ int first_row(int m_tile, int lane) {
+  return 16 * (Traits::kQueryTwice ? lane % 4 / 2 : m_tile) + lane / 4;
 }
 
 // The packed-GQA row of a lane's i-th value: (query, head of the group) pairs, query by query.
 template <class Traits>
 __device__ __forceinline__ int q_row(int tile, int lane, int i) {
-  return tile * 8 + 2 * (Traits::kHalves ? lane % 2 : lane % 4) + i % 2;
+  return tile * 8 + 2 * (Traits::kQueryTwice ? lane % 2 : lane % 4) + i % 2;
 }
 
-// Values of a lane for one sub-tile: [part][2 * half + column] with rows g, g + 8 of 16-row part `part`.
+// Values of a lane for one sub-tile: [m_tile][2 * half + column] with rows g, g + 8 of 16-row m_tile `m_tile`.
 template <class Traits>
-using Rows16 = float[Traits::kParts][4];
+using LaneValues = float[Traits::kMTiles][4];
 
 // Scores in log2 units, product * factor + offset, not yet worked out: the reference joins the offset first.
 template <class Traits>
 struct Scores {
-  Rows16<Traits> product;
-  Rows16<Traits> factor;
-  Rows16<Traits> offset;
+  LaneValues<Traits> product;
+  LaneValues<Traits> factor;
+  LaneValues<Traits> offset;
 
-  __device__ __forceinline__ float above(float row_max, int part, int i) const {
-    return fmaf(product[part][i], factor[part][i], offset[part][i] - row_max);
+  __device__ __forceinline__ float relative_to(float row_max, int m_tile, int i) const {
+    return fmaf(product[m_tile][i], factor[m_tile][i], offset[m_tile][i] - row_max);
   }
 };
 
-// Scale and zero of V for the rows a lane scores: [part][group][half]. Scales are positive.
+// Scale and zero of V for the rows a lane scores: [m_tile][group][half]. Scales are positive.
 template <class Traits>
 struct ValueParams {
-  float scale[Traits::kParts][Traits::kValueGroups][2];
-  float zero[Traits::kParts][Traits::kValueGroups][2];
+  float scale[Traits::kMTiles][Traits::kValueGroups][2];
+  float zero[Traits::kMTiles][Traits::kValueGroups][2];
 };
 
-// B fragments of the weights p * scale_v: [group][16-token part][k half].
+// B fragments of the weights p * scale_v: [group][16-token m_tile][k half].
 template <class Traits>
 using Weights = uint32_t[Traits::kValueGroups][2][2];
 
@@ -85,24 +85,24 @@ namespace detail {
 // Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds, or one is NaN: it must not hide the other
 // column's.
 template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ bool weigh(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
-                                      const State<Traits>& state, Rows16<Traits> (&p)[kStepSubtiles],
-                                      uint32_t (&y)[kStepSubtiles][Traits::kValueGroups][Traits::kParts][2]) {
+__device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                                const State<Traits>& state, LaneValues<Traits> (&p)[kStepSubtiles],
+                                                uint32_t (&y)[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2]) {
   __half2 total = __float2half2_rn(0.f);
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 2 * half;
-        p[s][part][i] = ptx::exp2(x[s].above(state.row_max[0], part, i)),
-        p[s][part][i + 1] = ptx::exp2(x[s].above(state.row_max[1], part, i + 1));
+        p[s][m_tile][i] = ptx::exp2(x[s].relative_to(state.row_max[0], m_tile, i)),
+        p[s][m_tile][i + 1] = ptx::exp2(x[s].relative_to(state.row_max[1], m_tile, i + 1));
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q) {
-          const float scale = v[s].scale[part][q][half];
-          y[s][q][part][half] = ptx::pack_half2(p[s][part][i] * scale, p[s][part][i + 1] * scale);
-          total = s + part + half + q == 0 ? ptx::as_half2(y[s][q][part][half]) : __hadd2(total, ptx::as_half2(y[s][q][part][half]));
+          const float scale = v[s].scale[m_tile][q][half];
+          y[s][q][m_tile][half] = ptx::pack_half2(p[s][m_tile][i] * scale, p[s][m_tile][i + 1] * scale);
+          total = s + m_tile + half + q == 0 ? ptx::as_half2(y[s][q][m_tile][half]) : __hadd2(total, ptx::as_half2(y[s][q][m_tile][half]));
         }
       }
   return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
@@ -119,19 +119,19 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
 #pragma unroll
     for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
-      for (int part = 0; part < Traits::kParts; ++part)
+      for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float scale = v[s].scale[part][0][half];
+          float scale = v[s].scale[m_tile][0][half];
 #pragma unroll
-          for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[part][q][half]);
-          best = fmaxf(best, x[s].above(0.f, part, 2 * half + c) + __log2f(scale));
+          for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[m_tile][q][half]);
+          best = fmaxf(best, x[s].relative_to(0.f, m_tile, 2 * half + c) + __log2f(scale));
         }
 #pragma unroll
-    for (int lanes = Traits::kHalves ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
-    const float moved = fmaxf(state.row_max[c], best - kWeightTarget);
-    factor[c] = ptx::exp2(state.row_max[c] - moved);
-    state.row_max[c] = moved;
+    for (int lanes = Traits::kQueryTwice ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
+    const float new_max = fmaxf(state.row_max[c], best - kWeightTarget);
+    factor[c] = ptx::exp2(state.row_max[c] - new_max);
+    state.row_max[c] = new_max;
   }
   state.rescale(factor);
 }
@@ -142,11 +142,11 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
                                              State<Traits>& state, Weights<Traits> (&weights)[kStepSubtiles]) {
-  Rows16<Traits> p[kStepSubtiles];
-  uint32_t y[kStepSubtiles][Traits::kValueGroups][Traits::kParts][2];
-  if (__any_sync(~0u, detail::weigh<Traits>(x, v, state, p, y))) {
+  LaneValues<Traits> p[kStepSubtiles];
+  uint32_t y[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2];
+  if (__any_sync(~0u, detail::compute_weights<Traits>(x, v, state, p, y))) {
     detail::raise_row_max<Traits>(x, v, state);
-    detail::weigh<Traits>(x, v, state, p, y);
+    detail::compute_weights<Traits>(x, v, state, p, y);
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s)
@@ -155,20 +155,20 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubt
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int part = 0; part < Traits::kParts; ++part) weights[s][q][part][half] = ptx::transpose(y[s][q][part][half]);
-        // With halves, columns 4..7 are the other part's: rubbish for part 0, which nobody reads, and the weights of part 1.
-        if constexpr (Traits::kHalves) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
+        for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile) weights[s][q][m_tile][half] = ptx::transpose(y[s][q][m_tile][half]);
+        // With halves, columns 4..7 are the other m_tile's: rubbish for m_tile 0, which nobody reads, and the weights of m_tile 1.
+        if constexpr (Traits::kQueryTwice) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
       }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        state.row_sum[i % 2] += p[s][part][i];
+        state.row_sum[i % 2] += p[s][m_tile][i];
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q)
-          state.affine[q][i % 2] = fmaf(p[s][part][i], v[s].zero[part][q][i / 2], state.affine[q][i % 2]);
+          state.affine[q][i % 2] = fmaf(p[s][m_tile][i], v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
       }
 }
 

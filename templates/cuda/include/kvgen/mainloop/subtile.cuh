@@ -13,24 +13,24 @@ using Products = float[Traits::kKeyGroups][2][4];
 
 // Per-token params of the rows that a lane scores.
 template <class Traits, class Quant, int kGroups>
-__device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kParts][kGroups][2],
-                                                float (&zero)[Traits::kParts][kGroups][2]) {
+__device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kMTiles][kGroups][2],
+                                                float (&zero)[Traits::kMTiles][kGroups][2]) {
   constexpr int kRowBytes = Quant::kZero ? 4 : 2;  // params of a token
 #pragma unroll
   for (int q = 0; q < kGroups; ++q)
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part) {
-      const int half = Traits::kHalves ? lane % 4 / 2 : part;  // rows of a lane lie together, of a block's 16 or of 32
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile) {
+      const int half = Traits::kQueryTwice ? lane % 4 / 2 : m_tile;  // rows of a lane lie together, of a block's 16 or of 32
       const int at =
           Traits::kHalfStride ? (q * 8 + lane / 4) * 2 + half * (Traits::kHalfStride / kRowBytes) : (q * 8 + lane / 4) * 4 + 2 * half;
       if constexpr (Quant::kZero) {
         const uint2 v = ptx::load_shared8(address + at * kRowBytes);
         const float2 first = __half22float2(ptx::as_half2(v.x)), second = __half22float2(ptx::as_half2(v.y));
-        scale[part][q][0] = first.x, zero[part][q][0] = first.y, scale[part][q][1] = second.x, zero[part][q][1] = second.y;
+        scale[m_tile][q][0] = first.x, zero[m_tile][q][0] = first.y, scale[m_tile][q][1] = second.x, zero[m_tile][q][1] = second.y;
       } else {
         const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * kRowBytes)));
-        scale[part][q][0] = v.x, zero[part][q][0] = -v.x * Quant::kOffset;
-        scale[part][q][1] = v.y, zero[part][q][1] = -v.y * Quant::kOffset;
+        scale[m_tile][q][0] = v.x, zero[m_tile][q][0] = -v.x * Quant::kOffset;
+        scale[m_tile][q][1] = v.y, zero[m_tile][q][1] = -v.y * Quant::kOffset;
       }
     }
 }
@@ -44,17 +44,17 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
     load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
     constexpr float kTop = (1 << Traits::Value::kBits) - 1;
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int q = 0; q < Traits::kValueGroups; ++q) {
-        float(&scale)[2] = params.scale[part][q];
+        float(&scale)[2] = params.scale[m_tile][q];
         scale[0] += kSmallestScale, scale[1] += kSmallestScale;
-        params.zero[part][q][0] = fmaf(scale[0], kTop, params.zero[part][q][0]);
+        params.zero[m_tile][q][0] = fmaf(scale[0], kTop, params.zero[m_tile][q][0]);
       }
   } else {
 #pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part)
-      params.scale[part][0][0] = params.scale[part][0][1] = 1.f, params.zero[part][0][0] = params.zero[part][0][1] = 0.f;
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
+      params.scale[m_tile][0][0] = params.scale[m_tile][0][1] = 1.f, params.zero[m_tile][0][0] = params.zero[m_tile][0][1] = 0.f;
   }
 }
 
@@ -93,11 +93,11 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
 // The products of a lane's own rows. With halves, lanes t < 2 take rows 0..15, the others rows 16..31; the other half of the
 // columns holds the same again.
 template <class Traits>
-__device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, Rows16<Traits>& own) {
+__device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, LaneValues<Traits>& own) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    own[0][i] = Traits::kHalves && lane % 4 >= 2 ? high[i] : low[i];
-    if constexpr (!Traits::kHalves) own[1][i] = high[i];
+    own[0][i] = Traits::kQueryTwice && lane % 4 >= 2 ? high[i] : low[i];
+    if constexpr (!Traits::kQueryTwice) own[1][i] = high[i];
   }
 }
 
@@ -132,17 +132,17 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
   }
 }
 
-// Powers of two of the rows that a lane scores, times the columns' factors to log2 units: [part][2 * half + column].
+// Powers of two of the rows that a lane scores, times the columns' factors to log2 units: [m_tile][2 * half + column].
 template <class Traits>
-__device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, Rows16<Traits>& factors) {
+__device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, LaneValues<Traits>& factors) {
   constexpr int kBits = Traits::Key::kBits;
 #pragma unroll
-  for (int part = 0; part < Traits::kParts; ++part)
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float row =
-          Traits::kHalves ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2)) : row_factor<kBits>(part, i / 2);
-      factors[part][i] = row / kCodeUnit<typename Traits::Key> * q_factors[q_row<Traits>(tile, lane, i)];
+      const float row = Traits::kQueryTwice ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2))
+                                            : row_factor<kBits>(m_tile, i / 2);
+      factors[m_tile][i] = row / kCodeUnit<typename Traits::Key> * q_factors[q_row<Traits>(tile, lane, i)];
     }
 }
 
@@ -154,12 +154,12 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
   constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
   visit_subtile<kBits, 2 * kTiles, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* words) {
-    const int part = pair / kTiles;
+    const int k_step = pair / kTiles;
     expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles,
                                                           [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
                                                             for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-                                                              const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][part];
+                                                              const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
                                                               ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
                                                             }
                                                           });

@@ -14,7 +14,7 @@ enum class Reduction { last_cta, two_level, cluster };  // of the splits of a he
 // The schedule of the kernel that has the static scheduler.
 template <class Schedule_>
 struct Static : Schedule_ {
-  static constexpr int kLastHeads = 1;  // heads that a CTA may have to reduce in the end
+  static constexpr int kReducedHeads = 1;  // heads that a CTA may have to reduce in the end
 };
 
 // The schedule of the kernel that takes a plan: the same warps and rings, but every CTA works by itself and copies by cp.async, since the
@@ -23,7 +23,7 @@ template <class Schedule_>
 struct Planned : Schedule_ {
   static constexpr Copy kCopy = Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
-  static constexpr int kLastHeads = 2;  // heads that a CTA may have to reduce side by side in the end: its first and its last
+  static constexpr int kReducedHeads = 2;  // heads that a CTA may have to reduce side by side in the end: its first and its last
 };
 
 template <class Format_, class Schedule>
@@ -33,15 +33,15 @@ struct Traits : Schedule {
   using Value = typename Format::Value;
   static constexpr int kHeadDim = Format::kHeadDim;
   static constexpr int kThreads = Schedule::kWarps * 32;
-  static constexpr int kReducers = kThreads / Schedule::kLastHeads;  // threads that reduce the splits of a head
+  static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
   static constexpr int kMaxRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
 
   // Columns: (query, head of the group) pairs, eight to a tile of the matrix instruction.
   static constexpr int kQRows = Schedule::kGroup * Schedule::kMaxQLen;
   static constexpr int kQTiles = ceil_div(kQRows, 8);
   // With four columns or fewer, the two halves of the eight hold the two halves of the rows (or of q's precision).
-  static constexpr bool kHalves = kQRows <= 4;
-  static constexpr int kParts = kHalves ? 1 : 2;  // 16-row parts of a 32-token sub-tile that a lane scores itself
+  static constexpr bool kQueryTwice = kQRows <= 4;
+  static constexpr int kMTiles = kQueryTwice ? 1 : 2;  // 16-row parts of a 32-token sub-tile that a lane scores itself
   static constexpr int kTileQRows = kQRows < 8 ? kQRows : 8;
 
   static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
@@ -52,28 +52,28 @@ struct Traits : Schedule {
   static constexpr bool kKeyPerToken = Key::kQuantized && Key::kAxis == Axis::token;
 
   // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
-  static constexpr bool kResidualQ = kKeyPerChannel && (kHalves || (Schedule::kExactQ && kQTiles == 1));
-  static constexpr bool kResidualHalves = kResidualQ && kHalves;  // in columns 4..7
+  static constexpr bool kCarryError = kKeyPerChannel && (kQueryTwice || (Schedule::kExactQ && kQTiles == 1));
+  static constexpr bool kErrorInCopy = kCarryError && kQueryTwice;  // in columns 4..7
   // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
-  static constexpr bool kExchangeShared = kResidualHalves && Format::template codes_bytes<Key>() >= 1024;
+  static constexpr bool kExchangeShared = kErrorInCopy && Format::template codes_bytes<Key>() >= 1024;
   static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
   // A unit is what a warp takes at a time: tokens that share their K channel params.
   static constexpr int kTileTokens = Schedule::kTileSubtiles * 32;
   // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
   // gone through by halves; columns take registers.
-  static constexpr int kMostStepSubtiles = kQTiles > 2 || (kQTiles == 2 && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4) ? 1
-                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1                                         ? 2
-                                                                                                                                   : 4;
-  static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMostStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
+  static constexpr int kMaxStepSubtiles = kQTiles > 2 || (kQTiles == 2 && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4) ? 1
+                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1                                         ? 2
+                                                                                                                                  : 4;
+  static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
   // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
   static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;
-  static constexpr int kTileParams = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;    // bytes
-  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;    // 32 tokens: a sub-tile, or two of 16
-  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // from one of these two to the other
+  static constexpr int kTileParamBytes = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
+  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;      // 32 tokens: a sub-tile, or two of 16
+  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;    // from one of these two to the other
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
-  static constexpr int kSlotBytes = kTileParams + kTileBytes;
+  static constexpr int kSlotBytes = kTileParamBytes + kTileBytes;
   // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
   static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
@@ -99,7 +99,7 @@ struct Traits : Schedule {
       kBarriers +
       align_up(Schedule::kCopy != Copy::cp_async ? Schedule::kWarps * Schedule::kTileSubtiles * Schedule::kTilesInFlight * 8 : 0, 16);
   static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;
-  static constexpr int kQueryBytes = kQueryPlainBytes * (kResidualHalves ? 2 : 1);
+  static constexpr int kQueryBytes = kQueryPlainBytes * (kErrorInCopy ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp hit 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileQRows * kMergeStride * 4, 16);
@@ -107,12 +107,12 @@ struct Traits : Schedule {
   static constexpr int kPages = kReusable;
   static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
   static constexpr int kWorkTiles = kPages + align_up(Schedule::kWarps * kPageEntries * 4, 16);
-  static constexpr int kSmall = kWorkTiles + Schedule::kWarps * WorkQueue::kWarpBytes;
-  static constexpr int kSmallFloats = kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
-  static constexpr int kInbox = align_up(kSmall + kSmallFloats * 4 + 16, 16);
-  static constexpr int kInboxBytes =
+  static constexpr int kScalars = kWorkTiles + Schedule::kWarps * WorkQueue::kWarpBytes;
+  static constexpr int kScalarFloats = kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
+  static constexpr int kClusterBuffer = align_up(kScalars + kScalarFloats * 4 + 16, 16);
+  static constexpr int kClusterBufferBytes =
       Schedule::kReduction == Reduction::cluster ? kQTiles * (kTileQRows * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
-  static constexpr int kSharedBytes = align_up(kInbox + kInboxBytes, 128);
+  static constexpr int kSharedBytes = align_up(kClusterBuffer + kClusterBufferBytes, 128);
 };
 
 // Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.

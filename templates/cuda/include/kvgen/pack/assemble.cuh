@@ -13,34 +13,34 @@ __host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1
 #endif
 }
 
-// The bytes of the words that a lane makes of its eight channels of every octet, before they are joined.
+// The bytes of the words that a lane makes of its eight channels of every lane_row, before they are joined.
 template <class Places>
 struct Fields {
-  uint32_t bytes[Places::kWordsPerX][4];
+  uint32_t bytes[Places::kWordsPerRun][4];
 
-  // Takes the fields of one octet, in the low bytes of `codes`. Octets come in order: the first field of a byte is taken first.
-  __host__ __device__ __forceinline__ void add(int octet, const uint32_t (&codes)[8]) {
+  // Takes the fields of one lane_row, in the low bytes of `codes`. Octets come in order: the first field of a byte is taken first.
+  __host__ __device__ __forceinline__ void add(int lane_row, const uint32_t (&codes)[8]) {
 #pragma unroll
-    for (int w = 0; w < Places::kWordsPerX; ++w)
+    for (int w = 0; w < Places::kWordsPerRun; ++w)
 #pragma unroll
       for (int b = 0; b < 4; ++b)
 #pragma unroll
         for (int f = 0; f < Places::kPerByte; ++f) {
           const auto from = Places::element(w, b, f);
-          if (from.octet == octet) bytes[w][b] = (f == 0 ? 0 : bytes[w][b]) + (codes[from.channel] << (Places::kBits * f));
+          if (from.lane_row == lane_row) bytes[w][b] = (f == 0 ? 0 : bytes[w][b]) + (codes[from.channel] << (Places::kBits * f));
         }
   }
 
   // Adds to a field that was taken before.
-  __host__ __device__ __forceinline__ void change(int octet, int channel, uint32_t by) {
+  __host__ __device__ __forceinline__ void change(int lane_row, int channel, uint32_t by) {
 #pragma unroll
-    for (int w = 0; w < Places::kWordsPerX; ++w)
+    for (int w = 0; w < Places::kWordsPerRun; ++w)
 #pragma unroll
       for (int b = 0; b < 4; ++b)
 #pragma unroll
         for (int f = 0; f < Places::kPerByte; ++f) {
           const auto from = Places::element(w, b, f);
-          if (from.octet == octet && from.channel == channel) bytes[w][b] += by << (Places::kBits * f);
+          if (from.lane_row == lane_row && from.channel == channel) bytes[w][b] += by << (Places::kBits * f);
         }
   }
 
@@ -49,22 +49,22 @@ struct Fields {
 
 // The same of 16-bit elements, two to a word.
 template <class Places>
-__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kOctets][4],
-                                                        uint32_t (&words)[Places::kWordsPerX]) {
+__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kLaneRows][4],
+                                                        uint32_t (&words)[Places::kWordsPerRun]) {
 #pragma unroll
-  for (int w = 0; w < Places::kWordsPerX; ++w) words[w] = pairs[Places::pair(w).octet][Places::pair(w).channel];
+  for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = pairs[Places::pair(w).lane_row][Places::pair(w).channel];
 }
 
 // Runs of 32 channels whose words a lane stores together, so that stores are as wide as the order allows.
 template <class Places>
-constexpr int chunk_xs() {
-  return greatest_common_divisor(Places::kWordsPerX >= 4 ? 1 : 4 / Places::kWordsPerX, Places::kXs);
+constexpr int chunk_runs() {
+  return greatest_common_divisor(Places::kWordsPerRun >= 4 ? 1 : 4 / Places::kWordsPerRun, Places::kChannelRuns);
 }
 
 // Words of one store, where a lane makes those of kCount such runs.
 template <class Places, int kCount>
 constexpr int store_words() {
-  return greatest_common_divisor(kCount * Places::kWordsPerX, Places::kVector);
+  return greatest_common_divisor(kCount * Places::kWordsPerRun, Places::kVector);
 }
 
 }  // namespace kvgen

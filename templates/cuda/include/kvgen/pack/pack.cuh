@@ -15,7 +15,7 @@ constexpr int pack_threads() {
 
 // Rows of one head: token i at data + i * stride.
 template <class Element>
-struct Run {
+struct TokenRows {
   const Element* data;
   int64_t stride;
   __device__ __forceinline__ const Element* operator()(int token) const { return data + token * stride; }
@@ -23,15 +23,15 @@ struct Run {
 
 // Puts the first `count` rows into residual slots from `slot`.
 template <class Format, int kThreads, class Element>
-__device__ __forceinline__ void fill_residual(Run<Element> k, Run<Element> v, Element* k_residual, Element* v_residual, int slot,
-                                              int count) {
-  constexpr int kPieces = Format::kHeadDim / 8;
+__device__ __forceinline__ void fill_residual(TokenRows<Element> k, TokenRows<Element> v, Element* k_residual, Element* v_residual,
+                                              int slot, int count) {
+  constexpr int kVectors = Format::kHeadDim / 8;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < count * kPieces; i += kThreads) {
-    const int channel = i % kPieces * 8, place = (slot + i / kPieces) * Format::kHeadDim + channel;
-    const uint4 k_piece = load16(k(i / kPieces) + channel), v_piece = load16(v(i / kPieces) + channel);
-    *reinterpret_cast<uint4*>(k_residual + place) = k_piece;
-    *reinterpret_cast<uint4*>(v_residual + place) = v_piece;
+  for (int i = threadIdx.x; i < count * kVectors; i += kThreads) {
+    const int channel = i % kVectors * 8, place = (slot + i / kVectors) * Format::kHeadDim + channel;
+    const uint4 k_vector = load16(k(i / kVectors) + channel), v_vector = load16(v(i / kVectors) + channel);
+    *reinterpret_cast<uint4*>(k_residual + place) = k_vector;
+    *reinterpret_cast<uint4*>(v_residual + place) = v_vector;
   }
 }
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * kTokens * Format::kHeadDim;
   Element* k_residual = static_cast<Element*>(cache.k_residual) + slots;
   Element* v_residual = static_cast<Element*>(cache.v_residual) + slots;
-  const auto fresh = [&](const Rows& rows, int position) -> Run<Element> {
+  const auto fresh = [&](const Rows& rows, int position) -> TokenRows<Element> {
     return {rows.row<Element>(sequence, position - length, head), rows.token_stride};
   };
   const auto keep = [&](int position, int count) {
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
     __syncthreads();
   }
   if (block < full) {
-    const Run<Element> k = begun ? Run<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
-    const Run<Element> v = begun ? Run<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
+    const TokenRows<Element> k = begun ? TokenRows<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
+    const TokenRows<Element> v = begun ? TokenRows<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
     pack_block<Format, kThreads>(k, v, cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);
   }
   if (nth == 0) keep(full * kTokens, end - full * kTokens);

@@ -63,18 +63,18 @@ __device__ __forceinline__ __half2 reached(uint32_t pair, At&& at) {
 // Bytes of two-bit fields as halves 1024 + byte, exact to the end: two neighbouring channels at a time, and no shifts.
 template <class Places>
 struct HalfFields {
-  __half2 bytes[Places::kWordsPerX][2];
+  __half2 bytes[Places::kWordsPerRun][2];
 
-  // Takes the codes of one octet; octets come in order.
-  __device__ __forceinline__ void add(int octet, const __half2 (&codes)[4]) {
+  // Takes the codes of one lane_row; octets come in order.
+  __device__ __forceinline__ void add(int lane_row, const __half2 (&codes)[4]) {
 #pragma unroll
-    for (int w = 0; w < Places::kWordsPerX; ++w)
+    for (int w = 0; w < Places::kWordsPerRun; ++w)
 #pragma unroll
       for (int b = 0; b < 2; ++b)
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
           const auto from = Places::element(w, b, f);  // byte b + 2 holds the next channel
-          if (from.octet != octet) continue;
+          if (from.lane_row != lane_row) continue;
           bytes[w][b] = __hfma2(codes[from.channel / 2], __float2half2_rn(1 << 2 * f), f == 0 ? __float2half2_rn(1024.f) : bytes[w][b]);
         }
   }

@@ -48,44 +48,45 @@ struct Affine {
   }
 };
 
-// Codes of eight channels of every octet, from the words that a lane has of 32 channels.
+// Codes of eight channels of every lane_row, from the words that a lane has of 32 channels.
 template <class Places>
-__device__ __forceinline__ void take_apart(const uint32_t* words, uint32_t (&codes)[Places::kOctets][8]) {
+__device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&codes)[Places::kLaneRows][8]) {
   constexpr int kBits = Places::kBits;
 #pragma unroll
-  for (int w = 0; w < Places::kWordsPerX; ++w)
+  for (int w = 0; w < Places::kWordsPerRun; ++w)
 #pragma unroll
     for (int b = 0; b < 4; ++b)
 #pragma unroll
       for (int f = 0; f < Places::kPerByte; ++f) {
         const auto to = Places::element(w, b, f);
-        codes[to.octet][to.channel] = words[w] >> (8 * b + kBits * f) & ((1u << kBits) - 1);
+        codes[to.lane_row][to.channel] = words[w] >> (8 * b + kBits * f) & ((1u << kBits) - 1);
       }
 }
 
-// Eight channels of every octet of a tile, 16 bytes each, from a lane's words of the 32 channels from 32 * x.
+// Eight channels of every lane_row of a tile, 16 bytes each, from a lane's words of the 32 channels from 32 * x.
 template <class Places, class Element>
-__device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kOctets]) {
+__device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kLaneRows]) {
   using Quant = typename Places::Quant;
   if constexpr (!Quant::kQuantized) {
-    uint32_t pairs[Places::kOctets][4];
+    uint32_t pairs[Places::kLaneRows][4];
 #pragma unroll
-    for (int w = 0; w < Places::kWordsPerX; ++w) pairs[Places::pair(w).octet][Places::pair(w).channel] = words[w];
+    for (int w = 0; w < Places::kWordsPerRun; ++w) pairs[Places::pair(w).lane_row][Places::pair(w).channel] = words[w];
 #pragma unroll
-    for (int octet = 0; octet < Places::kOctets; ++octet)
-      out[octet] = make_uint4(pairs[octet][0], pairs[octet][1], pairs[octet][2], pairs[octet][3]);
+    for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row)
+      out[lane_row] = make_uint4(pairs[lane_row][0], pairs[lane_row][1], pairs[lane_row][2], pairs[lane_row][3]);
   } else {
     const int row = token + static_cast<int>(threadIdx.x % 32 / 4), channel = x * 32 + static_cast<int>(threadIdx.x % 4) * 8;
-    uint32_t codes[Places::kOctets][8];
-    take_apart<Places>(words, codes);
+    uint32_t codes[Places::kLaneRows][8];
+    extract_codes<Places>(words, codes);
     const Affine<Places> first(block, row, channel);
 #pragma unroll
-    for (int octet = 0; octet < Places::kOctets; ++octet) {
-      const Affine<Places> affine = Quant::kAxis == Axis::channel || octet == 0 ? first : Affine<Places>(block, row + octet * 8, channel);
+    for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
+      const Affine<Places> affine =
+          Quant::kAxis == Axis::channel || lane_row == 0 ? first : Affine<Places>(block, row + lane_row * 8, channel);
       alignas(16) Element values[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[octet][i], i));
-      out[octet] = *reinterpret_cast<const uint4*>(values);
+      for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[lane_row][i], i));
+      out[lane_row] = *reinterpret_cast<const uint4*>(values);
     }
   }
 }
@@ -108,30 +109,30 @@ template <class Format, Which kWhich, class Row>
 __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens, Row&& row) {
   using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
-  constexpr int kChunk = chunk_xs<Places>();
-  constexpr int kChunks = Places::kXs / kChunk;
+  constexpr int kChunk = chunk_runs<Places>();
+  constexpr int kChunks = Places::kChannelRuns / kChunk;
   constexpr int kLoad = store_words<Places, kChunk>();
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     if (token >= tokens) return;
-    uint32_t words[kChunk * Places::kWordsPerX];
+    uint32_t words[kChunk * Places::kWordsPerRun];
 #pragma unroll
-    for (int w = 0; w < kChunk * Places::kWordsPerX; w += kLoad)
-      load_words_at<kLoad>(block + Places::word_offset(token, x + w / Places::kWordsPerX, w % Places::kWordsPerX, lane), words + w);
+    for (int w = 0; w < kChunk * Places::kWordsPerRun; w += kLoad)
+      load_words_at<kLoad>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, lane), words + w);
     if constexpr (!Places::kKey) {
 #pragma unroll
       for (uint32_t& word : words) word = ptx::transpose(word);  // transposing twice is nothing
     }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      uint4 out[Places::kOctets];
-      dequantize<Places, Element>(block, words + i * Places::kWordsPerX, token, x + i, out);
+      uint4 out[Places::kLaneRows];
+      dequantize<Places, Element>(block, words + i * Places::kWordsPerRun, token, x + i, out);
 #pragma unroll
-      for (int octet = 0; octet < Places::kOctets; ++octet) {
-        const int at = token + octet * 8 + lane / 4;
-        if (at < tokens) *reinterpret_cast<uint4*>(row(at) + (x + i) * 32 + lane % 4 * 8) = out[octet];
+      for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
+        const int at = token + lane_row * 8 + lane / 4;
+        if (at < tokens) *reinterpret_cast<uint4*>(row(at) + (x + i) * 32 + lane % 4 * 8) = out[lane_row];
       }
     }
   }
@@ -141,7 +142,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
 template <class Format, bool kPaged>
 __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs args) {
   using Element = typename Format::Element;
-  constexpr int kPieces = Format::kHeadDim / 8;
+  constexpr int kVectors = Format::kHeadDim / 8;
   const CacheArgs& cache = args.cache;
   const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, block = blockIdx.x / cache.kv_heads;
   const int length = cache.lengths[sequence], start = block * Format::kTokens;
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
     return;
   }
   const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * Format::kTokens * Format::kHeadDim;
-  for (int i = threadIdx.x; i < tokens * kPieces; i += kThreads) {
-    const int token = i / kPieces, channel = i % kPieces * 8;
+  for (int i = threadIdx.x; i < tokens * kVectors; i += kThreads) {
+    const int token = i / kVectors, channel = i % kVectors * 8;
     const int64_t slot = slots + token * Format::kHeadDim + channel;
     *reinterpret_cast<uint4*>(k_row(token) + channel) =
         *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.k_residual) + slot);

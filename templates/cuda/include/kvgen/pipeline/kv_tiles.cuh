@@ -15,7 +15,7 @@ struct TileAddresses {
   int first_block = 0;                                  // pages before it may be missing: the sliding window has passed them
 
   __device__ TileAddresses(int lane_, int stride_) : lane(lane_), stride(stride_) {}
-  __device__ __forceinline__ void enter(const AttendArgs& args, const Head& head) {
+  __device__ __forceinline__ void set_head(const AttendArgs& args, const Head& head) {
     // Lanes exchange the addresses of a gathered tile, so that these have no offset of the lane.
     start = args.cache.packed + head.head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);
     if constexpr (Traits::kPaged)
@@ -36,7 +36,7 @@ struct TileAddresses {
     if constexpr (Traits::kGathered) return {nullptr, base, true};
     const int within = tile % Traits::kTilesPerBlock,
               group = Traits::kKeyPerChannel ? within * Traits::kTileTokens / Traits::Key::kGroup : 0;
-    return {base + Traits::Format::kKeyChannelParams + group * Traits::kTileParams,
+    return {base + Traits::Format::kKeyChannelParams + group * Traits::kTileParamBytes,
             base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true};
   }
 
@@ -99,13 +99,13 @@ struct KvTiles {
   // `words`: the warp's own, for entries of the block table.
   __device__ KvTiles(const AttendArgs& args_, const Head& head, int stride, int* words, int lane)
       : args(&args_), addresses(lane, stride), pages(words) {
-    addresses.enter(*args, head);
+    addresses.set_head(*args, head);
   }
   // Where the warp begins, before the sequence's length is known: as far as memory goes.
   __device__ __forceinline__ void begin_early(int first) {
     static_assert(!Traits::kGathered);
     tile = first;
-    if constexpr (Traits::kPaged) pages.begin(addresses, tile, memory_tiles(), 0);
+    if constexpr (Traits::kPaged) pages.begin(addresses, tile, allocated_tiles(), 0);
   }
   __device__ __forceinline__ void limit(int end_, int length_) { end = end_, length = length_; }
   __device__ __forceinline__ void begin(int first, int end_, int length_, int first_block) {
@@ -114,29 +114,29 @@ struct KvTiles {
     if constexpr (Traits::kPaged) pages.begin(addresses, tile, end, length);
   }
   // The first tile, if memory goes that far; the sequence may be shorter. For contiguous caches.
-  __device__ __forceinline__ TileAddress likely() const {
-    return tile < memory_tiles() ? addresses.address(*args, tile, 0, 0) : TileAddress{};
+  __device__ __forceinline__ TileAddress first_allocated() const {
+    return tile < allocated_tiles() ? addresses.address(*args, tile, 0, 0) : TileAddress{};
   }
   // The `number`-th of the warp's first tiles.
-  __device__ __forceinline__ TileAddress early(int number) const {
+  __device__ __forceinline__ TileAddress initial(int number) const {
     int page = 0;
     if constexpr (Traits::kPaged) page = pages.of_first(number, addresses.lane);
     return at(page);
   }
   __device__ __forceinline__ void step() { tile += addresses.stride; }
   // After `step`, when the oldest tile is released.
-  __device__ __forceinline__ TileAddress later() {
+  __device__ __forceinline__ TileAddress next() {
     int page = 0;
     if constexpr (Traits::kPaged) page = pages.next(addresses.lane);
     return at(page);
   }
   // What the first stage of a tile brings along: an entry of the block table.
-  __device__ __forceinline__ void bring() {
+  __device__ __forceinline__ void prefetch_page() {
     if constexpr (Traits::kPaged) pages.request(addresses, tile, end, length);
   }
 
  private:
-  __device__ int memory_tiles() const { return args->cache.blocks * Traits::kTilesPerBlock; }
+  __device__ int allocated_tiles() const { return args->cache.blocks * Traits::kTilesPerBlock; }
   __device__ __forceinline__ TileAddress at(int page) const {
     return tile < end ? addresses.address(*args, tile, page, length) : TileAddress{};
   }

@@ -14,15 +14,15 @@ struct L2Prefetch {
   using Format = typename Traits::Format;
   // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the
   // launch before.
-  static constexpr int kProcessorBytes = 32 * 1024;
-  static constexpr int kWarpShare = kProcessorBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
-  static constexpr int kWarpBytes = std::min(kWarpShare, align_up(Traits::kSlotBytes, 128));  // the next unit is another warp's
+  static constexpr int kSmBytes = 32 * 1024;
+  static constexpr int kWarpLimit = kSmBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
+  static constexpr int kWarpBytes = std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // the next unit is another warp's
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
 
   // What a warp begins with: a head's bytes from unit `unit` on; from its block on, if it is the block's first.
-  __device__ __forceinline__ static void prefetch_tiles(const AttendArgs& args, const Head& head, int unit, int lane) {
+  __device__ __forceinline__ static void prefetch_tiles(const AttendArgs& args, const Head& head, int tile, int lane) {
 #if KVGEN_SM90
-    const int within = unit % Traits::kTilesPerBlock, block = unit / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
+    const int within = tile % Traits::kTilesPerBlock, block = tile / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
     const int skipped = within ? Format::kHeaderBytes + within * Traits::kTileBytes : 0;
     const CacheArgs& cache = args.cache;
     const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;

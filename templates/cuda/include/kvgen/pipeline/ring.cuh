@@ -13,7 +13,7 @@ namespace kvgen {
 struct TileAddress {
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
-  bool there = false;
+  bool exists = false;
 };
 
 // Copies kBytes by rows of 512, of which each lane has 16 bytes at `shared` and `global`. What is left over goes by smaller pieces to all
@@ -51,7 +51,7 @@ struct StageRuns {
   }
 };
 
-// `fill` copies stage `stage` of a unit to slot `depth`.
+// `fill` copies stage `stage` of a unit to slot `slot_idx`.
 
 // cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
 template <class Traits>
@@ -61,13 +61,14 @@ struct Ring<Traits, Copy::cp_async> {
 
   __device__ Ring(uint32_t shared, int warp, int lane_)
       : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)), lane(lane_) {}
-  __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
+  __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
-  __device__ __forceinline__ void fill(int depth, int stage, const TileAddress& tile) {
-    const uint32_t mine = slot(depth) + lane * 16, to = mine + Traits::kTileParams;
-    if (tile.there) {
-      if (stage == 0 && Traits::kTileParams > 0)
-        warp_copy_async<Traits::kTileParams>(mine, Traits::kTilesPerBlock == 1 ? tile.subtiles - Traits::kTileParams : tile.params, lane);
+  __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
+    const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileParamBytes;
+    if (tile.exists) {
+      if (stage == 0 && Traits::kTileParamBytes > 0)
+        warp_copy_async<Traits::kTileParamBytes>(mine, Traits::kTilesPerBlock == 1 ? tile.subtiles - Traits::kTileParamBytes : tile.params,
+                                                 lane);
       if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
@@ -78,13 +79,13 @@ struct Ring<Traits, Copy::cp_async> {
   // Waits for a stage of the oldest slot. Stages of one span are refilled together, after all were waited for: as many fewer may
   // still be under way.
   __device__ __forceinline__ void wait(int, int stage) {
-    constexpr int kClusterSize = Traits::kStepSubtiles / Traits::kStageSubtiles, kOthers = Traits::kStages - 1;
-    static_assert(kClusterSize <= 4);
-    switch (stage % kClusterSize) {
+    constexpr int kStepStages = Traits::kStepSubtiles / Traits::kStageSubtiles, kOthers = Traits::kStages - 1;
+    static_assert(kStepStages <= 4);
+    switch (stage % kStepStages) {
       case 0: ptx::copy_wait<kOthers>(); break;
-      case 1: ptx::copy_wait<(kClusterSize > 1 ? kOthers - 1 : 0)>(); break;
-      case 2: ptx::copy_wait<(kClusterSize > 2 ? kOthers - 2 : 0)>(); break;
-      default: ptx::copy_wait<(kClusterSize > 3 ? kOthers - 3 : 0)>();
+      case 1: ptx::copy_wait<(kStepStages > 1 ? kOthers - 1 : 0)>(); break;
+      case 2: ptx::copy_wait<(kStepStages > 2 ? kOthers - 2 : 0)>(); break;
+      default: ptx::copy_wait<(kStepStages > 3 ? kOthers - 3 : 0)>();
     }
     __syncwarp();
   }
@@ -123,23 +124,23 @@ struct BulkRing {
     }
     __syncwarp();
   }
-  __device__ __forceinline__ uint32_t slot(int depth) const { return base + depth * Traits::kSlotBytes; }
+  __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
-  __device__ __forceinline__ void fill(int depth, int stage, const TileAddress& tile) {
+  __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
     if (kWholeTile && stage != Traits::kTileStages - 1) return;  // refilled when its last sub-tile is done
-    if (Traits::kGathered && tile.there) return gather(depth, stage, tile.subtiles);
+    if (Traits::kGathered && tile.exists) return gather(slot_idx, stage, tile.subtiles);
     const int first = kWholeTile ? 0 : stage, count = kWholeTile ? Traits::kTileStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
-    const uint32_t to = slot(depth) + Traits::kTileParams + first * kBytes, barrier = barrier_of(depth, stage);
-    if (lane == 0 && tile.there) {
-      const int params = first == 0 ? Traits::kTileParams : 0, beside = Traits::kTilesPerBlock == 1 ? params : 0;  // copied at once
+    const uint32_t to = slot(slot_idx) + Traits::kTileParamBytes + first * kBytes, barrier = barrier_of(slot_idx, stage);
+    if (lane == 0 && tile.exists) {
+      const int params = first == 0 ? Traits::kTileParamBytes : 0, beside = Traits::kTilesPerBlock == 1 ? params : 0;  // copied at once
       ptx::barrier_expect(barrier, count * kBytes + params);
-      if (params > beside) ptx::copy_bulk(slot(depth), tile.params, params, barrier);
+      if (params > beside) ptx::copy_bulk(slot(slot_idx), tile.params, params, barrier);
       ptx::copy_bulk(to - beside, tile.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
     }
   }
-  __device__ __forceinline__ void wait(int depth, int stage) {
-    if (!kWholeTile || stage == 0) ptx::barrier_wait(barrier_of(depth, stage), parity);
+  __device__ __forceinline__ void wait(int slot_idx, int stage) {
+    if (!kWholeTile || stage == 0) ptx::barrier_wait(barrier_of(slot_idx, stage), parity);
   }
   __device__ __forceinline__ void release(int stage) {
     if (kWholeTile && stage != Traits::kTileStages - 1) return;
@@ -151,18 +152,18 @@ struct BulkRing {
 
  private:
   // A run to each lane. What arrives before it is expected does not complete the barrier, whose one arrival is lane 0's.
-  __device__ __forceinline__ void gather(int depth, int stage, const uint8_t* block) {
+  __device__ __forceinline__ void gather(int slot_idx, int stage, const uint8_t* block) {
     using Runs = StageRuns<Traits>;
     constexpr int kRuns = Runs::kCount * (kWholeTile ? Traits::kTileStages : 1);
     static_assert(kRuns <= 32);
     const int token = ((kWholeTile ? 0 : stage * Runs::kCount) + min(lane, kRuns - 1)) * Runs::kTokens;
     const uint8_t* from = Runs::address(block, token);
-    const uint32_t barrier = barrier_of(depth, stage);
+    const uint32_t barrier = barrier_of(slot_idx, stage);
     if (lane == 0) ptx::barrier_expect(barrier, kRuns * Runs::kBytes);
-    if (lane < kRuns) ptx::copy_bulk(slot(depth) + Runs::offset(token), from, Runs::kBytes, barrier);
+    if (lane < kRuns) ptx::copy_bulk(slot(slot_idx) + Runs::offset(token), from, Runs::kBytes, barrier);
   }
-  __device__ __forceinline__ uint32_t barrier_of(int depth, int stage) const {
-    return barriers + (kWholeTile ? depth : depth * Traits::kTileStages + stage) * 8;
+  __device__ __forceinline__ uint32_t barrier_of(int slot_idx, int stage) const {
+    return barriers + (kWholeTile ? slot_idx : slot_idx * Traits::kTileStages + stage) * 8;
   }
 };
 

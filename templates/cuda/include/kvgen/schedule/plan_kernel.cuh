@@ -68,13 +68,13 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
   for (int base = 0; base < shape.batch; base += threads) {
     const int b = base + static_cast<int>(threadIdx.x);
     const int length = b < shape.batch ? args.lengths[b] : 0;
-    const Part part = b < shape.batch ? part_of(length, shape.fresh, args.limit, args.skip_empty) : Part::overflows;
-    const bool works = part == Part::works, is_empty = part == Part::empty;
+    const SequenceStep step = b < shape.batch ? step_of(length, shape.fresh, args.limit, args.skip_empty) : SequenceStep::overflows;
+    const bool works = step == SequenceStep::attends, is_empty = step == SequenceStep::empty;
     const BlockSums sums(works ? shape.heads * shape.cost(length) : 0, works + (is_empty << 16), shared.warps);
     if (b < shape.batch) {
       shared.sequences[b] = {works ? length : -1, places + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
       if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
-      if (writes && part == Part::overflows && args.overflow) *args.overflow = 1;
+      if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
     places += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
   }

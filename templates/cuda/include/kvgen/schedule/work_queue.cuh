@@ -13,14 +13,14 @@ struct Plan {
   const WorkRange* ranges;
   const WorkTile* tiles;
   const int* empty;
-  int most_tiles;
+  int max_tiles;
 
   __device__ Plan(const int* plan, const PlanShape& shape)
       : memory(plan),
         ranges(reinterpret_cast<const WorkRange*>(plan + shape.ranges_at())),
         tiles(reinterpret_cast<const WorkTile*>(plan + shape.tiles_at())),
         empty(plan + shape.empty_at()),
-        most_tiles(shape.most_work_tiles()) {}
+        max_tiles(shape.most_work_tiles()) {}
 };
 
 class WorkQueue {
@@ -29,16 +29,16 @@ class WorkQueue {
 
   // `memory`: the warp's own kWarpBytes.
   __device__ WorkQueue(const Plan& plan, WorkTile* memory, int lane)
-      : tiles_(plan.tiles), mine_(plan.ranges + blockIdx.x), most_(plan.most_tiles), memory_(memory), lane_(lane) {}
+      : tiles_(plan.tiles), range_address_(plan.ranges + blockIdx.x), max_tiles_(plan.max_tiles), memory_(memory), lane_(lane) {}
 
   // Loads the first work tile. Before griddepcontrol.wait it may be anything, good for a prefetch only; `open` loads it again.
-  __device__ __forceinline__ const WorkTile& peek() {
+  __device__ __forceinline__ const WorkTile& load_speculative() {
     range_ = load_range();
     load_first(range_.begin);
     return memory_[kFirst];
   }
   // Gives whether the first work tile is of another head than `peek` said.
-  __device__ __forceinline__ bool open() {
+  __device__ __forceinline__ bool load_confirmed() {
     const WorkTile seen = memory_[kFirst];
     const int guess = range_.begin;
     __syncwarp();
@@ -51,36 +51,36 @@ class WorkQueue {
     request(1);
     return seen.sequence != first.sequence || seen.head != first.head;
   }
-  __device__ __forceinline__ bool has(int number) const { return number < range_.end - range_.begin; }
+  __device__ __forceinline__ bool has(int index) const { return index < range_.end - range_.begin; }
   // A work tile of the CTA: the latest that was requested, or one of the two before it.
-  __device__ __forceinline__ const WorkTile& operator[](int number) const { return memory_[number % kLatest]; }
+  __device__ __forceinline__ const WorkTile& operator[](int index) const { return memory_[index % kLatest]; }
   __device__ __forceinline__ const WorkTile& first() const { return memory_[kFirst]; }
   // All of them, in device memory.
-  __device__ __forceinline__ const WorkTile& in_plan(int number) const { return tiles_[range_.begin + number]; }
+  __device__ __forceinline__ const WorkTile& in_plan(int index) const { return tiles_[range_.begin + index]; }
   // Requests a work tile, which is there after the warp's next copy_wait_all and __syncwarp.
-  __device__ __forceinline__ void request(int number) const {
-    if (lane_ < 2 && has(number))
-      ptx::copy_async16(ptx::shared_address(memory_ + number % kLatest) + lane_ * 16,
-                        reinterpret_cast<const uint4*>(tiles_ + range_.begin + number) + lane_);
+  __device__ __forceinline__ void request(int index) const {
+    if (lane_ < 2 && has(index))
+      ptx::copy_async16(ptx::shared_address(memory_ + index % kLatest) + lane_ * 16,
+                        reinterpret_cast<const uint4*>(tiles_ + range_.begin + index) + lane_);
   }
 
  private:
   static constexpr int kLatest = 3, kFirst = 3;
   const WorkTile* tiles_;
-  const WorkRange* mine_;
-  int most_;
+  const WorkRange* range_address_;
+  int max_tiles_;
   WorkTile* memory_;
   int lane_;
   WorkRange range_;
 
-  // All lanes have what two of them loaded: before griddepcontrol.wait two loads of one number may differ.
+  // All lanes have what two of them loaded: before griddepcontrol.wait two loads of one index may differ.
   __device__ __forceinline__ WorkRange load_range() const {
-    const int field = ptx::load_relaxed(reinterpret_cast<const int*>(mine_) + lane_ % 2);
+    const int field = ptx::load_relaxed(reinterpret_cast<const int*>(range_address_) + lane_ % 2);
     return {__shfl_sync(~0u, field, 0), __shfl_sync(~0u, field, 1)};
   }
   // Lane i loads the i-th field. The index is bounded, since a range that was read early may be anything.
   __device__ __forceinline__ void load_first(int index) const {
-    const int* from = reinterpret_cast<const int*>(tiles_ + min(max(index, 0), most_ - 1));
+    const int* from = reinterpret_cast<const int*>(tiles_ + min(max(index, 0), max_tiles_ - 1));
     if (lane_ < 8) reinterpret_cast<int*>(memory_ + kFirst)[lane_] = ptx::load_relaxed(from + lane_);
     __syncwarp();
   }
