@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
 Language = Literal["c++", "cuda"]
 Target = Literal["cpu", "sm80", "sm89", "sm90"]
 
-FUNCTIONS = ("attend", "decode", "pack", "unpack", "workspace_bytes")
+FUNCTIONS = ("advance", "attend", "decode", "pack", "plan", "plan_size", "unpack", "workspace_bytes")
 """What a kernel's module exports; `docs/abi.md` lists their arguments."""
 
 

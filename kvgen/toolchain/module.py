@@ -19,11 +19,17 @@ OPTIONAL = ("set_threads", "split_tokens")
 class Module:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("__weakref__", "_library", "attend", "decode", "pack", "path", "set_threads", "split_tokens", "unpack", "workspace_bytes")
+    __slots__ = (
+        "__weakref__", "_library", "advance", "attend", "decode", "pack", "path", "plan", "plan_size", "set_threads", "split_tokens",
+        "unpack", "workspace_bytes",
+    )  # fmt: skip
 
+    advance: Callable[..., Any]
     attend: Callable[..., Any]
     decode: Callable[..., Any]
     pack: Callable[..., Any]
+    plan: Callable[..., Any]
+    plan_size: Callable[[int, int, int], int]
     unpack: Callable[..., Any]
     workspace_bytes: Callable[..., Any]
     set_threads: Callable[[int], Any] | None
