@@ -150,12 +150,10 @@ int32_t* numbers(const TensorView& tensor) { return static_cast<int32_t*>(tensor
 // where it takes no part.
 int64_t plan_size(int64_t batch, int64_t, int64_t) { return batch; }
 
-void plan(TensorView lengths, TensorView made, int64_t q_len, bool append, bool skip_empty, bool advance, int64_t, int64_t) {
+void plan(TensorView lengths, TensorView made, int64_t, bool append, bool skip_empty, int64_t, int64_t) {
   for (int64_t b = 0; b < lengths.size(0); ++b) {
-    int32_t& length = numbers(lengths)[b];
-    const bool works = length > 0 || (append && !skip_empty);
-    numbers(made)[b] = works ? length : -1;
-    if (works && append && advance) length += static_cast<int32_t>(q_len);
+    const int32_t length = numbers(lengths)[b];
+    numbers(made)[b] = length > 0 || (append && !skip_empty) ? length : -1;
   }
 }
 
@@ -186,7 +184,7 @@ void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorV
         cache.append(k, v, b, h, t, position);
         if ((position + 1) % cache.block() == 0) cache.flush(b, h, position / cache.block());
       }
-    if (advance && !plan) *cache.length(b) = after[b];
+    if (advance) *cache.length(b) = after[b];
   }
   run(q, cache, [&](int64_t b) { return after[b]; }, out, lse, scale);
 }

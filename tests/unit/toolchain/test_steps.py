@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -164,16 +166,16 @@ def test_a_flag_of_the_device_is_raised_once(variant: Variant) -> None:
     """What a replay sets; here the test does."""
     cache = variant.new_cache(BATCH, 64)
     variant.prefill(cache, random(9, 2, 1), random(9, 2, 2))
-    torch.frombuffer((__import__("ctypes").c_char * 4).from_address(cache.sequences.overflow.address), dtype=torch.int32).fill_(1)
+    ctypes.c_int32.from_address(cache.sequences.overflow.address).value = 1
     with pytest.raises(CacheMismatch, match="had no room"):
         variant.attend(random(1, 4, 0), cache)
     variant.attend(random(1, 4, 0), cache)
 
 
 def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
+    other = variant.new_cache(BATCH, 64)
+    other.k_residual = other.k_residual[:, :, :1]
     with pytest.raises(CacheMismatch, match="same numbers of tokens"):
-        other = variant.new_cache(BATCH, 64)
-        other.k_residual = other.k_residual[:, :, :1]
         variant.cache_like(other)
 
 
