@@ -1,4 +1,4 @@
-// The plan of a step, computed on the device from the lengths (kvgen/schedule/plan.hpp says what it holds), and the step's new lengths.
+// Computes the plan of a step from the lengths on the device (kvgen/schedule/plan.hpp describes the plan), and advances lengths.
 #pragma once
 #include "kvgen/ptx.cuh"
 #include "kvgen/schedule/plan.hpp"
@@ -6,14 +6,14 @@
 namespace kvgen {
 
 constexpr int kMaxPlanThreads = 1024;
-constexpr int kMaxPlanBatch = 2048;  // sequences, whose places every CTA keeps in shared memory
+constexpr int kMaxPlanBatch = 2048;  // every CTA keeps their positions in the row in shared memory
 
 struct PlanArgs {
   PlanShape shape;
   int* lengths = nullptr;
   int* plan = nullptr;
-  int* overflow = nullptr;  // host memory; becomes 1 where a sequence has no room
-  int limit = 0;            // most tokens of a sequence
+  int* overflow = nullptr;  // set to 1 if a sequence has no room
+  int limit = 0;            // maximum length of a sequence
   bool skip_empty = false;
   bool advance = false;  // also add the step's tokens to the lengths
 };
@@ -27,7 +27,7 @@ __device__ __forceinline__ int inclusive_sum(int mine, int lane) {
   return mine;
 }
 
-// Exclusive prefix sums over the CTA of two numbers of every thread, and their totals.
+// Exclusive prefix sums over the CTA of two numbers per thread, and their totals.
 struct BlockSums {
   int before[2], total[2];
 
@@ -49,7 +49,7 @@ struct BlockSums {
   }
 };
 
-// Where the heads of a sequence lie: `length` is negative for sequences that take no part.
+// The position of a sequence's heads in the row. `length` is negative for sequences that do not attend.
 struct SequencePlaces {
   int length, at, number;
 };
@@ -59,8 +59,8 @@ struct PlanShared {
   SequencePlaces sequences[kMaxPlanBatch];
 };
 
-// Reads the lengths and places all heads, in every CTA alike; the first lists empty sequences, reports overflows and advances lengths.
-// Gives the places of all heads.
+// Reads the lengths and computes the positions of all heads; every CTA does so for itself. CTA 0 also lists empty sequences, reports
+// overflows and advances lengths. Returns the length of the row.
 __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int threads = static_cast<int>(blockDim.x);
@@ -84,7 +84,7 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
   return places;
 }
 
-// Writes the work tiles of all heads: a group of `lanes` threads has a head, each thread some of its workers.
+// Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its workers.
 __device__ inline void write_work_tiles(const PlanArgs& args, const PlanShared& shared, int total) {
   const PlanShape& shape = args.shape;
   const int heads = shape.batch * shape.heads, each = shape.places_each(total);
@@ -109,8 +109,8 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   write_work_tiles(args, shared, total);
 }
 
-// Adds tokens to lengths: `counts[b]`, or `count` where that is null. A sequence that has no room keeps its length; one that is empty
-// stays empty, unless it has tokens of its own count.
+// Adds tokens to lengths: `counts[b]`, or `count` if that is null. A sequence without room keeps its length. An empty sequence stays empty,
+// unless `counts` gives it tokens.
 static __global__ void advance_kernel(int* lengths, int batch, const int* counts, int count, int limit, int* overflow) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
