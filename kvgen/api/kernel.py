@@ -99,9 +99,7 @@ class Kernel:
         variant = self._only or (self._pick(cache, cache.bound, 1) if isinstance(cache, KVCache) else self._variants[0])
         variant.prefill(cache, k, v, lengths, check_finite=check_finite, advance=advance)
 
-    def plan(
-        self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None
-    ) -> Plan:
+    def plan(self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
         """The work distribution of a step, for `decode` (or, without `append`, `attend`) with `q_len` query tokens over present lengths.
 
         It is made once, on the device, and given to every layer's `decode(..., plan=plan)`; `cache.advance(q_len)` ends the step. Within a

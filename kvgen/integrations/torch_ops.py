@@ -57,13 +57,13 @@ def _overflow(gpu: bool) -> OverflowFlag:
 
 
 def _plan(module: Module, q: torch.Tensor, lengths: torch.Tensor, max_len: int, overflow: OverflowFlag | None) -> torch.Tensor | None:
-    """The plan of a call, which also advances the lengths where it appends (`overflow` is given); of one sequence there is none."""
+    """The plan of a call, which appends where `overflow` is given; of one sequence there is none."""
     batch, q_len = q.shape[:2]
     if batch == 1 or not q.is_cuda:
         return None
     append = int(overflow is not None)
     plan = torch.empty(int(module.plan_size(batch, max_len, q_len)), dtype=torch.int32, device=q.device)
-    module.plan(lengths, plan, q_len, append, 0, append, max_len, overflow.address if overflow is not None else 0)
+    module.plan(lengths, plan, q_len, append, 0, max_len, overflow.address if overflow is not None else 0)
     return plan
 
 
@@ -128,8 +128,7 @@ def decode(
             prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len, max_len, flag.address))
         else:
             plan = _plan(_module(module), q, lengths, max_len, flag)
-            advance = int(plan is None)
-            _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, plan, scale, max_len, max_len, flag.address, advance)
+            _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, plan, scale, max_len, max_len, flag.address, 1)
     return out, lse
 
 

@@ -9,7 +9,6 @@ from functools import cache
 
 import torch
 
-from kvgen.errors import CheckError
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import FilledCache, Kept, Output
 from kvgen.measure.scenario import prompt_tokens, query_lengths

@@ -199,9 +199,7 @@ class Variant:
             if advance:
                 sequences.appended(bound, uniform=lengths is None or cache.batch == 1)
 
-    def plan(
-        self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None
-    ) -> Plan:
+    def plan(self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
         """The plan of a step over the present lengths: see `Kernel.plan`."""
         self.prepare(cache)
         q_len = checks.whole("q_len", q_len, 1, self._most_q)
@@ -214,7 +212,7 @@ class Variant:
             if not self._static(sequences, uniform):
                 if cache.gpu is not None:
                     sequences.turns.follow(cache.gpu)
-                numbers = self._planned(sequences, q_len, append=append, skip_empty=True, advance=False)
+                numbers = self._planned(sequences, q_len, append=append, skip_empty=True)
             bound = known if bound is None else checks.whole("bound", bound, 0)
             return Plan(self, sequences, q_len, append, max(1, bound), numbers, sequences.version, capturing)
 
@@ -224,18 +222,38 @@ class Variant:
             return True
         return sequences.uniform if uniform is None else uniform
 
-    def _planned(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool, advance: bool) -> torch.Tensor:
-        """The numbers of a plan, which the device computes; with `advance` it also writes the lengths after the step."""
+    def _planned(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> torch.Tensor:
+        """The numbers of a plan, which the device computes."""
         key = (sequences.batch, q_len)
         size = self._plan_sizes.get(key)
         if size is None:
             with torch.cuda.device(sequences.gpu):
                 size = self._plan_sizes[key] = int(self.module.plan_size(sequences.batch, sequences.max_len, q_len))
         numbers = torch.empty(size, dtype=torch.int32, device=sequences.lengths.device)
-        self.module.plan(
-            sequences.lengths, numbers, q_len, int(append), int(skip_empty), int(advance), sequences.max_len, sequences.overflow.address
-        )
+        self.module.plan(sequences.lengths, numbers, q_len, int(append), int(skip_empty), sequences.max_len, sequences.overflow.address)
         return numbers
+
+    def _numbers(self, sequences: Sequences, plan: Plan | None, q_len: int, *, append: bool) -> torch.Tensor | None:
+        """The numbers of the caller's plan; without one those of a plan of the call's own."""
+        if plan is not None:
+            return plan.numbers
+        if self._static(sequences):
+            return None
+        return self._planned(sequences, q_len, append=append, skip_empty=not append)
+
+    def _outputs(
+        self, q: torch.Tensor, cache: KVCache, out: torch.Tensor | None, lse: torch.Tensor | bool | None, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+        """What a call writes to, checked or allocated, and its scale."""
+        if out is None:
+            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
+        else:
+            self._check_out(out, q)
+        if scale is None:
+            scale = self.scale
+        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
+            scale = checks.scale(scale, self._softcap)
+        return out, None if lse is None else self._lse(lse, q), scale
 
     def decode(
         self,
@@ -268,37 +286,26 @@ class Variant:
             right = False
         if not right:
             self._check_new(k_new, v_new, tokens, cache)
-        if out is None:
-            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        else:
-            self._check_out(out, q)
-        if lse is not None:
-            lse = self._lse(lse, q)
-        if scale is None:
-            scale = self.scale
-        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
-            scale = checks.scale(scale, self._softcap)
+        out, lse, scale = self._outputs(q, cache, out, lse, scale)
         sequences = cache.sequences
         with sequences.turns.lock:
             sequences.overflow.check()
             if plan is not None:
                 plan.check(self, sequences, tokens, append=True)
-                bound, numbers, advance = plan.bound, plan.numbers, False
-            else:
-                if sequences.caches > 1:
-                    raise ValueError(SHARED.format(call="decode", way="plan = kernel.plan(cache), decode(..., plan=plan), cache.advance(q_len)"))
-                bound, numbers, advance = sequences.after(tokens), None, True
+            elif sequences.caches > 1:
+                raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
+            bound = sequences.after(tokens) if plan is None else plan.bound
             if cache.gpu is not None:
                 sequences.turns.follow(cache.gpu)
             if tokens > self._most_q:
                 self._prompt(q, (k_new, v_new), cache, out, lse, scale, bound)
             else:
                 try:
-                    if plan is None and not self._static(sequences):
-                        numbers, advance = self._planned(sequences, tokens, append=True, skip_empty=False, advance=True), False
+                    numbers = self._numbers(sequences, plan, tokens, append=True)
                     self.module.decode(
                         q, k_new, v_new, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
-                        out, lse, workspace, numbers, scale, bound or 1, sequences.max_len, sequences.overflow.address, int(advance),
+                        out, lse, workspace, numbers, scale, bound or 1, sequences.max_len, sequences.overflow.address,
+                        int(plan is None),
                     )  # fmt: skip
                 except Exception:
                     self._check_tensors(q, (k_new, v_new), cache, out)  # says more than a module can
@@ -322,23 +329,12 @@ class Variant:
         Returns and raises as `decode` does.
         """
         workspace = self._check_call(q, cache)
-        if out is None:
-            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        else:
-            self._check_out(out, q)
-        if lse is not None:
-            lse = self._lse(lse, q)
-        if scale is None:
-            scale = self.scale
-        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
-            scale = checks.scale(scale, self._softcap)
+        out, lse, scale = self._outputs(q, cache, out, lse, scale)
         sequences, tokens = cache.sequences, q.shape[1]
         with sequences.turns.lock:
             sequences.overflow.check()
-            numbers = None
             if plan is not None:
                 plan.check(self, sequences, tokens, append=False)
-                numbers = plan.numbers
             if cache.gpu is not None:
                 sequences.turns.follow(cache.gpu)
             bound = plan.bound if plan is not None else sequences.after(0)
@@ -346,8 +342,7 @@ class Variant:
                 self._prompt(q, None, cache, out, lse, scale, bound)
             else:
                 try:
-                    if plan is None and not self._static(sequences):
-                        numbers = self._planned(sequences, tokens, append=False, skip_empty=True, advance=False)
+                    numbers = self._numbers(sequences, plan, tokens, append=False)
                     self.module.attend(
                         q, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
                         out, lse, workspace, numbers, scale, bound or 1,
@@ -376,7 +371,9 @@ class Variant:
             checks.apart("out", out, [*read, ("lse", lse)])
             if lse is not None:
                 checks.apart("lse", lse, read)
-        prompt.run(self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address))
+        prompt.run(
+            self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address)
+        )
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Dequantized K and V, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.

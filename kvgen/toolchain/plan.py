@@ -29,7 +29,7 @@ class Plan:
     bound: int
     """What no length exceeds after the step."""
     numbers: torch.Tensor | None
-    """int32, as `docs/abi.md` says; None for the static scheduler, which needs no numbers, and on the CPU, where calls plan for themselves."""
+    """int32, as `docs/abi.md` says; None for the static scheduler, and on the CPU, where every call plans for itself."""
     version: int
     captured: bool
 
@@ -43,7 +43,9 @@ class Plan:
             made, taken = (f"{'decode' if a else 'attend'} with {n} query tokens" for a, n in ((self.append, self.q_len), (append, q_len)))
             raise ValueError(f"the plan was made for {made}, and the call is {taken}")
         if self.captured != sequences.capturing:
-            where = "within a CUDA graph, whose replays compute it" if self.captured else "outside of this CUDA graph: replays would not follow"
+            where = (
+                "within a CUDA graph, whose replays compute it" if self.captured else "outside of this CUDA graph: replays would not follow"
+            )
             raise ValueError(f"the plan was made {where}")
         if self.version != sequences.version:
             raise ValueError("the plan was made before lengths changed: make one for every step")

@@ -82,9 +82,7 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
     if call.new is None:
         module.attend(call.q, *cache, call.out, call.lse, workspace, None, call.scale, call.bound)
     else:
-        module.decode(
-            call.q, *call.new, *cache, call.out, call.lse, workspace, None, call.scale, call.bound, call.limit, call.overflow, 1
-        )
+        module.decode(call.q, *call.new, *cache, call.out, call.lse, workspace, None, call.scale, call.bound, call.limit, call.overflow, 1)
 
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:

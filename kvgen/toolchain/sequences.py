@@ -103,7 +103,7 @@ class Sequences:
     version: int = 0
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
-    """Whether a change of lengths was captured in a CUDA graph. Replays change lengths without the host, which knows only `max_len` then."""
+    """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
     workspaces: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     turns: Turns = field(default_factory=Turns, repr=False)
     overflow: OverflowFlag = field(init=False, repr=False)

@@ -32,5 +32,5 @@ def test_planted_faults_are_refused_and_the_variants_without_them_are_not(tmp_pa
 
 @pytest.mark.slow
 def test_a_planted_cuda_fault_is_seen_in_the_emulator_and_its_variant_is_sound() -> None:
-    assert emulator.judge(f"{emulator.SOUND}:tail")["kind"] == "ok"
-    assert emulator.judge("tail-second-turn")["kind"] == "wrong"
+    assert emulator.judge(f"{emulator.SOUND}:attend:residual")["kind"] == "ok"
+    assert emulator.judge("residual-second-round")["kind"] == "wrong"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -14,15 +15,17 @@ from kvgen.lower.schedule import Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import normal, structured
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.reference.plan import PlanShape
 from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
 from kvgen.spec import KernelSpec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch, packed_cache
+from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, differences, unlike
 
 Lengths = tuple[int, ...]
-ALIKE: Lengths = (300, 290, 310)
-UNLIKE: Lengths = (2100, 0, 1, 128, 700)
+EQUAL: Lengths = (300, 290, 310)
+RAGGED: Lengths = (2100, 0, 1, 128, 700)
 FULL: Lengths = (127, 128, 255, 254)
 MANY: Lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
 LONG: Lengths = (5000,)
@@ -44,11 +47,10 @@ class EmulatedCase:
     words: str
     block: int
     launch: dict[str, Value]
-    attends: tuple[tuple[Lengths, int], ...] = ((ALIKE, 4), (UNLIKE, 7))
+    attends: tuple[tuple[Lengths, int], ...] = ((EQUAL, 4), (RAGGED, 7))
     decodes: tuple[tuple[Lengths, int], ...] = ((FULL, 4),)
-    packs: bool = False
-    """Prefill and unpack instead."""
     batch: int = 3
+    """Of prefills."""
     spec: KernelSpec = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,23 +59,27 @@ class EmulatedCase:
 
 SMALL: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
 CASES: dict[str, EmulatedCase] = {
-    "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((ALIKE, 4), (UNLIKE, 7), (LONGER, 48)), ((FULL, 4),)),
+    "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((EQUAL, 4), (RAGGED, 7), (LONGER, 48)), ((FULL, 4),)),
     "batch": EmulatedCase("k4v4:h2/1:d64", 128, SMALL, ((MANY, 4),), ((MANY, 4),)),
-    "parts": EmulatedCase("k4v4:h4/2:d64:kg64", 64, {**SMALL, "ctas_per_sm": 2}, ((UNLIKE, 7), (ALIKE, 4)), ((MIXED, 4), (FULL, 4))),
-    "parts-batch": EmulatedCase("k4v4:h2/1:d64:kg64", 64, {**SMALL, "ctas_per_sm": 2}, ((MANY, 90),), ()),
-    "tail": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "ctas_per_sm": 2}, ((ALIKE, 1), ((127, 90), 1)), ((FULL, 1),)),
-    "cluster": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "reduction": "cluster4"}, ((ALIKE, 8), (LONG, 8)), ((FULL, 8),)),
+    "residual": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "ctas_per_sm": 2}, ((EQUAL, 1), ((127, 90), 1)), ((FULL, 1),)),
+    "cluster": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "reduction": "cluster4"}, ((EQUAL, 8), (LONG, 8)), ((FULL, 8),)),
     "two-level": EmulatedCase("k4v4:h2/1:d64", 128, {**SMALL, "reduction": "two_level"}, (((12000,), 60),), (((12000,), 60),)),
-    "shares": EmulatedCase(
+    "planned": EmulatedCase(
         "k4v4:h4/2:d64",
         128,
-        {"kv_tile": 64, "tiles_in_flight": 1, "reduction": "shares"},
-        ((UNLIKE, 7), (ALIKE, 4), ((1300, 1290, 1310), 7), (EMPTIES, 9)),
-        ((FULL, 7), (MIXED, 7)),
+        {"kv_tile": 64, "tiles_in_flight": 1},
+        ((RAGGED, 7), (EQUAL, 4), ((1300, 1290, 1310), 7), (EMPTIES, 9), ((40,), 30)),
+        ((FULL, 7), (MIXED, 7), (FULL, 2)),
     ),
-    "shares-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1, "reduction": "shares"}, ((MANY, 7),), ()),
+    "planned-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),
+    "window": EmulatedCase("k4v4:h4/2:d64:kg64:window100", 128, SMALL, ((EQUAL, 4), (RAGGED, 7), ((227, 483), 4)), ((FULL, 4),)),
+    "gathered-window": EmulatedCase(
+        "k4v4:token:page16:h4/2:d64:q3:window100", 16, {"kv_tile": 32, "tiles_in_flight": 4}, ((EQUAL, 4), (RAGGED, 7), ((190, 500), 4))
+    ),
+    "narrow-window": EmulatedCase("k4v4:token:page16:h4/2:d64:window5", 16, {"kv_tile": 32, "tiles_in_flight": 4}),
+    "cap": EmulatedCase("k4v4:h4/2:d64:cap5", 128, SMALL),
     "paged": EmulatedCase(
-        "k4v4:h4/2:d64:kg64:page128", 64, SMALL, ((ALIKE, 4), (UNLIKE, 7), (tuple(range(200, 300, 10)), 4)), ((FULL, 4),)
+        "k4v4:h4/2:d64:kg64:page128", 64, SMALL, ((EQUAL, 4), (RAGGED, 7), (tuple(range(200, 300, 10)), 4)), ((FULL, 4),)
     ),
     "key-groups": EmulatedCase("k4v4:h4/2:d64:kg64", 128, SMALL),
     "gathered": EmulatedCase("k4v4:token:page16:h4/2:d64", 16, {"kv_tile": 32, "tiles_in_flight": 4}),
@@ -84,13 +90,24 @@ CASES: dict[str, EmulatedCase] = {
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
 }
 PACKED: dict[str, EmulatedCase] = {
-    "last": EmulatedCase("k4v4:h2/2:d64", 128, {}, packs=True),
-    "batch": EmulatedCase("k4v4:h1/1:d64", 128, {}, packs=True, batch=136),
-    "int2": EmulatedCase("k2v2:h2/2:d64", 128, {}, packs=True),
-    "symmetric": EmulatedCase("k8v8:token:sym:h2/2:d64", 128, {}, packs=True),
-    "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}, packs=True),
-    "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, packs=True, batch=12),
+    "last": EmulatedCase("k4v4:h2/2:d64", 128, {}),
+    "batch": EmulatedCase("k4v4:h1/1:d64", 128, {}, batch=136),
+    "int2": EmulatedCase("k2v2:h2/2:d64", 128, {}),
+    "symmetric": EmulatedCase("k8v8:token:sym:h2/2:d64", 128, {}),
+    "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
+    "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
 }
+Plan = tuple[PlanShape, Lengths, int, bool, bool]
+PLANS: tuple[Plan, ...] = (
+    (PlanShape(3, 2, 8, 64, 128, 13, 8, fresh=1), (300, 0, 4000), 4000, True, True),
+    (PlanShape(4, 2, 40, 64, 128, 13, 1, fresh=1), (0, 5, 0, 9000), NO_LIMIT, False, False),
+    (PlanShape(1, 1, 400, 64, 128, 0, 1), (60000,), NO_LIMIT, False, False),
+    (PlanShape(2, 2, 20, 64, 128, 0, 1), (0, 100), NO_LIMIT, False, False),
+    (PlanShape(4, 2, 60, 128, 32, 3, 1, window=300, q_len=3, fresh=3), (20, 290, 303, 7000), NO_LIMIT, False, False),
+    (PlanShape(200, 2, 132, 64, 128, 13, 8, q_len=2, fresh=2), tuple(unlike(200)), 29000, True, True),
+    (PlanShape(1500, 1, 264, 64, 128, 13, 8), tuple(unlike(1500)), NO_LIMIT, False, False),
+)
+"""Shape, lengths, limit, whether empty sequences are skipped, and whether the plan advances lengths."""
 
 
 @contextmanager
@@ -104,19 +121,33 @@ def headers_of(templates: Path) -> Iterator[None]:
         emulate.templates = kept
 
 
-def live(case: EmulatedCase, templates: Path, folder: Path) -> None:
+def live(kind: str, name: str, templates: Path, folder: Path) -> None:
     """All lives of a case over these templates. Raises Wrong at the first difference."""
     with headers_of(templates):
-        if case.packs:
-            return pack(case, folder)
+        if kind == "plan":
+            return plan(folder)
+        if kind == "pack":
+            return pack(PACKED[name], folder)
+        case = CASES[name]
         built = Emulated(case.spec, case.block, launch(**case.launch), folder)
-        shares = case.launch.get("reduction") == "shares"
     for number, (lengths, processors) in enumerate(case.attends):
-        attend(built, lengths, processors, hard=number == 0, looks=2 if shares else 1)
+        attend(built, lengths, processors, hard=number == 0)
     for lengths, processors in case.decodes:
-        for backwards in (False, True):
-            decode(built, lengths, processors, backwards)
+        for planned, backwards in product((False, True), (False, True)):
+            decode(built, lengths, processors, planned, backwards)
+        overflow(built, lengths, processors)
     return None
+
+
+def plan(folder: Path) -> None:
+    """Plans of the device and of the host, and lengths that advance."""
+    planner = Planner(folder)
+    for shape, lengths, limit, skip_empty, advance in PLANS:
+        if found := differences(planner, shape, lengths, limit, skip_empty, advance):
+            raise Wrong(f"a plan of {named(lengths)}: {', '.join(found)}")
+    lengths = tuple(unlike(200))
+    for counts in (None, [b % 5 for b in range(200)]):
+        require(advanced(planner, lengths, counts, 3, 2900), f"advance of {named(lengths)}")
 
 
 def held_by(built: Emulated, lengths: Lengths, hard: bool) -> tuple[ReferenceCache, torch.Tensor]:
@@ -128,40 +159,58 @@ def held_by(built: Emulated, lengths: Lengths, hard: bool) -> tuple[ReferenceCac
     return held, inputs.q
 
 
-def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool, looks: int) -> None:
-    """Calls with as many query tokens as the kernel holds, and with fewer. Of two looks at lengths before the turn, the second is right."""
+def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool) -> None:
+    """Calls of both kernels with as many query tokens as they hold, and with fewer."""
     held, q = held_by(built, lengths, hard)
     where = f"attend at {named(lengths)}{', structured' if hard else ''}"
     for queries in sorted({q.shape[1], max(1, q.shape[1] - 2)}):
         few = q[:, :queries].contiguous()
         want = held.attend(few)
-        for shown in (False, True)[:looks]:
-            built.library.show(shown)
-            step = Step(built, held, few, processors=processors)
+        for planned, current in ((False, False), (True, False), (True, True)):
+            step = Step(built, held, few, processors=processors, planned=planned, first_load_is_current=current)
             step.run()
-            built.library.show(False)
-            agree(where, step, want)
+            agree(kernel_named(where, planned), step, want)
 
 
-def decode(built: Emulated, lengths: Lengths, processors: int, backwards: bool) -> None:
+def decode(built: Emulated, lengths: Lengths, processors: int, planned: bool, backwards: bool) -> None:
     """One step: output, LSE, lengths, residuals, and the blocks that became full."""
     held, q = held_by(built, lengths, False)
-    q_len, tokens = q.shape[1], built.layout.tokens
+    q_len = q.shape[1]
     new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
-    step = Step(built, held, q, (new.k, new.v), backwards, processors)
+    step = Step(built, held, q, (new.k, new.v), backwards, processors, planned)
     step.run()
-    where = f"decode at {named(lengths)}"
+    where = kernel_named(f"decode at {named(lengths)}", planned)
     agree(where, step, held.decode(q, new.k, new.v))
     after = [length + q_len for length in lengths]
-    require(step.lengths.tolist() == after, f"{where}: lengths")
-    expected, _ = packed_cache(built, held, max(after))
-    kept = meaningful_bytes(built.layout)
+    require(step.lengths.tolist() == (list(lengths) if planned else after), f"{where}: lengths")
+    expected, table = packed_cache(built, held, max(after))
+    kept, tokens = meaningful_bytes(built.layout), built.layout.tokens
     for b, (old, length) in enumerate(zip(lengths, after, strict=True)):
         for mine, want in zip(step.residual, held.residual(), strict=True):
             require(torch.equal(mine[b, :, : length % tokens], want[b, :, : length % tokens]), f"{where}: residual of sequence {b}")
         if length // tokens > old // tokens:
-            one, other = (sequence_blocks(packed, step.table, b)[:, old // tokens] for packed in (step.packed, expected))
+            one, other = (sequence_blocks(packed, table, b)[:, old // tokens] for packed in (step.packed, expected))
             require(torch.equal(one[:, kept], other[:, kept]), f"{where}: packed block of sequence {b}")
+
+
+def overflow(built: Emulated, lengths: Lengths, processors: int) -> None:
+    """A step for which the longest sequence has no room: nothing of it is written, in its own memory, and the static kernel says so."""
+    held, q = held_by(built, lengths, False)
+    q_len = q.shape[1]
+    new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
+    limit = max(lengths) + q_len - 1
+    for planned in (False, True):
+        where = kernel_named(f"decode without room at {named(lengths)}", planned)
+        before, step = (Step(built, held, q, (new.k, new.v), processors=processors, planned=planned, limit=limit) for _ in range(2))
+        before.prepare()
+        step.run()
+        works = [length + q_len <= limit for length in lengths]
+        want = held.lengths if planned else held.lengths + q_len * torch.tensor(works)
+        require(torch.equal(step.lengths, want), f"{where}: lengths")
+        require(step.overflow.item() == (not planned), f"{where}: overflow flag")
+        for b in (b for b, there in enumerate(works) if not there):
+            for now, then in zip((step.out, step.lse, *step.residual), (before.out, before.lse, *before.residual), strict=True):
+                require(torch.equal(now[b].view(torch.uint8), then[b].view(torch.uint8)), f"{where}: sequence {b} is written")
 
 
 def pack(case: EmulatedCase, folder: Path) -> None:
@@ -225,6 +274,11 @@ def agree(where: str, step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> No
     require(relative_l2(step.lse[seen], want[1][seen]) <= limit, f"{where}: LSE")
     cells = len(step.lengths) * step.kernel.spec.attention.kv_heads
     require(not step.workspace.view(torch.int32)[: 4 + 33 * cells].any(), f"{where}: counters that the next call finds")
+
+
+def kernel_named(where: str, planned: bool) -> str:
+    """With the scheduler."""
+    return f"{where}, {'planned' if planned else 'static'}"
 
 
 def named(lengths: Lengths) -> str:

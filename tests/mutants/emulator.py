@@ -22,42 +22,49 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.toolchain.compilers import cpu_name
-from tests.mutants.emulated_lives import CASES, PACKED, EmulatedCase, Wrong, live
+from tests.mutants.emulated_lives import CASES, PACKED, Wrong, live
 from tests.mutants.fault import Fault, planted
 from tests.mutants.plant import ROOT
 from tests.mutants.run import chosen, report, row_of
 
-PACKING = ("pack", "channel_scalers", "quantize", "thresholds", "scaler", "unpack", "args", "places", "assemble", "extremes")
+PACKING = ("pack/", "host/args.cuh", "format/places.cuh")
+PLANNING = ("schedule/plan_kernel.cuh", "schedule/plan.hpp")
 CONCURRENT = ("splits-counter-batch",)
 """Faults that show only where CTAs run at the same time: the emulator runs one after the other."""
 TIMEOUT_S = 300.0
 SOUND = "sound"
 
 
-def emulated_case(fault: Fault) -> EmulatedCase | None:
-    """The emulated variant that reaches a fault, or None."""
-    if not fault.file.startswith("templates/cuda/") or fault.name in CONCURRENT:
+def emulated_case(fault: Fault) -> tuple[str, str] | None:
+    """The kind and the name of the emulated case that reaches a fault, or None."""
+    if not fault.file.startswith(("templates/cuda/", "templates/common/")) or fault.name in CONCURRENT:
         return None
-    return (PACKED if Path(fault.file).stem in PACKING else CASES).get(fault.case)
+    header = fault.file.partition("include/kvgen/")[2]
+    if header in PLANNING:
+        return "plan", "all"
+    kind, cases = ("pack", PACKED) if header.startswith(PACKING) else ("attend", CASES)
+    return (kind, fault.case) if fault.case in cases else None
 
 
 def faulty_templates(fault: Fault | None, folder: Path) -> Path:
-    """A copy of the CUDA headers with the fault."""
-    shutil.copytree(ROOT / "templates" / "cuda", folder / "cuda")
+    """A copy of the headers with the fault."""
+    for part in ("cuda", "common"):
+        shutil.copytree(ROOT / "templates" / part, folder / part)
     if fault is not None:
         (folder.parent / fault.file).write_text(planted(fault, (ROOT / fault.file).read_text()))
     return folder
 
 
-def judge_here(name: str, packs: bool = False) -> dict[str, Any]:
-    """In a process of its own: what is wrong with a fault, or with a case that has none (`sound:NAME`)."""
+def judge_here(name: str) -> dict[str, Any]:
+    """In a process of its own: what is wrong with a fault, or with a case that has none (`sound:KIND:NAME`)."""
     with tempfile.TemporaryDirectory(prefix="emulated-") as scratch:
         fault = None if name.startswith(f"{SOUND}:") else next(f for f in chosen("cuda", ()) if f.name == name)
-        case = (PACKED if packs else CASES)[name.partition(":")[2]] if fault is None else emulated_case(fault)
+        case = tuple(name.split(":")[1:]) if fault is None else emulated_case(fault)
         assert case is not None
+        kind, case_name = case
         templates = faulty_templates(fault, Path(scratch) / "templates")
         try:
-            live(case, templates, Path(scratch) / "built")
+            live(kind, case_name, templates, Path(scratch) / "built")
         except Wrong as error:
             return {"kind": "wrong", "detail": str(error)}
         except subprocess.CalledProcessError:
@@ -65,9 +72,9 @@ def judge_here(name: str, packs: bool = False) -> dict[str, Any]:
     return {"kind": "ok", "detail": ""}
 
 
-def judge(name: str, *words: str) -> dict[str, Any]:
+def judge(name: str) -> dict[str, Any]:
     """What a process of its own says, or its end means."""
-    command = [sys.executable, "-m", "tests.mutants.emulator", "--judge", name, *words]
+    command = [sys.executable, "-m", "tests.mutants.emulator", "--judge", name]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, env=environment, check=False)
@@ -83,12 +90,10 @@ def judge(name: str, *words: str) -> dict[str, Any]:
 
 def unsound(faults: Sequence[Fault], pool: ThreadPoolExecutor) -> list[str]:
     """Emulated cases that fail without a fault."""
-    needed = {(fault.case, case.packs) for fault in faults if (case := emulated_case(fault)) is not None}
+    needed = sorted({":".join(case) for fault in faults if (case := emulated_case(fault)) is not None})
     found = []
-    for (name, packs), answer in zip(
-        sorted(needed), pool.map(lambda item: judge(f"{SOUND}:{item[0]}", *(["--packs"] if item[1] else [])), sorted(needed)), strict=True
-    ):
-        print(f"sound    {name}{' (packing)' if packs else ''}: {answer['kind']} {answer['detail']}", flush=True)
+    for name, answer in zip(needed, pool.map(lambda name: judge(f"{SOUND}:{name}"), needed), strict=True):
+        print(f"sound    {name}: {answer['kind']} {answer['detail']}", flush=True)
         if answer["kind"] != "ok":
             found.append(name)
     return found
@@ -112,10 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=())
     parser.add_argument("--out", type=Path)
     parser.add_argument("--judge", help=argparse.SUPPRESS)
-    parser.add_argument("--packs", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.judge:
-        print(json.dumps(judge_here(args.judge, args.packs)))
+        print(json.dumps(judge_here(args.judge)))
         return 0
     faults = chosen("cuda", args.only)
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -1,49 +1,52 @@
-"""Faults of the CUDA kernel: attention, splits, the way to the output, append."""
+"""Faults of the CUDA kernels: attention, splits, the way to the output, append, plans."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
 HEADERS = "templates/cuda/include/kvgen"
+COMMON = "templates/common/include/kvgen"
 
 
 def _in(header: str, *faults: tuple[str, ...]) -> tuple[Fault, ...]:
-    """(name, case, what it breaks, find, replace[, nth]) of one header."""
+    """(name, case, what it breaks, find, replace[, nth]) of one header: a CUDA header without its suffix, or a common one with it."""
+    file = f"{COMMON}/{header}" if header.endswith(".hpp") else f"{HEADERS}/{header}.cuh"
     return tuple(
-        Fault(name, f"{HEADERS}/{header}.cuh", case, breaks, find, replace, int(rest[0]) if rest else 0)
-        for name, case, breaks, find, replace, *rest in faults
+        Fault(name, file, case, breaks, find, replace, int(rest[0]) if rest else 0) for name, case, breaks, find, replace, *rest in faults
     )
 
 
 FAULTS: tuple[Fault, ...] = (
     *_in(
-        "merge",
+        "epilogue/workspace",
         (
-            "warps-sum", "last", "warps' sums of weights are added without bringing them to one maximum",
-            "merged.total.sum += factor * part.sum;", "merged.total.sum += part.sum;",
-        ),
-        (
-            "splits-last", "last", "of more than eight splits the last weighs nothing",
-            "const float factor = base + i < count ? ptx::exp2(totals[i].reference - reference) : 0.f;",
-            "const float factor = base + i < count - (count > 8) ? ptx::exp2(totals[i].reference - reference) : 0.f;",
+            "row-sums", "last", "sums of weights of warps and splits are added without bringing them to one maximum",
+            "stats.row_sum += factor * other.row_sum;", "stats.row_sum += other.row_sum;",
         ),
         (
             "splits-rescale", "last", "what earlier batches of splits gave is not rescaled when a later one has a larger maximum",
             "for (int j = 0; j < kWide; ++j) value[j] *= kept;", "for (int j = 0; j < kWide; ++j) value[j] *= 1.f;",
         ),
         (
-            "splits-counter", "last", "the counter of arrived splits is not reset: the second call differs",
-            "if (last) *counter = 0;", "",
-        ),
-        (
             "splits-counter-batch", "paged", "sequences eight apart share a counter of arrived splits",
-            "return work.counters + head.batch * args.cache.kv_heads + head.head;",
-            "return work.counters + head.batch % 8 * args.cache.kv_heads + head.head;",
+            "return counters + head.sequence * args.cache.kv_heads + head.head;",
+            "return counters + head.sequence % 8 * args.cache.kv_heads + head.head;",
         ),
         (
             "splits-stride", "queries", "partial results of the second column tile lie over the next split's",
-            "return sums + (static_cast<int64_t>(slot) * Traits::kQRows + column) * Traits::kHeadDim;",
-            "return sums + (static_cast<int64_t>(slot) * Traits::kTileQRows + column) * Traits::kHeadDim;",
+            "return sums + (static_cast<int64_t>(slot) * Traits::kQRows + row) * Traits::kHeadDim;",
+            "return sums + (static_cast<int64_t>(slot) * Traits::kTileQRows + row) * Traits::kHeadDim;",
+        ),
+    ),
+    *_in(
+        "epilogue/split_reduction",
+        (
+            "splits-last", "last", "of more than eight splits the last weighs nothing",
+            "stats[i] = base + i < count ? RowStats", "stats[i] = base + i < count - (count > 8) ? RowStats",
+        ),
+        (
+            "splits-counter", "last", "the counter of arrived splits is not reset: the second call differs",
+            "if (last) *counter = 0;", "",
         ),
         (
             "two-level-totals", "two-level", "the second of two levels takes the sums of each group's first split for the group's",
@@ -57,6 +60,9 @@ FAULTS: tuple[Fault, ...] = (
             "two-level-members", "two-level", "the last group of splits waits for as many as the others have",
             "members = min(width, slots.count - group * width);", "members = width;",
         ),
+    ),
+    *_in(
+        "epilogue/output",
         (
             "query-guard", "queries", "a call with fewer query tokens than the kernel holds writes one token too many",
             "if (query >= args.q_len) return;", "if (query > args.q_len) return;",
@@ -66,171 +72,320 @@ FAULTS: tuple[Fault, ...] = (
             "+ q_head) * args.q_len + query;", "+ q_head) * Traits::kMaxQLen + query;",
         ),
         (
+            "lse-empty", "last", "the LSE of a query that sees nothing is finite",
+            "args.lse[at] = stats.row_sum == 0.f ? -INFINITY :", "args.lse[at] = stats.row_sum == 0.f ? -1e30f :",
+        ),
+    ),
+    *_in(
+        "epilogue/merge_warps",
+        (
             "value-group-zero", "value-groups", "later channel groups of V take the zeros of the first",
             "state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];", "state.affine[0][c];",
         ),
+    ),
+    *_in(
+        "epilogue/cluster_reduction",
         (
             "cluster-last", "cluster", "the last CTA of a cluster is not added up",
-            "for (int i = 0; i < kCluster; ++i) {\n        const float factor",
-            "for (int i = 0; i < kCluster - 1; ++i) {\n        const float factor",
+            "sum.template add<kCluster>(", "sum.template add<kCluster - 1>(",
         ),
         (
             "cluster-totals", "cluster", "the last CTA of a cluster is not sent the sums that it waits for: it hangs",
             "if (channel < kCluster) send(", "if (channel < kCluster - 1) send(",
         ),
-        (
-            "lse-empty", "last", "the LSE of a query that sees nothing is finite",
-            "total.sum == 0.f ? -INFINITY :", "total.sum == 0.f ? -1e30f :",
-        ),
     ),
     *_in(
-        "finish",
+        "epilogue/append",
         (
             "flush-rest", "queries", "of the new tokens behind a packed block only the first is kept",
-            "tail.store(Format::kTokens, tail.count(), 0);", "tail.store(Format::kTokens, min(tail.count(), Format::kTokens + 1), 0);",
-        ),
-        (
-            "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
-            "for (int i = lane; i < args.cache.batch; i += 32) args.cache.lengths[i]",
-            "for (int i = lane; i < min(args.cache.batch, 128); i += 32) args.cache.lengths[i]",
-        ),
-        (
-            "advance-counter", "last", "the counter of CTAs that read the lengths is not reset: the second `decode` advances none",
-            "if (lane == 0) *work.lengths_read = 0;", "",
-        ),
-        (
-            "advance-idle", "parts", "CTAs without work are not counted among those that read the lengths",
-            "if constexpr (!kAppend) return;\n  __syncthreads();", "return;\n  __syncthreads();",
+            "residual.store(Format::kTokens, residual.count(), 0);",
+            "residual.store(Format::kTokens, min(residual.count(), Format::kTokens + 1), 0);",
         ),
         (
             "flush-block", "paged", "a residual that became full is packed one block too early in its page",
             "length / Format::kTokens, Format::kBlockBytes);\n  __syncthreads();",
             "length / Format::kTokens - length / Format::kTokens % 2, Format::kBlockBytes);\n  __syncthreads();",
         ),
-    ),
-    *_in(
-        "part",
         (
-            "parts-batch", "parts-batch", "where sequences are cut by length, parts of every 32nd are not counted for those that follow",
-            "before += __shfl_sync(~0u, upto, 31);", "before += __shfl_sync(~0u, upto, 30);",
+            "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
+            "for (int i = lane; i < args.cache.batch; i += 32) {", "for (int i = lane; i < min(args.cache.batch, 128); i += 32) {",
         ),
         (
-            "parts-many", "parts", "sequences are cut in more parts than there are CTAs",
-            "if (__reduce_add_sync(~0u, needed[i]) <= slots) best", "if (__reduce_add_sync(~0u, needed[i]) <= slots + slots / 8) best",
+            "advance-counter", "last", "the counter of CTAs that read the lengths is not reset: the second `decode` advances none",
+            "if (lane == 0) *work.lengths_read = 0;", "",
         ),
         (
-            "lengths-table", "batch", "the 129th sequence takes its length from the next warp's table",
-            "return batch < kRounds * 32 ? copied[batch]", "return batch <= kRounds * 32 ? copied[batch]",
+            "advance-readers", "last", "lengths advance when the CTAs of one sequence have read them",
+            "static_cast<int>(gridDim.x * gridDim.y * gridDim.z) - 1", "static_cast<int>(gridDim.x * gridDim.y) - 1",
         ),
         (
-            "lengths-copied", "batch", "lengths of the last 32 sequences that fit a warp's table are not copied",
-            "for (int at = lane; at < kRounds * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
-            "for (int at = lane; at < (kRounds - 1) * 32; at += 32)\n      if (at < cache.batch) ptx::copy_async",
+            "advance-overflow", "last", "the length of a sequence that has no room advances beyond it",
+            "if (length <= args.limit - args.q_len) args.cache", "args.cache",
         ),
         (
-            "stale-lengths", "shares", "what was worked out on lengths of before the launch's turn is used although they changed",
-            "return __any_sync(~0u, others);", "return !knows_all();",
-        ),
-        (
-            "lengths-clamp", "shares-batch", "lengths beyond the 128th are read before the launch's turn, and kept",
-            "bool others = !knows_all();", "bool others = false;",
+            "overflow-flag", "last", "the host is not told that a sequence has no room",
+            "if (threadIdx.x == 0) *args.overflow = 1;", "",
         ),
     ),
     *_in(
-        "share",
+        "schedule/plan_kernel",
         (
-            "share-empty", "shares", "a head without packed tokens has no place in the row of work",
-            "last = first + max(units, 1) - 1;", "last = first + units - 1;",
+            "plan-heads", "planned", "tiles of the later heads of a sequence lie one place early in the row of work",
+            "sequence.at + head * shape.cost(sequence.length)", "sequence.at + head * (shape.cost(sequence.length) - 1)",
         ),
         (
-            "share-places", "shares", "partial results of neighbouring heads lie over each other",
-            "first_slot + number,", "first_slot,",
+            "plan-range", "planned", "the last work tile of a worker is not in its range",
+            "atomicMax(&shared.ends[w], index + 1);", "atomicMax(&shared.ends[w], index);",
         ),
         (
-            "share-batch", "shares-batch", "heads of the first 32 sequences count once for those that follow",
-            "before += __shfl_sync(~0u, upto, 31) * kv_heads,", "before += __shfl_sync(~0u, upto, 31),",
+            "plan-lanes", "planned", "of the splits of a head every second run of as many as it has threads is not written",
+            "w <= places.last_worker; w += lanes)", "w <= places.last_worker; w += 2 * lanes)",
         ),
         (
-            "share-end", "shares", "a piece that another CTA goes on with ends one unit early",
-            "min(to() - first, units),", "to() - first < units ? to() - first - 1 : units,",
+            "plan-warps", "planned-batch", "heads of the first 32 sequences do not count for where those that follow begin",
+            " + (warp > 0 ? warps[i][warp - 1] : 0)", "",
+        ),
+        (
+            "plan-chunk", "planned-many", "work tiles of sequences from the 1,025th on lie over those of the first",
+            "places += sums.total[0], heads +=", "places += sums.total[0], heads =",
+        ),
+        (
+            "plan-empty", "planned", "empty sequences that are to be skipped take part in the step",
+            "part_of(length, shape.fresh, args.limit, args.skip_empty)", "part_of(length, shape.fresh, args.limit, false)",
+        ),
+        (
+            "plan-overflow", "planned", "the host is not told that a sequence of a plan has no room",
+            "if (part == Part::overflows && args.overflow) *args.overflow = 1;", "",
+        ),
+        (
+            "plan-advance", "planned", "a plan that advances lengths advances those of sequences without room too",
+            "if (works && args.advance)", "if (args.advance)",
+        ),
+        (
+            "prefill-advance", "batch", "neither a prefill nor a step advances the lengths of sequences from the 129th on",
+            "b < batch; b += gridDim.x", "b < min(batch, 128); b += gridDim.x",
+        ),
+        (
+            "advance-empty", "planned", "the end of a step adds its tokens to empty sequences",
+            "counts ? counts[b] : length > 0 ? count : 0;", "counts ? counts[b] : count;",
+        ),
+        (
+            "advance-room", "planned", "the end of a step adds tokens to a sequence that has no room",
+            "if (more > limit - length)", "if (more > limit)",
         ),
     ),
     *_in(
-        "attend_shares",
+        "schedule/plan.hpp",
         (
-            "share-flush", "shares", "a residual that became full is not packed where several CTAs have the head",
-            "(piece.count == 1 || shared.flags[i > 0])", "piece.count == 1",
+            "plan-no-tiles", "planned", "a head without packed tokens has no work tile",
+            "last_worker = (tiles_at + (n > 1 ? n : 1) - 1) / each;", "last_worker = (tiles_at + n) / each - 1;",
         ),
         (
-            "share-arrival", "shares", "a CTA with one piece arrives twice at its head",
+            "plan-end", "planned", "a work tile that another worker goes on with ends one KV tile early",
+            "(to < n ? to : n);", "(to < n ? to - 1 : n);",
+        ),
+        (
+            "plan-slots", "planned", "partial results and work tiles of neighbouring heads lie over each other",
+            "return number + worker; }", "return worker; }",
+        ),
+        (
+            "plan-room", "planned", "a plan has work for sequences without room for the step's tokens",
+            "return length > limit - fresh ?", "return length > limit ?",
+        ),
+        (
+            "plan-window", "window", "a plan leaves out the tile in which the window of the first query begins",
+            "? token / tile_tokens :", "? token / tile_tokens + 1 :",
+        ),
+    ),
+    *_in(
+        "schedule/work_queue",
+        (
+            "queue-second", "planned", "the second work tile of a CTA is not loaded",
+            "    request(1);\n", "",
+        ),
+        (
+            "queue-slot", "planned", "the third work tile of a CTA is looked for where the first lay",
+            "operator[](int number) const { return memory_[number % kLatest]; }",
+            "operator[](int number) const { return memory_[number % (kLatest - 1)]; }",
+        ),
+        (
+            "queue-range", "planned", "the first work tile is the one of the range that was read before griddepcontrol.wait",
+            "if (range_.begin != guess) load_first(range_.begin);", "",
+        ),
+        (
+            "queue-head", "planned", "the query of another head of the same sequence is kept, which a stale plan named",
+            "return seen.sequence != first.sequence || seen.head != first.head;", "return seen.sequence != first.sequence;",
+        ),
+    ),
+    *_in(
+        "mainloop/attend_planned",
+        (
+            "planned-stale", "planned", "before griddepcontrol.wait a query is read that does not exist",
+            "if (exists(args, head_of(queue.first()))) loader", "loader",
+        ),
+        (
+            "planned-first-tile", "planned", "the warps' order does not go on over work tiles, where their copies do",
+            "attend_packed<Traits>(shared, pipeline, first_tile<Traits>(work, done, warp),",
+            "attend_packed<Traits>(shared, pipeline, first_tile<Traits>(work, 0, warp),",
+        ),
+        (
+            "planned-store", "planned", "the result of a work tile is stored as that of the next",
+            "queue[number - 1], Traits::kQTiles - 1);", "queue[number], Traits::kQTiles - 1);",
+        ),
+        (
+            "planned-request", "planned", "of a CTA's work tiles those from the third on are not loaded",
+            "queue.request(number + 1);", "",
+        ),
+        (
+            "planned-arrival", "planned", "a CTA with one work tile arrives twice at its head",
             "shared.flags[i] = i < count && end(i)", "shared.flags[i] = end(i)",
         ),
         (
-            "share-sight", "shares", "the second and later pieces of a CTA begin at the first's first unit",
-            "attend_packed<Traits>(shared, walk, piece.first_unit<Traits>(warp), piece.end,",
-            "attend_packed<Traits>(shared, walk, progress.first.template first_unit<Traits>(warp), piece.end,",
+            "planned-reduction", "planned", "the splits of a CTA's last head are reduced only if those of its first are",
+            "i = threadIdx.x / Traits::kReducers; shared.flags[i])", "i = threadIdx.x / Traits::kReducers; shared.flags[0])",
+        ),
+        (
+            "planned-flush", "planned", "a residual that became full is not packed where several CTAs have the head",
+            "(tile.num_splits == 1 || shared.flags[i > 0])", "tile.num_splits == 1",
+        ),
+        (
+            "planned-flush-head", "planned", "the residual of a CTA's first head is packed for all of its heads",
+            "const WorkTile tile = queue.in_plan(i);", "const WorkTile tile = queue.in_plan(0);",
+        ),
+        (
+            "planned-flush-full", "planned", "a residual that is exactly full is not packed by the CTAs of a plan",
+            "flushes |= kAppend && residual.count() >= kTokens;", "flushes |= kAppend && residual.count() > kTokens;",
+        ),
+        (
+            "planned-residual", "planned", "every split of a head attends to the residual of the first",
+            "const SplitPlace place{work.split_idx, work.num_splits};", "const SplitPlace place{0, work.num_splits};",
+        ),
+        (
+            "planned-empty", "planned-batch", "of the empty sequences of a plan only two get their zeros",
+            "i < plan.memory[0]; i += gridDim.x)", "i < min(plan.memory[0], 2); i += gridDim.x)",
+        ),
+        (
+            "planned-decode", "queries", "`decode` with a plan hides packed tokens from its queries, as if the new ones were among them",
+            "const SeqlenInfo seqlen{head.head, work.length + residual.fresh,", "const SeqlenInfo seqlen{head.head, work.length,",
         ),
     ),
     *_in(
-        "attend_part",
+        "mainloop/attend_static",
         (
             "flush-boundary", "last", "a residual that is exactly full is not packed",
             "completed && whole.count() >= kTokens)", "completed && whole.count() > kTokens)",
         ),
         (
-            "stale-first-stage", "parts", "the first stage that was fetched on the guess of equal lengths is used where they are not",
-            "walk.early = 0;", "walk.early = walk.early;",
+            "static-decode", "queries", "`decode` hides packed tokens from its queries, as if the new ones were among them",
+            "const SeqlenInfo seqlen{head.head, length + residual.fresh,", "const SeqlenInfo seqlen{head.head, length,",
         ),
         (
-            "sight-decode", "queries", "`decode` hides packed tokens from its queries, as if the new ones were among them",
-            "const Sight<Traits> sight{length + tail.fresh,", "const Sight<Traits> sight{length,",
+            "static-room", "last", "a step goes beyond a sequence's room",
+            "length > args.limit - args.q_len) return skip_step", "length > args.limit) return skip_step",
+        ),
+        (
+            "static-stride", "cluster", "CTAs of a cluster take the KV tiles of their neighbours too",
+            "int stride() const { return Traits::kWarps * place.ctas; }",
+            "int stride() const { return Traits::kWarps * place.ctas / Traits::kClusterSize; }",
+        ),
+        (
+            "static-window", "window", "the tile in which the window of the first query begins is left out",
+            "tiles.begin(token / Traits::kTileTokens + scheduler", "tiles.begin(token / Traits::kTileTokens + (token > 0) + scheduler",
+        ),
+        (
+            "window-unpacked", "narrow-window", "a window that begins in the residual has a KV tile, of a block that is not packed",
+            "seen ? end : 0, length, block);", "end, length, block);",
         ),
     ),
     *_in(
-        "tail",
+        "mainloop/residual",
         (
-            "tail-causal", "queries", "in the residual a query sees the new tokens after it",
-            "const int last = min(count - 1, count - q_len + column / Traits::kGroup);", "const int last = count - 1;",
+            "residual-causal", "queries", "in the residual a query sees the new tokens after it",
+            "const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);",
+            "const int position = seqlen.length - 1;",
         ),
         (
-            "tail-append", "last", "the first new token is not put into the residual",
+            "residual-append", "last", "the first new token is not put into the residual",
             "if (row >= valid || token < tail.old) continue;", "if (row >= valid || token <= tail.old) continue;",
         ),
         (
-            "tail-row", "last", "the residual's last token is read from among the new ones",
+            "residual-row", "last", "the residual's last token is read from among the new ones",
             "return token < old ? residual", "return token < old - 1 ? residual",
         ),
         (
-            "tail-head", "last", "the second KV head attends to the first's residual",
-            "at = (static_cast<int64_t>(batch) * args.cache.kv_heads + head) * Format::kTokens",
-            "at = (static_cast<int64_t>(batch) * args.cache.kv_heads + head / 2 * 2) * Format::kTokens",
+            "residual-head", "last", "the second KV head attends to the first's residual",
+            "at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head) * Format::kTokens",
+            "at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head / 2 * 2) * Format::kTokens",
+        ),
+        (
+            "residual-window", "window", "the sliding window does not hide tokens of the residual",
+            "token < Traits::Mask::first_token(position) || ", "",
+        ),
+        (
+            "residual-cap", "cap", "scores of the residual are not capped",
+            "modify_scores<Traits>(seqlen, seqlen.packed + rows.first, tile, lane, x);", "",
         ),
     ),
     *_in(
-        "tail_tiles",
+        "mainloop/residual_loop",
         (
-            "tail-second-turn", "tail", "of a residual of more tiles than warps, some tiles are skipped",
-            "tile.fetch(tail, residual_tile<Traits>(place, turn, warp), lane);",
-            "tile.fetch(tail, residual_tile<Traits>(place, turn + 1, warp), lane);",
+            "residual-second-round", "residual", "of a residual of more tiles than warps, some tiles are skipped",
+            "tile.fetch(residual, residual_tile<Traits>(place, round, warp), lane);",
+            "tile.fetch(residual, residual_tile<Traits>(place, round + 1, warp), lane);",
         ),
     ),
     *_in(
-        "span",
+        "mainloop/mask",
         (
-            "sight-token", "queries", "a query does not see itself where it is packed",
-            "token > length - q_len + column / Traits::kGroup)", "token >= length - q_len + column / Traits::kGroup)",
+            "mask-token", "queries", "a query does not see itself where it is packed",
+            "if (kCausal && token > position)", "if (kCausal && token >= position)",
         ),
         (
-            "sight-clear", "queries", "packed tokens that some queries must not see are not masked",
-            "int tokens = Traits::kMaxQLen > 1 ? max(length - q_len + 1, 0) : kept;", "int tokens = Traits::kMaxQLen > 1 ? length : kept;",
+            "mask-clear", "queries", "packed tokens that some queries must not see are not masked",
+            "int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed;",
+            "int tokens = kCausal ? seqlen.length : seqlen.packed;",
         ),
         (
-            "sight-kept", "gathered", "of a block that stands in for a missing one, the first token counts",
-            "if (Traits::kGathered && token >= kept)", "if (Traits::kGathered && token > kept)",
+            "mask-missing", "gathered", "of a block that stands in for a missing one, the first token counts",
+            "if (Traits::kGathered && token >= seqlen.packed)", "if (Traits::kGathered && token > seqlen.packed)",
+        ),
+        (
+            "window-packed", "window", "the first packed token of a window is masked",
+            "if (kWindowed && token < Mask::first_token(position))", "if (kWindowed && token <= Mask::first_token(position))",
+        ),
+        (
+            "window-clear", "window", "a tile in which the window begins is not masked",
+            "return ceil_div(Mask::first_token(seqlen.length - 1), Traits::kTileTokens);",
+            "return Mask::first_token(seqlen.length - 1) / Traits::kTileTokens;",
         ),
     ),
     *_in(
-        "softmax",
+        "mainloop/sliding_window",
+        (
+            "window-edge", "window", "a query sees one token before its window",
+            "position < kTokens ? 0 : position - kTokens + 1;", "position < kTokens ? 0 : position - kTokens;",
+        ),
+    ),
+    *_in(
+        "mainloop/softcap",
+        (
+            "cap-limit", "cap", "capped scores are natural, where those in units of log2 are meant",
+            "kLimit = Cap::kValue * 1.4426950408889634f;", "kLimit = Cap::kValue;",
+        ),
+        (
+            "cap-exponent", "cap", "scores are capped as if the cap were twice as large",
+            "kExponent = 2.f / Cap::kValue,", "kExponent = 1.f / Cap::kValue,",
+        ),
+    ),
+    *_in(
+        "mainloop/score_modifier",
+        (
+            "cap-offset", "cap", "K's zeros are added to capped scores again",
+            "x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;", "x.factor[part][i] = 1.f;",
+        ),
+    ),
+    *_in(
+        "mainloop/softmax",
         (
             "rescale", "last", "what was summed up is not rescaled when the maximum moves",
             "state.rescale(factor);", "",
@@ -244,13 +399,13 @@ FAULTS: tuple[Fault, ...] = (
             "1.f / (1 << 23) / (1 << 23);", "0.f;",
         ),
         (
-            "maximum-half", "queries", "the maximum that the reference moves to leaves out a lane's second row",
+            "maximum-half", "queries", "the maximum that the running maximum moves to leaves out a lane's second row",
             "for (int half = 0; half < 2; ++half) {\n          float scale",
             "for (int half = 0; half < 1; ++half) {\n          float scale",
         ),
     ),
     *_in(
-        "subtile",
+        "mainloop/subtile",
         (
             "symmetric-zero", "symmetric", "the second row of every two takes the first's scale for the middle of its codes",
             "zero[part][q][1] = -v.y * Quant::kOffset;", "zero[part][q][1] = -v.x * Quant::kOffset;",
@@ -265,14 +420,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "span",
+        "mainloop/packed_loop",
         (
             "key-group-sum", "token", "K's zeros of later channel groups multiply the query's sum over the first",
-            "shared.query_sums[q * Traits::kQTiles * 8 + column] *", "shared.query_sums[column] *",
+            "shared.query_sums[q * Traits::kQTiles * 8 + row] *", "shared.query_sums[row] *",
         ),
     ),
     *_in(
-        "fragments",
+        "format/fragments",
         (
             "int2-unmix", "int2", "the top field of 2-bit codes keeps one of the lower ones",
             "if constexpr (kBits == 2) high[2 + c] -= low[c] + low[2 + c] + high[c];",
@@ -280,20 +435,20 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "query",
+        "mainloop/query",
         (
             "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
-            "args.q.row<const Element>(head.batch, query,", "args.q.row<const Element>(min(head.batch, 127), query,",
+            "args.q.row<const Element>(head.sequence, query,", "args.q.row<const Element>(min(head.sequence, 127), query,",
         ),
     ),
     *_in(
-        "ring",
+        "pipeline/ring",
         (
             "ring-wait", "last", "a stage is read one commit group before it has arrived",
             "case 0: ptx::copy_wait<kOthers>(); break;", "case 0: ptx::copy_wait<kOthers + 1>(); break;",
         ),
         (
-            "bulk-parity", "bulk", "from the second round of the ring on, nobody waits for bulk copies",
+            "bulk-parity", "bulk", "from the second round of the ring on, no warp waits for bulk copies",
             "void next_round() { parity ^= 1; }", "void next_round() {}",
         ),
         (
@@ -302,33 +457,37 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "walk",
+        "pipeline/kv_tiles",
         (
             "key-group", "key-groups", "the second group of K's scales in a block is taken from the first",
             "within * Traits::kTileTokens / Traits::Key::kGroup : 0;", "within * Traits::kTileTokens / (2 * Traits::Key::kGroup) : 0;",
         ),
         (
-            "page-queue", "paged", "units take the page of the one before them from the queue",
-            "words[(turn + Traits::kTilesInFlight) % kUnits * kEntries", "words[(turn + Traits::kTilesInFlight - 1) % kUnits * kEntries",
+            "page-prefetch", "paged", "KV tiles take the prefetched page of the one before them",
+            "words[(round + Traits::kTilesInFlight) % kTiles * kEntries", "words[(round + Traits::kTilesInFlight - 1) % kTiles * kEntries",
         ),
         (
-            "page-block", "paged", "every unit is read from its page's first block",
+            "page-block", "paged", "every KV tile is read from its page's first block",
             "block %= Traits::kPageBlocks;", "block = 0;",
         ),
         (
             "page-far-sequence", "paged", "sequences from the ninth on read the pages of the eighth",
-            "pages = args.cache.block_table + static_cast<int64_t>(batch) * args.cache.table_stride;",
-            "pages = args.cache.block_table + static_cast<int64_t>(min(batch, 7)) * args.cache.table_stride;",
+            "pages = args.cache.block_table + static_cast<int64_t>(head.sequence) * args.cache.table_stride;",
+            "pages = args.cache.block_table + static_cast<int64_t>(min(head.sequence, 7)) * args.cache.table_stride;",
         ),
         (
-            "gathered-missing", "gathered", "missing blocks of a last unit are read from where no page is",
-            "return min(unit * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);",
-            "return unit * Traits::kTileBlocks + which;",
+            "gathered-missing", "gathered", "missing blocks of a last tile are read from where no page is",
+            "const int block = min(tile * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);",
+            "const int block = tile * Traits::kTileBlocks + which;",
         ),
         (
-            "units-far", "last", "packed tokens from the 19,201st on are read 32 tokens early",
-            "const int within = unit % Traits::kTilesPerBlock,\n              group",
-            "if (unit >= 600) base -= Traits::kTileBytes;\n    const int within = unit % Traits::kTilesPerBlock,\n              group",
+            "gathered-window", "gathered-window", "blocks of a first tile that the window has passed are read, whose pages may be missing",
+            "return Traits::Mask::kWindow > 0 ? max(block, first_block) : block;", "return block;",
+        ),
+        (
+            "tiles-far", "last", "packed tokens from the 19,201st on are read 32 tokens early",
+            "const int within = tile % Traits::kTilesPerBlock,\n              group",
+            "if (tile >= 600) base -= Traits::kTileBytes;\n    const int within = tile % Traits::kTilesPerBlock,\n              group",
         ),
     ),
 )  # fmt: skip

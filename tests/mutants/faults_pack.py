@@ -7,11 +7,7 @@ from tests.mutants.faults_cuda import _in
 
 FAULTS: tuple[Fault, ...] = (
     *_in(
-        "pack",
-        (
-            "prefill-advance", "batch", "a prefill does not advance the lengths of sequences from the 129th on",
-            "packing::advance_lengths<<<ceil_div(args.cache.batch, 128), 128,", "packing::advance_lengths<<<1, 128,",
-        ),
+        "pack/pack",
         (
             "prefill-rest", "last", "what is left of a prefill that completed a begun block is lost",
             "if (nth == 0) keep(full * kTokens,", "if (nth == 0 && !begun) keep(full * kTokens,",
@@ -32,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "channel_scalers",
+        "pack/channel_scalers",
         (
             "range-last-run", "last", "the last 16 tokens of a group do not count for K's smallest and largest",
             "for (int run = 1; run < kRunsPerGroup; ++run)", "for (int run = 1; run < kRunsPerGroup - 1; ++run)",
@@ -43,7 +39,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "quantize",
+        "pack/quantize",
         (
             "range-lanes", "last", "half of the channels do not count for V's smallest and largest",
             "range.include_lane(2);", "",
@@ -59,14 +55,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "thresholds",
+        "pack/thresholds",
         (
             "tie-up", "int2", "a 2-bit code at the tie of 3/2 goes down",
             "return kNth == 2 ? distance >= bound : distance > bound;", "return distance > bound;",
         ),
     ),
     *_in(
-        "scaler",
+        "pack/scaler",
         (
             "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
             "fmaxf(-low, high);", "fmaxf(0.f, high);",
@@ -77,7 +73,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "unpack",
+        "pack/unpack",
         (
             "unpack-last", "last", "the last token of the residual is not unpacked",
             "for (int i = threadIdx.x; i < tokens * kPieces; i += kThreads) {\n    const int token = i / kPieces, channel",
@@ -89,15 +85,15 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "args",
+        "host/args",
         (
             "block-far-sequence", "paged", "packing puts the blocks of sequences from the ninth on into pages of the eighth",
-            "outer = block_table[static_cast<int64_t>(batch) * table_stride + block / page_blocks];",
-            "outer = block_table[static_cast<int64_t>(batch < 8 ? batch : 7) * table_stride + block / page_blocks];",
+            "return block_table[static_cast<int64_t>(batch) * table_stride + block / page_blocks];",
+            "return block_table[static_cast<int64_t>(batch < 8 ? batch : 7) * table_stride + block / page_blocks];",
         ),
     ),
     *_in(
-        "places",
+        "format/places",
         (
             "code-order", "last", "channels of K's words are swapped; what packs and unpacks agrees, what attends does not",
             "4 * (word / kWords) + 2 * (byte % 2) + byte / 2};", "4 * (word / kWords) + 2 * (byte / 2) + byte % 2};",

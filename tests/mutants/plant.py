@@ -32,9 +32,8 @@ def faulty_source(fault: Fault, case: Case, folder: Path) -> Source:
     if fault.file.endswith(".py"):
         return _lowered_with(fault, text, case, folder)
     source = case.source()
-    header = Path(fault.file)
     overlay = folder / "include"
-    placed = overlay / "kvgen" / header.name
+    placed = overlay / fault.file.partition("/include/")[2]
     placed.parent.mkdir(parents=True, exist_ok=True)
     placed.write_text(text)
     include = (overlay, *source.include)

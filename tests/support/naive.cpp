@@ -92,7 +92,7 @@ struct Cache {
 };
 
 void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed, TensorView k_residual, TensorView v_residual,
-          TensorView lengths, Optional<TensorView> table) {
+          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, int64_t, int64_t, int64_t advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int32_t count = static_cast<const int32_t*>(new_lengths.data_ptr())[b], old = *cache.length(b);
@@ -101,7 +101,7 @@ void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed,
         cache.append(k, v, b, h, t, old + t);
         if ((old + t + 1) % cache.block() == 0) cache.flush(b, h, (old + t) / cache.block());
       }
-    *cache.length(b) = old + count;
+    if (advance) *cache.length(b) = old + count;
   }
 }
 
@@ -140,12 +140,13 @@ void run(const TensorView& q, const Cache& cache, const TensorView& out, const O
 }
 
 void attend(TensorView q, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
-            TensorView out, Optional<TensorView> lse, TensorView, double scale, int64_t) {
+            Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView, Optional<TensorView>, double scale, int64_t) {
   run(q, Cache{packed, k_residual, v_residual, lengths, table}, out, lse, scale);
 }
 
 void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths,
-            Optional<TensorView> table, TensorView out, Optional<TensorView> lse, TensorView, double scale, int64_t) {
+            Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView, Optional<TensorView>,
+            double scale, int64_t, int64_t, int64_t, int64_t) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     for (int64_t h = 0; h < cache.heads(); ++h)
@@ -159,8 +160,8 @@ void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorV
   run(q, cache, out, lse, scale);
 }
 
-void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table, TensorView k,
-            TensorView v) {
+void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
+            Optional<TensorView>, TensorView k, TensorView v) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int64_t length = *cache.length(b), full = length / cache.block() * cache.block();
@@ -182,6 +183,13 @@ int64_t workspace_bytes(int64_t batch, int64_t, int64_t) {
   return 64 * batch;
 }
 int64_t split_tokens(int64_t, int64_t, int64_t) { return 0; }
+int64_t plan_size(int64_t, int64_t, int64_t) { return 8; }
+void plan(TensorView, TensorView, int64_t, int64_t, int64_t, int64_t, int64_t) {}
+void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, int64_t, int64_t) {
+  int32_t* length = static_cast<int32_t*>(lengths.data_ptr());
+  for (int64_t b = 0; b < lengths.size(0); ++b)
+    length[b] += counts ? static_cast<const int32_t*>(counts.value().data_ptr())[b] : length[b] > 0 ? tokens : 0;
+}
 
 }  // namespace
 
@@ -191,3 +199,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(decode, decode)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(unpack, unpack)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, workspace_bytes)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(split_tokens, split_tokens)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan_size, plan_size)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(advance, advance)

@@ -17,8 +17,8 @@ from kvgen.spec import KernelSpec, QuantSpec
 TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
-ENOUGH_UNITS = 256
-"""Sequences times heads beyond which no sequence is split."""
+WORKERS = 256
+"""Workers of a plan. A constant, and not the number of threads, so that results do not depend on the machine."""
 EXPANDED_FLOATS = 16384
 """Floats of K (and of V) that are expanded at once: 64 KiB, half of a second-level cache with V beside it."""
 
@@ -52,7 +52,7 @@ class CpuBackend:
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The points of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
-        facts = {**spec_facts(spec), "block_multiple": _block_multiple(spec), "enough_units": ENOUGH_UNITS, "even_share": _even_share}
+        facts = {**spec_facts(spec), "block_multiple": _block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
@@ -109,7 +109,7 @@ class CpuBackend:
             "layout": layout,
             "page_blocks": (spec.cache.page or 0) // layout.tokens,
             "launch": dict(schedule.launch),
-            "enough_units": ENOUGH_UNITS,
+            "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
         }
 

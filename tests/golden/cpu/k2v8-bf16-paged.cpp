@@ -35,8 +35,8 @@ struct Config {
 
   // The launch.
   static constexpr int rows = 5, key_tiles = 2, value_tiles = 2;
-  static constexpr int chunk = 256, share = 4096, prefetch = 8;
-  static constexpr int expanded = 160, enough_units = 256;
+  static constexpr int chunk = 256, split_tokens = 4096, prefetch = 8;
+  static constexpr int expanded = 160, workers = 256;
 };
 
 }  // namespace

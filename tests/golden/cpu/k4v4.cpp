@@ -35,8 +35,8 @@ struct Config {
 
   // The launch.
   static constexpr int rows = 4, key_tiles = 4, value_tiles = 4;
-  static constexpr int chunk = 128, share = 4096, prefetch = 8;
-  static constexpr int expanded = 128, enough_units = 256;
+  static constexpr int chunk = 128, split_tokens = 4096, prefetch = 8;
+  static constexpr int expanded = 128, workers = 256;
 };
 
 }  // namespace

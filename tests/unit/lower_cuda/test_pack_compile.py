@@ -39,7 +39,7 @@ def source(target: str) -> Source:
         ]
         lines.append(f"template cudaError_t kvgen::launch_unpack<F{index}, true>(const UnpackArgs&, cudaStream_t);")
     text = "\n".join(lines) + "\n"
-    include = (templates() / "cuda" / "include",)
+    include = tuple(templates() / part / "include" for part in ("cuda", "common"))
     return Source(text, "cuda", target, include, headers=reached_headers(text, include))  # type: ignore[arg-type]
 
 

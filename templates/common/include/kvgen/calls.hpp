@@ -59,7 +59,7 @@ struct Attend {
 struct Plan {
   View<1> lengths, plan;
   int64_t q_len = 0, limit = 0;
-  bool append = false, skip_empty = false, advance = false;
+  bool append = false, skip_empty = false;
   int* overflow = nullptr;
   DLDevice device{};
 };
@@ -195,18 +195,17 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
   return call;
 }
 
-// (lengths, plan, q_len, append, skip_empty, advance, limit, overflow)
+// (lengths, plan, q_len, append, skip_empty, limit, overflow)
 inline Plan parse_plan(const Variant& v, const TVMFFIAny* args, int32_t count) {
-  Args a = open(v, "plan", args, count, 8);
+  Args a = open(v, "plan", args, count, 7);
   Plan call;
   call.lengths = a.tensor<1>(0, "lengths", kInt32, {kAny}, Memory::contiguous);
   call.plan = a.tensor<1>(1, "plan", kInt32, {kAny}, Memory::blocks);
   call.q_len = a.integer(2, "q_len", 1);
   call.append = a.integer(3, "append", 0) != 0;
   call.skip_empty = a.integer(4, "skip_empty", 0) != 0;
-  call.advance = a.integer(5, "advance", 0) != 0;
-  call.limit = a.integer(6, "limit", 0);
-  call.overflow = overflow_flag(a, 7);
+  call.limit = a.integer(5, "limit", 0);
+  call.overflow = overflow_flag(a, 6);
   call.device = a.device();
   return call;
 }

@@ -12,11 +12,10 @@ class Append {
  public:
   using Element = typename C::Element;
 
-  Append(const CacheView<C>& cache, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head, int64_t count)
-      : cache_(cache), k_(k), v_(v), batch_(batch), head_(head), count_(count) {
-    packed_ = cache.length(batch) / C::block;
-    residual_ = cache.length(batch) % C::block;
-  }
+  // `length`: tokens of the sequence before the call.
+  Append(const CacheView<C>& cache, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head, int64_t length,
+         int64_t count)
+      : cache_(cache), k_(k), v_(v), batch_(batch), head_(head), count_(count), packed_(length / C::block), residual_(length % C::block) {}
 
   int64_t full_blocks() const { return (residual_ + count_) / C::block; }
 
@@ -47,7 +46,7 @@ class Append {
 
   const CacheView<C>& cache_;
   const ffi::View<4>&k_, &v_;
-  int64_t batch_, head_, count_, packed_ = 0, residual_ = 0;
+  int64_t batch_, head_, count_, packed_, residual_;
 };
 
 // Dequantized tokens of one block, in `dtype`, to rows of k and v.

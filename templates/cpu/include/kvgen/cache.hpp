@@ -17,11 +17,17 @@ struct CacheView {
   uint8_t* block(int64_t batch, int64_t head, int64_t index) const {
     int64_t outer = batch, inner = index, per = cache.blocks;
     if constexpr (C::page_blocks > 0) {
-      outer = cache.block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + index / C::page_blocks];
+      outer = page(batch, index / C::page_blocks);
       inner = index % C::page_blocks;
       per = C::page_blocks;
     }
     return cache.packed.template as<uint8_t>() + ((outer * C::kv_heads + head) * per + inner) * C::block_bytes;
+  }
+
+  // Whether a block is there: pages that a sliding window has passed need not be.
+  bool holds(int64_t batch, int64_t index) const {
+    if constexpr (C::page_blocks > 0) return page(batch, index / C::page_blocks) >= 0;
+    return true;
   }
 
   int32_t& length(int64_t batch) const { return cache.lengths.template as<int32_t>()[batch]; }
@@ -38,27 +44,38 @@ struct CacheView {
       chunk.block[i] = block(batch, head, at / C::block);
       chunk.subtile[i] = chunk.block[i] + within(at);
       if constexpr (C::prefetch > 0)
-        chunk.ahead[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
+        chunk.prefetch_offset[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
     }
   }
 
-  // Raises where a sequence is longer than the cache can hold after `more` tokens, or a page does not exist.
-  void check(int64_t batch, int64_t more) const {
-    const int64_t now = length(batch), after = now + more, blocks = after / C::block;
-    if (now < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);
+  // The first token that a query at a position sees.
+  static int64_t first_visible(int64_t position) { return C::window > 0 && position >= C::window ? position - C::window + 1 : 0; }
+
+  // Raises where a sequence of `length` tokens is longer than the cache can hold after `more` tokens, or a page does not exist. Pages of
+  // blocks that no query from position `first_query` on sees may be absent (-1).
+  void check(int64_t batch, int64_t length, int64_t more, int64_t first_query) const {
+    const int64_t after = length + more, blocks = after / C::block;
+    if (length < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);
     if (blocks > cache.blocks)
       ffi::fail("ValueError", "sequence %lld would have %lld tokens, more than the cache holds (%lld blocks of %d)", (long long)batch,
                 (long long)after, (long long)cache.blocks, C::block);
-    if constexpr (C::page_blocks > 0)
-      for (int64_t page = 0; page * C::page_blocks < blocks; ++page) {
-        const int32_t at = cache.block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + page];
+    if constexpr (C::page_blocks > 0) {
+      const int64_t first_page = first_visible(first_query) / C::block / C::page_blocks;
+      for (int64_t i = 0; i * C::page_blocks < blocks; ++i) {
+        const int32_t at = page(batch, i);
+        if (at == -1 && i < first_page) continue;
         if (at < 0 || at >= cache.pages)
-          ffi::fail("ValueError", "block_table[%lld][%lld] is %d, the cache has %lld pages", (long long)batch, (long long)page, at,
+          ffi::fail("ValueError", "block_table[%lld][%lld] is %d, the cache has %lld pages", (long long)batch, (long long)i, at,
                     (long long)cache.pages);
       }
+    }
   }
 
  private:
+  int32_t page(int64_t batch, int64_t index) const {
+    return cache.block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + index];
+  }
+
   // The sub-tile of a position, from its block.
   static int64_t within(int64_t position) { return C::header_bytes + position % C::block / C::subtile * C::subtile_bytes; }
 

@@ -9,9 +9,9 @@
 
 namespace kvgen {
 
-// Shares [0, count) between the threads of the enclosing parallel region and waits for all of them.
+// Distributes [0, count) over the threads of the enclosing parallel region and waits for all of them.
 template <class F>
-inline void share_out(int64_t count, F f) {
+inline void parallel_for(int64_t count, F f) {
 #pragma omp for schedule(dynamic, 1)
   for (int64_t i = 0; i < count; ++i) f(i);
 }
@@ -23,18 +23,58 @@ inline void check_threads(int64_t count) {
     ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)count, (long long)most);
 }
 
+inline int64_t parse_threads(const TVMFFIAny* args, int32_t count) {
+  if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)
+    ffi::fail("TypeError", "set_threads takes one int, at least 0");
+  check_threads(args[0].v_int64);
+  return args[0].v_int64;
+}
+
 template <class C>
 class Module {
  public:
   static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::head_dim, C::block, C::block_bytes,
                                         C::page_blocks, C::dtype,    kDLCPU,      1};
 
-  static int64_t workspace_bytes(const ffi::Bound& bound) { return Plan<C>(bound.batch, bound.q_len, bound.max_len).workspace_bytes(); }
+  static int64_t workspace_bytes(const ffi::Bound& bound) { return shape("workspace_bytes", bound).workspace_bytes(bound.max_len); }
+  static int64_t plan_size(const ffi::Bound& bound) { return shape("plan_size", bound).plan.size(); }
 
   // Tokens of a split for this bound; 0 where sequences are not split.
   static int64_t split_tokens(const ffi::Bound& bound) {
-    const Plan<C> plan(bound.batch, bound.q_len, bound.max_len);
-    return plan.shares > 1 ? plan.share_tokens : 0;
+    return shape("split_tokens", bound).split_tokens(static_cast<int>(bound.max_len));
+  }
+
+  // Writes nothing until the lengths are checked.
+  static void plan(const ffi::Plan& call) {
+    const int64_t batch = call.lengths.size[0];
+    const int32_t* lengths = call.lengths.as<int32_t>();
+    const int limit = to_int("plan", "limit", call.limit);
+    const StepShape<C> shape("plan", batch, call.q_len, longest(lengths, batch), call.append);
+    if (call.plan.size[0] < shape.plan.size())
+      ffi::fail("ValueError", "plan: plan has %lld numbers, this call needs %lld", (long long)call.plan.size[0],
+                (long long)shape.plan.size());
+    const auto part = [&](int64_t b) { return step_of(lengths[b], shape.plan.fresh, limit, call.skip_empty); };
+    for (int64_t b = 0; b < batch; ++b) {
+      check_length(b, lengths[b]);
+      if (part(b) == SequenceStep::overflows) refuse_overflow("plan", b, int64_t{lengths[b]} + shape.plan.fresh, limit);
+    }
+    std::vector<int> made(shape.plan.size());  // the caller's tensor need not lie at a multiple of 16 bytes, as work tiles must
+    make_plan(shape.plan, lengths, limit, call.skip_empty, made.data());
+    std::memcpy(call.plan.data, made.data(), made.size() * sizeof(int));
+  }
+
+  // An empty sequence stays empty, unless it has tokens of its own count.
+  static void advance(const ffi::Advance& call) {
+    const int64_t batch = call.lengths.size[0];
+    int32_t* lengths = call.lengths.as<int32_t>();
+    const int32_t* counts = call.counts.as<int32_t>();
+    const auto more = [&](int64_t b) { return counts ? counts[b] : lengths[b] > 0 ? call.tokens : 0; };
+    for (int64_t b = 0; b < batch; ++b) {
+      check_length(b, lengths[b]);
+      if (more(b) < 0) ffi::fail("ValueError", "advance: counts[%lld] is %lld, must be at least 0", (long long)b, (long long)more(b));
+      check_limit("advance", b, lengths[b], more(b), call.limit);
+    }
+    for (int64_t b = 0; b < batch; ++b) lengths[b] += static_cast<int32_t>(more(b));
   }
 
   static void pack(const ffi::Pack& call) {
@@ -44,38 +84,44 @@ class Module {
     for (int64_t b = 0; b < call.cache.batch; ++b) {
       if (more[b] > call.k.size[1])
         ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
-      cache.check(b, more[b]);
+      cache.check(b, cache.length(b), more[b], cache.length(b));
+      check_limit("pack", b, cache.length(b), more[b], call.limit);
       const int64_t blocks = (cache.length(b) % C::block + more[b]) / C::block;
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
-    const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k, call.v, b, head, more[b]); };
+    const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k, call.v, b, head, cache.length(b), more[b]); };
 #pragma omp parallel num_threads(threads())
     append(call.cache.batch, most_blocks, appended);
-    for (int64_t b = 0; b < call.cache.batch; ++b) cache.length(b) += more[b];
+    for (int64_t b = 0; call.advance && b < call.cache.batch; ++b) cache.length(b) += more[b];
   }
 
+  // The lengths before the step are the plan's, where the caller gives one: its step may have advanced those of the cache already.
   static void attend(const ffi::Attend& call, bool decode) {
-    const CacheView<C> cache(call.cache);
+    const char* function = decode ? "decode" : "attend";
     const int64_t batch = call.cache.batch;
+    if (batch == 0 || call.q_len == 0) return;
+    const CacheView<C> cache(call.cache);
+    const Step<C> step = call.plan ? given_step(function, call, decode) : own_step(function, call, decode);
+    const int64_t needed = step.shape.workspace_bytes(std::max(call.max_len, longest(step.lengths.data(), batch)));
+    if (needed > call.workspace.size[0])
+      ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)needed);
     int64_t most_blocks = 0;
     for (int64_t b = 0; b < batch; ++b) {
-      cache.check(b, decode ? call.q_len : 0);
-      const int64_t blocks = decode ? (cache.length(b) % C::block + call.q_len) / C::block : 0;
+      const int64_t blocks = (step.lengths[b] % C::block + step.appended[b]) / C::block;
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
-    const Plan<C> plan(batch, call.q_len, call.max_len);
-    if (plan.workspace_bytes() > call.workspace.size[0])
-      ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0],
-                (long long)plan.workspace_bytes());
-    const Attention<C> attention(call, plan);
-    const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k_new, call.v_new, b, head, call.q_len); };
+    const Attention<C> attention(call, step);
+    const auto appended = [&](int64_t b, int64_t head) {
+      return Append<C>(cache, call.k_new, call.v_new, b, head, step.lengths[b], step.appended[b]);
+    };
 #pragma omp parallel num_threads(threads())
     {
-      share_out(plan.units(), [&](int64_t i) { attention.unit(i); });
-      if (plan.shares > 1) share_out(batch * C::kv_heads, [&](int64_t i) { attention.merge(i / C::kv_heads, i % C::kv_heads); });
+      parallel_for(step.work.size(), [&](int64_t i) { attention.run(step.work[i]); });
+      parallel_for(step.split_heads.size(), [&](int64_t i) { attention.merge(step.work[step.split_heads[i]]); });
+      parallel_for(step.empty.size(), [&](int64_t i) { attention.zero(step.empty[i]); });
       if (decode) append(batch, most_blocks, appended);
     }
-    if (decode)
+    if (decode && call.advance)
       for (int64_t b = 0; b < batch; ++b) cache.length(b) += static_cast<int32_t>(call.q_len);
   }
 
@@ -84,16 +130,16 @@ class Module {
     const CacheView<C> cache(call.cache);
     const int64_t batch = call.cache.batch, per = call.cache.blocks + 1;  // the last one stands for the residual
     for (int64_t b = 0; b < batch; ++b) {
-      cache.check(b, 0);
+      cache.check(b, cache.length(b), 0, cache.length(b));
       if (cache.length(b) > call.k.size[1])
         ffi::fail("ValueError", "unpack: k has %lld tokens, sequence %lld has %d", (long long)call.k.size[1], (long long)b,
                   cache.length(b));
     }
 #pragma omp parallel num_threads(threads())
-    share_out(batch * C::kv_heads * per, [&](int64_t i) {
+    parallel_for(batch * C::kv_heads * per, [&](int64_t i) {
       const int64_t index = i % per, head = i / per % C::kv_heads, b = i / per / C::kv_heads;
       const int64_t full = cache.length(b) / C::block;
-      if (index < full) unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, index * C::block);
+      if (index < full && cache.holds(b, index)) unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, index * C::block);
       if (index != full) return;
       for (int64_t slot = 0; slot < cache.length(b) % C::block; ++slot) {
         std::memcpy(row_of<Element>(call.k, b, full * C::block + slot, head), cache.k_slot(b, head, slot), sizeof(Element) * C::head_dim);
@@ -109,65 +155,95 @@ class Module {
 
   static int threads() { return chosen_threads > 0 ? chosen_threads : omp_get_max_threads(); }
 
+  static StepShape<C> shape(const char* function, const ffi::Bound& bound) {
+    return StepShape<C>(function, bound.batch, bound.q_len, bound.max_len, false);
+  }
+
+  static Step<C> own_step(const char* function, const ffi::Attend& call, bool decode) {
+    const CacheView<C> cache(call.cache);
+    const StepShape<C> shape(function, call.cache.batch, call.q_len, longest(call.cache.lengths.as<int32_t>(), call.cache.batch), decode);
+    for (int64_t b = 0; b < call.cache.batch; ++b) check_step(function, call, shape, b, cache.length(b), decode);
+    return Step<C>(shape, call.cache.lengths.as<int32_t>());
+  }
+
+  static Step<C> given_step(const char* function, const ffi::Attend& call, bool decode) {
+    const StepShape<C> shape(function, call.cache.batch, call.q_len, 0, decode);
+    Step<C> step(function, shape, call.plan);
+    for (int64_t b = 0; b < call.cache.batch; ++b) check_step(function, call, shape, b, step.lengths[b], step.appended[b] > 0);
+    return step;
+  }
+
+  static void check_step(const char* function, const ffi::Attend& call, const StepShape<C>& shape, int64_t b, int64_t length,
+                         bool appends) {
+    CacheView<C>(call.cache).check(b, length, appends ? call.q_len : 0, length + shape.plan.fresh - call.q_len);
+    if (appends) check_limit(function, b, length, call.q_len, call.limit);
+  }
+
+  static int64_t longest(const int32_t* lengths, int64_t batch) {
+    int64_t most = 0;
+    for (int64_t b = 0; b < batch; ++b) most = std::max<int64_t>(most, lengths[b]);
+    return most;
+  }
+
+  static void check_length(int64_t b, int64_t length) {
+    if (length < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)b);
+  }
+
+  static void check_limit(const char* function, int64_t b, int64_t length, int64_t more, int64_t limit) {
+    if (more > limit - length) refuse_overflow(function, b, length + more, limit);
+  }
+
+  [[noreturn]] static void refuse_overflow(const char* function, int64_t b, int64_t tokens, int64_t limit) {
+    ffi::fail("ValueError", "%s: sequence %lld would have %lld tokens, more than the limit of %lld", function, (long long)b,
+              (long long)tokens, (long long)limit);
+  }
+
+  static int to_int(const char* function, const char* name, int64_t value) {
+    if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, (long long)value);
+    return static_cast<int>(value);
+  }
+
   // Within a parallel region: blocks that become full, then what is left.
   template <class Appended>
   static void append(int64_t batch, int64_t most_blocks, const Appended& appended) {
     if (most_blocks > 0)
-      share_out(batch * C::kv_heads * most_blocks, [&](int64_t i) {
+      parallel_for(batch * C::kv_heads * most_blocks, [&](int64_t i) {
         const int64_t index = i % most_blocks, head = i / most_blocks % C::kv_heads, b = i / most_blocks / C::kv_heads;
         const Append<C> tokens = appended(b, head);
         if (index < tokens.full_blocks()) tokens.pack(index);
       });
-    share_out(batch * C::kv_heads, [&](int64_t i) { appended(i / C::kv_heads, i % C::kv_heads).keep_rest(); });
+    parallel_for(batch * C::kv_heads, [&](int64_t i) { appended(i / C::kv_heads, i % C::kv_heads).keep_rest(); });
   }
 };
 
 }  // namespace kvgen
 
-// Exports the functions of the module ABI for configuration C.
-#define KVGEN_CPU_MODULE(C)                                                                                                               \
-  KVGEN_EXPORT(workspace_bytes) {                                                                                                         \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                                                 \
-      to.v_int64 = kvgen::Module<C>::workspace_bytes(kvgen::ffi::parse_bound(kvgen::Module<C>::variant, "workspace_bytes", args, count)); \
-      return true;                                                                                                                        \
-    });                                                                                                                                   \
-  }                                                                                                                                       \
-  KVGEN_EXPORT(split_tokens) {                                                                                                            \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                                                 \
-      to.v_int64 = kvgen::Module<C>::split_tokens(kvgen::ffi::parse_bound(kvgen::Module<C>::variant, "split_tokens", args, count));       \
-      return true;                                                                                                                        \
-    });                                                                                                                                   \
-  }                                                                                                                                       \
-  KVGEN_EXPORT(pack) {                                                                                                                    \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
-      kvgen::Module<C>::pack(kvgen::ffi::parse_pack(kvgen::Module<C>::variant, args, count));                                             \
-      return false;                                                                                                                       \
-    });                                                                                                                                   \
-  }                                                                                                                                       \
-  KVGEN_EXPORT(attend) {                                                                                                                  \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
-      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, false), false);                           \
-      return false;                                                                                                                       \
-    });                                                                                                                                   \
-  }                                                                                                                                       \
-  KVGEN_EXPORT(decode) {                                                                                                                  \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
-      kvgen::Module<C>::attend(kvgen::ffi::parse_attend(kvgen::Module<C>::variant, args, count, true), true);                             \
-      return false;                                                                                                                       \
-    });                                                                                                                                   \
-  }                                                                                                                                       \
-  KVGEN_EXPORT(unpack) {                                                                                                                  \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
-      kvgen::Module<C>::unpack(kvgen::ffi::parse_unpack(kvgen::Module<C>::variant, args, count));                                         \
-      return false;                                                                                                                       \
-    });                                                                                                                                   \
-  }                                                                                                                                       \
-  KVGEN_EXPORT(set_threads) {                                                                                                             \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                                                                                    \
-      if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)                                                          \
-        kvgen::ffi::fail("TypeError", "set_threads takes one int, at least 0");                                                           \
-      kvgen::check_threads(args[0].v_int64);                                                                                              \
-      kvgen::Module<C>::set_threads(args[0].v_int64);                                                                                     \
-      return false;                                                                                                                       \
-    });                                                                                                                                   \
+// One exported function: a question answered by an int, or a call.
+#define KVGEN_CPU_QUESTION(name)                                                                         \
+  KVGEN_EXPORT(name) {                                                                                   \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                \
+      to.v_int64 = KvgenModule::name(kvgen::ffi::parse_bound(KvgenModule::variant, #name, args, count)); \
+      return true;                                                                                       \
+    });                                                                                                  \
   }
+#define KVGEN_CPU_CALL(name, ...)                      \
+  KVGEN_EXPORT(name) {                                 \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) { \
+      __VA_ARGS__;                                     \
+      return false;                                    \
+    });                                                \
+  }
+
+// Exports the functions of the module ABI for configuration C.
+#define KVGEN_CPU_MODULE(C)                                                                                              \
+  using KvgenModule = kvgen::Module<C>;                                                                                  \
+  KVGEN_CPU_QUESTION(workspace_bytes)                                                                                    \
+  KVGEN_CPU_QUESTION(split_tokens)                                                                                       \
+  KVGEN_CPU_QUESTION(plan_size)                                                                                          \
+  KVGEN_CPU_CALL(plan, KvgenModule::plan(kvgen::ffi::parse_plan(KvgenModule::variant, args, count)))                     \
+  KVGEN_CPU_CALL(advance, KvgenModule::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))            \
+  KVGEN_CPU_CALL(pack, KvgenModule::pack(kvgen::ffi::parse_pack(KvgenModule::variant, args, count)))                     \
+  KVGEN_CPU_CALL(attend, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, false), false)) \
+  KVGEN_CPU_CALL(decode, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, true), true))   \
+  KVGEN_CPU_CALL(unpack, KvgenModule::unpack(kvgen::ffi::parse_unpack(KvgenModule::variant, args, count)))               \
+  KVGEN_CPU_CALL(set_threads, KvgenModule::set_threads(kvgen::parse_threads(args, count)))

@@ -16,7 +16,7 @@ struct Chunk {
   int tokens;
   const uint8_t* block[subtiles];
   const uint8_t* subtile[subtiles];
-  int64_t ahead[subtiles];  // bytes from a sub-tile to the one that comes C::prefetch later
+  int64_t prefetch_offset[subtiles];  // bytes from a sub-tile to the one that comes C::prefetch later
 
   int in_block(int token) const { return static_cast<int>((position + token) % C::block); }
 };
@@ -82,12 +82,12 @@ struct PackedKeys {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t);
     Sums<M, T> acc(bias);
-    multiply<Code, prefetch>(at, ahead(first), q, dim, dim / Code::per_word, acc);
+    multiply<Code, prefetch>(at, prefetch_offset(first), q, dim, dim / Code::per_word, acc);
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
   }
 
-  // Scales and zeros multiply what each group of channels has gathered.
+  // Scales and zeros multiply what the sum over each group of channels.
   void per_token(const float* q, const float* q_sum, float* score) const {
     constexpr int groups = dim / C::Key::group;
     for_tiles<C::key_tiles>(0, chunk.tokens / kLanes, [&](auto width, int first) {
@@ -101,21 +101,21 @@ struct PackedKeys {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
     Sums<M, T> acc(F32{});
-    multiply<Code, prefetch>(at, ahead(first), q + g * C::Key::group, dim, words, acc);
+    multiply<Code, prefetch>(at, prefetch_offset(first), q + g * C::Key::group, dim, words, acc);
     for (int t = 0; t < T; ++t) {
       const int tile = first + t;
       const Affine a =
           Op::centered(Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes));
       for (int m = 0; m < M; ++m) {
         float* to = score + m * C::chunk + tile * kLanes;
-        F32 part = acc(m, t) * a.scale;
-        if constexpr (C::Key::zero) part += q_sum[m * groups + g] * a.zero;
-        store(to, g == 0 ? part : load<F32>(to) + part);
+        F32 sum_of_group = acc(m, t) * a.scale;
+        if constexpr (C::Key::zero) sum_of_group += q_sum[m * groups + g] * a.zero;
+        store(to, g == 0 ? sum_of_group : load<F32>(to) + sum_of_group);
       }
     }
   }
 
-  int64_t ahead(int tile) const { return chunk.ahead[tile / chunk.tiles_per_subtile]; }
+  int64_t prefetch_offset(int tile) const { return chunk.prefetch_offset[tile / chunk.tiles_per_subtile]; }
   const uint8_t* codes(int tile) const { return Op::codes(chunk.subtile[tile / chunk.tiles_per_subtile], tile % chunk.tiles_per_subtile); }
 };
 
@@ -174,7 +174,7 @@ struct PackedValues {
       }
   }
 
-  // Scales and zeros multiply what each group of tokens has gathered.
+  // Scales and zeros multiply what the sum over each group of tokens.
   void per_channel(const float* p, float* out) const {
     for (int begin = 0; begin < chunk.tokens;) {
       const uint8_t* block = chunk.block[begin / C::subtile];
@@ -205,9 +205,9 @@ struct PackedValues {
       const Affine a = Op::centered(Op::affine(block, nullptr, group, (first + t) * kLanes));
       for (int m = 0; m < M; ++m) {
         float* at = out + m * dim + (first + t) * kLanes;
-        F32 part = acc(m, t) * a.scale;
-        if constexpr (C::Value::zero) part += weight[m] * a.zero;
-        store(at, load<F32>(at) + part);
+        F32 sum_of_group = acc(m, t) * a.scale;
+        if constexpr (C::Value::zero) sum_of_group += weight[m] * a.zero;
+        store(at, load<F32>(at) + sum_of_group);
       }
     }
   }
@@ -218,7 +218,7 @@ struct PackedValues {
     const uint8_t* subtile = chunk.subtile[token / C::subtile];
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;
-    multiply<Code, prefetch>(at, chunk.ahead[token / C::subtile], p + token, C::chunk, tokens / Code::per_word, acc);
+    multiply<Code, prefetch>(at, chunk.prefetch_offset[token / C::subtile], p + token, C::chunk, tokens / Code::per_word, acc);
   }
 };
 

@@ -1,4 +1,4 @@
-// The query rows of one unit of work, and the online softmax over a chunk of their scores.
+// The query rows of one work tile, and the online softmax over a chunk of their scores.
 #pragma once
 
 #include <cmath>
@@ -23,8 +23,8 @@ struct Rows {
   alignas(64) float q[most][dim];
   alignas(64) float acc[most][dim];
   float q_sum[most][sums];  // over each channel group of K, where K has one zero per token
-  float top[most];
-  float total[most];
+  float row_max[most];
+  float row_sum[most];
   int64_t from[most], to[most];  // positions that a row sees
   int count;                     // padded to a multiple of C::rows; padding sees nothing
 
@@ -32,8 +32,8 @@ struct Rows {
     count = (rows + C::rows - 1) / C::rows * C::rows;
     std::memset(acc, 0, sizeof(acc[0]) * count);
     for (int r = 0; r < count; ++r) {
-      top[r] = -kInfinity;
-      total[r] = 0;
+      row_max[r] = -kInfinity;
+      row_sum[r] = 0;
       from[r] = to[r] = 0;
       if (r >= rows) std::memset(q[r], 0, sizeof(q[r]));
     }
@@ -50,8 +50,8 @@ struct Rows {
   }
 
   // Turns the scores of `tokens` positions from `position` on into weights (zero where masked, and up to the next 16),
-  // and rescales what the row has gathered.
-  void soften(int r, int64_t position, int tokens, float* score) {
+  // and rescales acc and row_sum to the new row_max.
+  void online_softmax(int r, int64_t position, int tokens, float* score) {
     const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
     const int64_t low = from[r] - position, high = to[r] - position < tokens ? to[r] - position : tokens;
     if (low >= high) {
@@ -61,7 +61,7 @@ struct Rows {
     if constexpr (C::softcap > 0)
       for (int i = 0; i < padded; i += kLanes) store(score + i, tanh(load<F32>(score + i)) * (C::softcap * kLog2e));
     if (low > 0 || high < padded) mask(score, padded, static_cast<int>(low), static_cast<int>(high));
-    F32 largest = splat(top[r]);
+    F32 largest = splat(row_max[r]);
     for (int i = 0; i < padded; i += kLanes) largest = max(load<F32>(score + i), largest);
     const float peak = max(largest);
     const float shift =
@@ -73,7 +73,7 @@ struct Rows {
       store(score + i, p);
     }
     rescale(r, peak);
-    total[r] += sum(sums_of);
+    row_sum[r] += sum(sums_of);
   }
 
  private:
@@ -84,10 +84,10 @@ struct Rows {
   }
 
   void rescale(int r, float peak) {
-    if (peak == top[r]) return;
-    const float alpha = std::exp2(top[r] - peak);
-    top[r] = peak;
-    total[r] *= alpha;
+    if (peak == row_max[r]) return;
+    const float alpha = std::exp2(row_max[r] - peak);
+    row_max[r] = peak;
+    row_sum[r] *= alpha;
     for (int c = 0; c < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);
   }
 };

@@ -14,13 +14,13 @@ namespace kvgen {
 
 constexpr int kLanes = 16;
 #if defined(__AVX512F__)
-constexpr int kPartLanes = 16;
+constexpr int kRegisterLanes = 16;
 #elif defined(__AVX__)
-constexpr int kPartLanes = 8;
+constexpr int kRegisterLanes = 8;
 #else
-constexpr int kPartLanes = 4;
+constexpr int kRegisterLanes = 4;
 #endif
-constexpr int kParts = kLanes / kPartLanes;
+constexpr int kRegisters = kLanes / kRegisterLanes;
 
 // Vectors of N lanes.
 template <int N>
@@ -35,7 +35,7 @@ using F32 = Vec<kLanes>::F;
 using I32 = Vec<kLanes>::I;
 using U32 = Vec<kLanes>::U;
 using U16 = Vec<kLanes>::H;
-using Part = Vec<kPartLanes>;
+using Register = Vec<kRegisterLanes>;
 
 template <class V>
 inline V load(const void* from) {
@@ -152,10 +152,10 @@ template <class T>
 inline F32 load_floats(const void* from) {
   if constexpr (sizeof(T) == 4) return load<F32>(from);
   F32 all;
-  for (int p = 0; p < kParts; ++p) {
-    const typename Part::F part =
-        widen<T, kPartLanes>(load<typename Part::H>(static_cast<const char*>(from) + p * sizeof(typename Part::H)));
-    std::memcpy(reinterpret_cast<char*>(&all) + p * sizeof(part), &part, sizeof(part));
+  for (int p = 0; p < kRegisters; ++p) {
+    const typename Register::F reg =
+        widen<T, kRegisterLanes>(load<typename Register::H>(static_cast<const char*>(from) + p * sizeof(typename Register::H)));
+    std::memcpy(reinterpret_cast<char*>(&all) + p * sizeof(reg), &reg, sizeof(reg));
   }
   return all;
 }

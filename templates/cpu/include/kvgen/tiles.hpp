@@ -14,7 +14,7 @@ constexpr int kStep = 8;
 // Sums of M query rows and T tiles, in registers.
 template <int M, int T>
 struct Sums {
-  typename Part::F part[M][T][kParts];
+  typename Register::F reg[M][T][kRegisters];
 
   explicit Sums(F32 start) {
 #pragma GCC unroll 16
@@ -22,53 +22,54 @@ struct Sums {
 #pragma GCC unroll 16
       for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) part[m][t][p] = spread<kPartLanes>(start[m]);
+        for (int p = 0; p < kRegisters; ++p) reg[m][t][p] = spread<kRegisterLanes>(start[m]);
   }
 
   F32 operator()(int m, int t) const {
     F32 all;
-    std::memcpy(&all, part[m][t], sizeof(all));
+    std::memcpy(&all, reg[m][t], sizeof(all));
     return all;
   }
 };
 
 // sums(m, t) += sum over k of weight[m][k] * code(tile t, k), over `words` words of 16 rows each.
-// M query rows share every decoded code, T tiles share every broadcast weight. With Prefetch, memory `ahead` bytes on is asked for.
+// M query rows share every decoded code, T tiles share every broadcast weight. With Prefetch, the memory `prefetch_offset` bytes later is
+// prefetched.
 template <class Code, bool Prefetch, int M, int T>
-inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t ahead, const float* weight, int weight_stride,
-                                                    int words, Sums<M, T>& sums) {
-  using U = typename Part::U;
-  using F = typename Part::F;
+inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const float* weight,
+                                                    int weight_stride, int words, Sums<M, T>& sums) {
+  using U = typename Register::U;
+  using F = typename Register::F;
   for (int w = 0; w < words; ++w) {
-    U word[T][kParts];
+    U word[T][kRegisters];
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) word[t][p] = load<U>(tile[t] + w * 64 + p * sizeof(U));
-      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + ahead);
+      for (int p = 0; p < kRegisters; ++p) word[t][p] = load<U>(tile[t] + w * 64 + p * sizeof(U));
+      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset);
     }
     constexpr int step = Code::per_word < kStep ? Code::per_word : kStep;
 #pragma GCC unroll 1
     for (int first = 0; first < Code::per_word; first += step) {
 #pragma GCC unroll 16
       for (int k = 0; k < step; ++k) {
-        F code[T][kParts];
+        F code[T][kRegisters];
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-          for (int p = 0; p < kParts; ++p) code[t][p] = Code::template code<kPartLanes>(word[t][p], k);
+          for (int p = 0; p < kRegisters; ++p) code[t][p] = Code::template code<kRegisterLanes>(word[t][p], k);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-          const F b = spread<kPartLanes>(weight[m * weight_stride + w * Code::per_word + first + k]);
+          const F b = spread<kRegisterLanes>(weight[m * weight_stride + w * Code::per_word + first + k]);
 #pragma GCC unroll 16
           for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-            for (int p = 0; p < kParts; ++p) sums.part[m][t][p] += code[t][p] * b;
+            for (int p = 0; p < kRegisters; ++p) sums.reg[m][t][p] += code[t][p] * b;
         }
       }
       if constexpr (step < Code::per_word)
         for (int t = 0; t < T; ++t)
-          for (int p = 0; p < kParts; ++p) word[t][p] >>= step * (32 / Code::per_word);
+          for (int p = 0; p < kRegisters; ++p) word[t][p] >>= step * (32 / Code::per_word);
     }
   }
 }

@@ -16,7 +16,7 @@ struct Schedule {
   static constexpr int kTileSubtiles = 2;
   static constexpr int kTilesInFlight = 1;
   static constexpr int kCtasPerSm = 1;
-  static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::two_level;
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 5;

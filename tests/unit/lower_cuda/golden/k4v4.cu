@@ -16,8 +16,8 @@ struct Schedule {
   static constexpr int kTileSubtiles = 4;
   static constexpr int kTilesInFlight = 1;
   static constexpr int kCtasPerSm = 1;
-  static constexpr kvgen::Copy kCopy = kvgen::Copy::async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;

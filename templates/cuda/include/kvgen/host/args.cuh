@@ -68,7 +68,7 @@ struct AttendArgs {
   int limit = 0;          // maximum length of a sequence
   int slots = 0;          // partial results in the workspace
   float scale = 1.f;      // multiplies q * k
-  bool advance = false;   // decode with the static scheduler: the launch advances the lengths
+  bool advance = false;   // decode: the launch advances the lengths
   bool one_wave = false;  // all CTAs of the launch are resident at once
 };
 

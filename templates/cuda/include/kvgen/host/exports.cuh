@@ -118,7 +118,7 @@ struct Exports {
                   static_cast<long long>(call.limit));
       check_plan("plan", call.plan, a.shape);
       a.lengths = call.lengths.as<int>(), a.plan = call.plan.as<int>(), a.overflow = call.overflow;
-      a.limit = static_cast<int>(call.limit), a.skip_empty = call.skip_empty, a.advance = call.advance;
+      a.limit = static_cast<int>(call.limit), a.skip_empty = call.skip_empty;
       detail::check(launch_plan(a, stream(call.device), Schedule::kOverlap), "plan");
       return false;
     });
@@ -129,9 +129,10 @@ struct Exports {
       const ffi::Advance call = ffi::parse_advance(variant(), args, count);
       if (call.lengths.size[0] == 0) return false;
       const detail::DeviceScope scope(call.device.device_id, "advance");
-      detail::check(launch_advance(call.lengths.as<int>(), static_cast<int>(call.lengths.size[0]), call.counts.as<int>(),
-                                   detail::to_int("advance", "tokens", call.tokens), detail::to_int("advance", "limit", call.limit),
-                                   call.overflow, stream(call.device), Schedule::kOverlap),
+      detail::check(launch_advance({call.lengths.as<int>(), static_cast<int>(call.lengths.size[0]), call.counts.as<int>(),
+                                    detail::to_int("advance", "tokens", call.tokens), true, detail::to_int("advance", "limit", call.limit),
+                                    call.overflow},
+                                   stream(call.device), Schedule::kOverlap),
                     "advance");
       return false;
     });

@@ -58,18 +58,16 @@ class Launch {
   }
 };
 
-// Enqueues the plan of a step, with one thread per sequence or, if there are more, per head. A plan that advances lengths has one CTA,
-// since all CTAs read the lengths.
+// Enqueues the plan of a step, with one thread per sequence or, if there are more, per head.
 inline cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream, bool overlap) {
   const int threads = std::clamp((args.shape.batch + 31) / 32 * 32, 256, kMaxPlanThreads);
-  const int ctas = args.advance ? 1 : std::clamp(args.shape.batch * args.shape.heads / threads, 1, 16);
+  const int ctas = std::clamp(args.shape.batch * args.shape.heads / threads, 1, 16);
   return Launch(dim3(ctas), threads, 0, stream, overlap).run(plan_kernel, args);
 }
 
 // Enqueues the kernel that advances lengths at the end of a step.
-inline cudaError_t launch_advance(int* lengths, int batch, const int* counts, int count, int limit, int* overflow, cudaStream_t stream,
-                                  bool overlap) {
-  return Launch(dim3(1), 256, 0, stream, overlap).run(advance_kernel, lengths, batch, counts, count, limit, overflow);
+inline cudaError_t launch_advance(const AdvanceArgs& args, cudaStream_t stream, bool overlap) {
+  return Launch(dim3(1), 256, 0, stream, overlap).run(advance_kernel, args);
 }
 
 }  // namespace kvgen

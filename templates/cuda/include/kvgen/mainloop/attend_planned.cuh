@@ -82,6 +82,14 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   }
 }
 
+// Writes the outputs of empty sequences, which are distributed over the CTAs. It runs last, so that no work tile waits for the plan's
+// header.
+template <class Traits>
+__device__ __noinline__ void write_empties(const AttendArgs& args, const PlanShape& shape) {
+  const Plan plan(args.plan, shape);
+  for (int i = blockIdx.x; i < plan.memory[0]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
+}
+
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     attend_planned(const __grid_constant__ AttendArgs args, const __grid_constant__ PlanShape shape) {
@@ -98,8 +106,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   QueryLoader<Traits> loader;
   if (exists(args, head_of(queue.first()))) loader.fetch(args, head_of(queue.first()), warp, lane);
   if (queue.load_confirmed() && queue.has(0)) loader.fetch(args, head_of(queue.first()), warp, lane);
-  for (int i = blockIdx.x; i < plan.memory[0]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
-  if (!queue.has(0)) return ptx::copy_wait_all();
+  if (!queue.has(0)) {
+    ptx::copy_wait_all();
+    return write_empties<Traits>(args, shape);
+  }
   int* words = shared.pages + warp * Traits::kPageEntries;
   WorkTile work = queue.first();
   Pipeline<Traits> pipeline(shared.ring(), tiles_of<Traits>(args, work, 0, words, warp, lane), warp, lane);
@@ -141,7 +151,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
       store_work_tile<Traits>(args, memory, queue[index], i);
       __syncthreads();
     }
-    if (!queue.has(index + 1)) return finish_work<Traits, kAppend>(args, memory, queue, index + 1, flushes);
+    if (!queue.has(index + 1)) {
+      finish_work<Traits, kAppend>(args, memory, queue, index + 1, flushes);
+      return write_empties<Traits>(args, shape);
+    }
     done += queue[index].end - queue[index].first;
     work = queue[index + 1];
     loader.fetch(args, head_of(work), warp, lane);

@@ -107,7 +107,10 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
 #pragma unroll
   for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x.factor[m_tile][i] = q_factors[q_row<Traits>(tile, lane, i)], x.offset[m_tile][i] = 0.f;
+    for (int i = 0; i < 4; ++i) {
+      x.product[m_tile][i] *= q_factors[q_row<Traits>(tile, lane, i)];
+      x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;
+    }
   modify_scores<Traits>(seqlen, seqlen.packed + rows.first, tile, lane, x);
 #pragma unroll
   for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
@@ -115,7 +118,9 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
     for (int i = 0; i < 4; ++i) {
       const int row = first_row<Traits>(m_tile, lane) + i / 2 * 8, token = seqlen.packed + rows.first + row;
       const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);
-      if (token > position || token < Traits::Mask::first_token(position) || row >= rows.valid) x.offset[m_tile][i] = -INFINITY;
+      bool visible = token <= position && row < rows.valid;
+      if (Traits::Mask::kWindow > 0) visible = visible && token >= Traits::Mask::first_token(position);
+      if (!visible) x.product[m_tile][i] = -INFINITY;
     }
 }
 

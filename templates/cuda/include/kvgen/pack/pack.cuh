@@ -98,7 +98,7 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   if (!args.advance) return cudaSuccess;
   // A separate kernel, since all CTAs of the previous one read the old lengths.
-  return launch_advance(args.cache.lengths, args.cache.batch, args.new_lengths, 0, args.limit, args.overflow, stream, false);
+  return launch_advance({args.cache.lengths, args.cache.batch, args.new_lengths, 0, false, args.limit, args.overflow}, stream, false);
 }
 
 }  // namespace kvgen

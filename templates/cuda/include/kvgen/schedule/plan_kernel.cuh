@@ -10,12 +10,11 @@ constexpr int kMaxPlanBatch = 2048;  // every CTA keeps their positions in the r
 
 struct PlanArgs {
   PlanShape shape;
-  int* lengths = nullptr;
+  const int* lengths = nullptr;
   int* plan = nullptr;
-  int* overflow = nullptr;  // set to 1 if a sequence has no room
+  int* overflow = nullptr;  // host memory; set to 1 if a sequence has no room
   int limit = 0;            // maximum length of a sequence
   bool skip_empty = false;
-  bool advance = false;  // also add the step's tokens to the lengths
 };
 
 // Sum over the lanes up to and including this one.
@@ -59,8 +58,8 @@ struct PlanShared {
   SequencePlaces sequences[kMaxPlanBatch];
 };
 
-// Reads the lengths and computes the positions of all heads; every CTA does so for itself. CTA 0 also lists empty sequences, reports
-// overflows and advances lengths. Returns the length of the row.
+// Reads the lengths and computes the positions of all heads; every CTA does so for itself. CTA 0 also lists empty sequences and reports
+// overflows. Returns the length of the row.
 __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int threads = static_cast<int>(blockDim.x);
@@ -76,7 +75,6 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
       shared.sequences[b] = {works ? length : -1, places + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
       if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
-      if (writes && works && args.advance) args.lengths[b] = length + shape.fresh;
     }
     places += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
   }
@@ -109,17 +107,25 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   write_work_tiles(args, shared, total);
 }
 
-// Adds tokens to lengths: `counts[b]`, or `count` if that is null. A sequence without room keeps its length. An empty sequence stays empty,
-// unless `counts` gives it tokens.
-static __global__ void advance_kernel(int* lengths, int batch, const int* counts, int count, int limit, int* overflow) {
+struct AdvanceArgs {
+  int* lengths;
+  int batch;
+  const int* counts;  // tokens of each sequence; null: `count`
+  int count;
+  bool skip_empty;  // an empty sequence stays empty, unless `counts` gives it tokens
+  int limit;        // maximum length; a sequence without room keeps its length
+  int* overflow;    // set to 1 then
+};
+
+static __global__ void advance_kernel(const __grid_constant__ AdvanceArgs args) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  for (int b = blockIdx.x * blockDim.x + threadIdx.x; b < batch; b += gridDim.x * blockDim.x) {
-    const int length = lengths[b], more = counts ? counts[b] : length > 0 ? count : 0;
-    if (more > limit - length)
-      *overflow = 1;
+  for (int b = threadIdx.x; b < args.batch; b += blockDim.x) {
+    const int length = args.lengths[b], more = args.counts ? args.counts[b] : length > 0 || !args.skip_empty ? args.count : 0;
+    if (more > args.limit - length)
+      *args.overflow = 1;
     else
-      lengths[b] = length + more;
+      args.lengths[b] = length + more;
   }
 }
 

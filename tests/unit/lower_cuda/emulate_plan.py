@@ -1,0 +1,115 @@
+"""The CUDA plan kernel and the host's plan function, run on the CPU over the emulation of CUDA, beside their oracle."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen.reference.plan import HEADER, Plan, PlanShape, make_plan, read_plan, written_plan
+from tests.unit.lower_cuda.emulate import library
+
+NO_LIMIT = 2**30
+STALE = -1_000_000_007
+"""What a plan's memory holds before it is made."""
+SHAPE_FIELDS = ("batch", "heads", "workers", "tile_tokens", "block_tokens", "head_cost", "least_tiles", "window", "q_len", "fresh")
+CALLS = """
+#include "kvgen/host/launch.cuh"
+using namespace kvgen;
+PlanShape shape_of(const int* n) { return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]}; }
+extern "C" int64_t size(const int* numbers) { return shape_of(numbers).size(); }
+extern "C" bool host_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
+  return make_plan(shape_of(numbers), lengths, limit, skip_empty, plan);
+}
+extern "C" int device_plan(const int* numbers, int* lengths, int limit, bool skip_empty, bool advance, int* plan) {
+  int overflow = 0;
+  const PlanArgs args{shape_of(numbers), lengths, plan, &overflow, limit, skip_empty, advance};
+  if (launch_plan(args, nullptr, true) != cudaSuccess) return -1;
+  return overflow;
+}
+extern "C" int advance(int* lengths, int batch, const int* counts, int count, int limit) {
+  int overflow = 0;
+  if (launch_advance(lengths, batch, counts, count, limit, &overflow, nullptr, true) != cudaSuccess) return -1;
+  return overflow;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a call wrote: a plan's numbers (of `advance`, none), whether a sequence overflows, and the lengths."""
+
+    plan: list[int]
+    overflow: bool
+    lengths: list[int]
+
+
+class Planner:
+    """Plans of any shape, and the advance of lengths."""
+
+    def __init__(self, folder: Path) -> None:
+        self._library = ctypes.CDLL(str(library(CALLS, folder)))
+        self._library.size.restype, self._library.host_plan.restype = ctypes.c_int64, ctypes.c_bool
+
+    def size(self, shape: PlanShape) -> int:
+        """int32 of a plan."""
+        return int(self._library.size(_shape(shape)))
+
+    def device(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool, advance: bool) -> Made:
+        """The plan kernel's plan."""
+        held, plan = _ints(lengths), _ints([STALE] * shape.size)
+        overflow = self._library.device_plan(_shape(shape), held, limit, ctypes.c_bool(skip_empty), ctypes.c_bool(advance), plan)
+        return Made(list(plan), bool(overflow), list(held))
+
+    def host(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
+        """The host function's plan."""
+        plan = _ints([STALE] * shape.size)
+        overflow = self._library.host_plan(_shape(shape), _ints(lengths), limit, ctypes.c_bool(skip_empty), plan)
+        return Made(list(plan), bool(overflow), list(lengths))
+
+    def advance(self, lengths: Sequence[int], counts: Sequence[int] | None, count: int, limit: int) -> Made:
+        """The end of a step: `counts`, or `count` for all."""
+        held = _ints(lengths)
+        overflow = self._library.advance(held, len(lengths), None if counts is None else _ints(counts), count, limit)
+        return Made([], bool(overflow), list(held))
+
+
+def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool, advance: bool) -> list[str]:
+    """In what the plans of device and host differ from the oracle's."""
+    want = make_plan(shape, lengths, limit, skip_empty)
+    found = [] if planner.size(shape) == shape.size else ["size"]
+    device, host = planner.device(shape, lengths, limit, skip_empty, advance), planner.host(shape, lengths, limit, skip_empty)
+    header = HEADER + 2 * shape.workers
+    for name, made in (("device", device), ("host", host)):
+        if made.plan[:header] != written_plan(shape, want)[:header]:
+            found.append(f"{name}: ranges")
+        elif read_plan(shape, made.plan) != Plan(want.workers, want.empty, ()):
+            found.append(f"{name}: work tiles")
+        if made.overflow != bool(want.overflowing):
+            found.append(f"{name}: overflow")
+    skipped = {*want.empty, *want.overflowing}
+    if device.lengths != [n + shape.fresh * (advance and b not in skipped) for b, n in enumerate(lengths)]:
+        found.append("lengths")
+    return found
+
+
+def advanced(planner: Planner, lengths: Sequence[int], counts: Sequence[int] | None, count: int, limit: int) -> bool:
+    """Whether lengths advance where there is room: a sequence by its own count, or by one for all that are not empty."""
+    more = [count if n else 0 for n in lengths] if counts is None else list(counts)
+    fits = [n + by <= limit for n, by in zip(lengths, more, strict=True)]
+    want = [n + by * fit for n, by, fit in zip(lengths, more, fits, strict=True)]
+    return planner.advance(lengths, counts, count, limit) == Made([], not all(fits), want)
+
+
+def unlike(batch: int) -> list[int]:
+    """Lengths that differ, some of them 0, the longest far behind."""
+    return [0 if b % 17 == 3 else 30000 if b == batch - 2 else b * 37 % 3000 for b in range(batch)]
+
+
+def _ints(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int]:
+    return (ctypes.c_int * len(numbers))(*numbers)
+
+
+def _shape(shape: PlanShape) -> ctypes.Array[ctypes.c_int]:
+    return _ints([getattr(shape, name) for name in SHAPE_FIELDS])

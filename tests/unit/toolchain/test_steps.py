@@ -1,0 +1,185 @@
+"""Steps over shared lengths: one plan for all layers, lengths that advance once, sequences that are emptied, steps without room."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.errors import CacheMismatch
+from kvgen.lower.backends import get_backend
+from kvgen.spec import KernelSpec, load_spec
+from kvgen.toolchain import build
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load
+
+LAYERS, BATCH = 3, 3
+
+
+def spec_of() -> KernelSpec:
+    return load_spec(
+        {
+            "name": "steps",
+            "arch": "cpu",
+            "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "q_len": 2},
+            "key": {"bits": 4, "axis": "channel", "group": 32},
+            "value": {"bits": 4, "axis": "token", "group": 32},
+            "workloads": [{"batch": 2, "kv_len": 256}],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def variant() -> Variant:
+    spec = spec_of()
+    backend = get_backend("cpu")
+    schedule = backend.default(spec, "cpu")
+    return Variant(spec, backend.layout(spec, schedule.layout), load(build(backend.lower(spec, schedule, "cpu")).path))
+
+
+def random(tokens: int, heads: int, seed: int) -> torch.Tensor:
+    return torch.randn(BATCH, tokens, heads, 32, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def layers(variant: Variant, max_len: int = 512) -> list[KVCache]:
+    first = variant.new_cache(BATCH, max_len)
+    return [first, *(variant.cache_like(first) for _ in range(LAYERS - 1))]
+
+
+def prefilled(variant: Variant, lengths: list[int], max_len: int = 512) -> list[KVCache]:
+    caches = layers(variant, max_len)
+    for number, cache in enumerate(caches):
+        variant.prefill(cache, random(300, 2, number), random(300, 2, 10 + number), lengths, advance=False)
+    assert caches[0].lengths.tolist() == [0] * BATCH
+    caches[0].advance(lengths)
+    return caches
+
+
+def test_a_step_over_all_layers_gives_what_each_gives_alone(variant: Variant) -> None:
+    lengths = [300, 7, 130]
+    caches = prefilled(variant, lengths)
+    alone = []
+    for number in range(LAYERS):
+        cache = variant.new_cache(BATCH, 512)
+        variant.prefill(cache, random(300, 2, number), random(300, 2, 10 + number), lengths)
+        alone.append(cache)
+    for step in range(40):
+        q, k, v = random(1, 4, 100 + step), random(1, 2, 200 + step), random(1, 2, 300 + step)
+        plan = variant.plan(caches[0])
+        outs = [variant.decode(q, k, v, cache, lse=True, plan=plan) for cache in caches]
+        caches[0].advance(1)
+        for (out, lse), cache in zip(outs, alone, strict=True):
+            want = variant.decode(q, k, v, cache, lse=True)
+            assert torch.equal(out, want[0])
+            assert torch.equal(lse, want[1])
+    assert all(cache.lengths is caches[0].lengths for cache in caches)
+    assert caches[0].lengths.tolist() == alone[0].lengths.tolist() == [340, 47, 170]
+    assert caches[1].bound == 340
+    for mine, other in zip(caches, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(variant.unpack(mine), variant.unpack(other), strict=True))
+
+
+def test_layers_share_one_workspace(variant: Variant) -> None:
+    caches = layers(variant)
+    assert len({variant.prepare(cache).data_ptr() for cache in caches}) == 1
+    assert all(cache.turns is caches[0].turns for cache in caches)
+    assert len({cache.packed.data_ptr() for cache in caches}) == LAYERS
+
+
+def test_calls_that_would_advance_shared_lengths_are_refused(variant: Variant) -> None:
+    caches = prefilled(variant, [5, 6, 7])
+    new = random(1, 2, 1)
+    with pytest.raises(ValueError, match="decode would advance lengths that several caches share"):
+        variant.decode(random(1, 4, 0), new, new, caches[1])
+    with pytest.raises(ValueError, match="prefill would advance lengths that several caches share"):
+        variant.prefill(caches[1], new, new)
+    assert caches[0].lengths.tolist() == [5, 6, 7]
+
+
+def test_a_plan_is_of_one_step(variant: Variant) -> None:
+    caches, q, new = prefilled(variant, [5, 6, 7]), random(1, 4, 0), random(1, 2, 1)
+    plan = variant.plan(caches[0])
+    other = variant.new_cache(BATCH, 512)
+    sibling = Variant(variant.spec, variant.layout, variant.module)
+    for call, match in (
+        (lambda: variant.decode(q, new, new, other, plan=plan), "another cache"),
+        (lambda: sibling.decode(q, new, new, caches[0], plan=plan), "another kernel"),
+        (lambda: variant.attend(q, caches[0], plan=plan), "for decode with 1 query tokens, and the call is attend with 1"),
+        (lambda: variant.attend(random(2, 4, 0), caches[0], plan=variant.plan(caches[0], append=False)), "the call is attend with 2"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()
+    variant.decode(q, new, new, caches[0], plan=plan)
+    caches[0].advance(1)
+    with pytest.raises(ValueError, match="before lengths changed"):
+        variant.decode(q, new, new, caches[0], plan=plan)
+    with pytest.raises(ValueError, match="q_len"):
+        variant.plan(caches[0], 3)
+
+
+def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) -> None:
+    caches = prefilled(variant, [40, 50, 60])
+    caches[0].reset([1])
+    assert caches[2].lengths.tolist() == [40, 0, 60]
+    q, new = random(1, 4, 0), random(1, 2, 1)
+    out, lse = variant.attend(q, caches[0], lse=True)
+    assert not out[1].any()
+    assert (lse[1] == -torch.inf).all()
+    caches[0].advance(1)
+    assert caches[0].lengths.tolist() == [41, 0, 61]
+    for number, cache in enumerate(caches):
+        variant.prefill(cache, random(9, 2, number), random(9, 2, number), [0, 9, 0], advance=False)
+    caches[0].advance([0, 9, 0])
+    assert caches[0].lengths.tolist() == [41, 9, 61]
+    variant.decode(q, new, new, caches[0], plan=variant.plan(caches[0]))
+
+
+def test_rows_that_are_none_are_refused(variant: Variant) -> None:
+    cache = variant.new_cache(BATCH, 64)
+    for rows, error in (([3], ValueError), ([-1], ValueError), ([1.0], TypeError), ([True], TypeError)):
+        with pytest.raises(error):
+            cache.reset(rows)
+    cache.reset(torch.tensor([0, 2]))
+
+
+def test_a_step_without_room_changes_nothing(variant: Variant) -> None:
+    caches = prefilled(variant, [64, 6, 7], max_len=64)
+    before = [cache.packed.clone() for cache in caches], [cache.k_residual.clone() for cache in caches]
+    new = random(1, 2, 1)
+    with pytest.raises(CacheMismatch, match="holds 64 tokens"):
+        variant.plan(caches[0])
+    with pytest.raises(CacheMismatch):
+        caches[0].advance(1)
+    with pytest.raises(ValueError, match="64"):  # the module's own check, which a captured call has alone
+        variant.module.advance(caches[0].lengths, None, 1, 64, caches[0].sequences.overflow.address)
+    assert caches[0].lengths.tolist() == [64, 6, 7]
+    assert all(torch.equal(a, cache.packed) for a, cache in zip(before[0], caches, strict=True))
+    single = variant.new_cache(BATCH, 64)
+    variant.prefill(single, random(64, 2, 1), random(64, 2, 2), [64, 6, 7])
+    with pytest.raises(CacheMismatch):
+        variant.decode(random(1, 4, 0), new, new, single)
+
+
+def test_a_flag_of_the_device_is_raised_once(variant: Variant) -> None:
+    """What a replay sets; here the test does."""
+    cache = variant.new_cache(BATCH, 64)
+    variant.prefill(cache, random(9, 2, 1), random(9, 2, 2))
+    torch.frombuffer((__import__("ctypes").c_char * 4).from_address(cache.sequences.overflow.address), dtype=torch.int32).fill_(1)
+    with pytest.raises(CacheMismatch, match="had no room"):
+        variant.attend(random(1, 4, 0), cache)
+    variant.attend(random(1, 4, 0), cache)
+
+
+def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
+    with pytest.raises(CacheMismatch, match="same numbers of tokens"):
+        other = variant.new_cache(BATCH, 64)
+        other.k_residual = other.k_residual[:, :, :1]
+        variant.cache_like(other)
+
+
+def test_unpack_asks_for_the_longest_length(variant: Variant) -> None:
+    """Where lengths grew without the host, as in replays."""
+    cache = variant.new_cache(BATCH, 512)
+    variant.prefill(cache, random(300, 2, 1), random(300, 2, 2), [300, 7, 130])
+    cache.bound = 3
+    assert variant.unpack(cache)[0].shape == (BATCH, 300, 2, 32)
