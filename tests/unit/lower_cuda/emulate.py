@@ -49,10 +49,10 @@ extern "C" void call(bool packing, bool backwards, void* const* tensors, const i
 extern "C" void places(int64_t* bits, int64_t* params) {{
   for (int token = 0; token < {layout.tokens}; ++token)
     for (int channel = 0; channel < {layout.head_dim}; ++channel) {{
-      *bits++ = Places<Format_, Operand::key>::code_bit(token, channel), *bits++ = Places<Format_, Operand::value>::code_bit(token, channel);
+      *bits++ = Places<Format_, Which::key>::code_bit(token, channel), *bits++ = Places<Format_, Which::value>::code_bit(token, channel);
       for (int kind = 0; kind < 2; ++kind) {{
-        *params++ = Places<Format_, Operand::key>::param_offset(kind, token, channel);
-        *params++ = Places<Format_, Operand::value>::param_offset(kind, token, channel);
+        *params++ = Places<Format_, Which::key>::param_offset(kind, token, channel);
+        *params++ = Places<Format_, Which::value>::param_offset(kind, token, channel);
       }}
     }}
 }}

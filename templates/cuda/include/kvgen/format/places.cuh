@@ -7,15 +7,15 @@
 
 namespace kvgen {
 
-enum class Operand { key, value };
+enum class Which { key, value };
 
 constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
 // K or V of a format. Tokens come in tiles. Of every 32 consecutive channels, lane (g, t) = (lane / 4, lane % 4) loads the eight from 8t
 // on, of the tile's rows g, g + 8, ... (lane rows 0, 1, ...), and stores them as kWordsPerRun words.
-template <class Format, Operand kOperand>
+template <class Format, Which kWhich>
 struct Places {
-  static constexpr bool kKey = kOperand == Operand::key;
+  static constexpr bool kKey = kWhich == Which::key;
   using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
   static constexpr int kBits = Quant::kBits;
   static constexpr int kPerByte = Fragment<kBits>::kPerByte;

@@ -64,7 +64,7 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
   using Stats = ChannelStats<Format>;
   using Element = typename Format::Element;
   using Key = typename Format::Key;
-  using Places = kvgen::Places<Format, Operand::key>;
+  using Places = kvgen::Places<Format, Which::key>;
   constexpr int kRunsPerGroup = Stats::kRuns / Stats::kGroups;
   const Element* lows = reinterpret_cast<const Element*>(smem);
   const Element* highs = reinterpret_cast<const Element*>(smem + Stats::kHighs);

@@ -124,7 +124,7 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
 // Packs K per channel, whose scalers are known. The warps distribute (tile, chunk) pairs.
 template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, const uint8_t* smem) {
-  using Places = kvgen::Places<Format, Operand::key>;
+  using Places = kvgen::Places<Format, Which::key>;
   using Element = typename Format::Element;
   constexpr int kChunk = greatest_common_divisor(2, Places::kChannelRuns);  // wide stores, and few enough loads for the registers
   constexpr int kChunks = Places::kChannelRuns / kChunk;
@@ -138,9 +138,9 @@ __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, co
 }
 
 // Packs K or V per token or not quantized: each warp packs whole tiles.
-template <class Format, Operand kOperand, int kThreads, class Row>
+template <class Format, Which kWhich, int kThreads, class Row>
 __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
-  using Places = kvgen::Places<Format, kOperand>;
+  using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   using Quant = typename Places::Quant;
   constexpr int kGroupRuns = Quant::kQuantized ? Quant::kGroup / 32 : greatest_common_divisor(2, Places::kChannelRuns);
@@ -192,9 +192,9 @@ __device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem
     __syncthreads();
     packing::pack_by_channel<Format, kThreads>(k_row, block, smem);
   } else {
-    packing::pack_by_token<Format, Operand::key, kThreads>(k_row, block);
+    packing::pack_by_token<Format, Which::key, kThreads>(k_row, block);
   }
-  packing::pack_by_token<Format, Operand::value, kThreads>(v_row, block);
+  packing::pack_by_token<Format, Which::value, kThreads>(v_row, block);
   __syncthreads();
 }
 

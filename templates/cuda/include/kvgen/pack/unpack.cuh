@@ -106,9 +106,9 @@ __device__ __forceinline__ void load_words_at(const uint8_t* address, uint32_t* 
 
 // Unpacks the first `tokens` tokens of a block; `row(token)` is the destination of a token's channels. The warps distribute (tile, chunk)
 // pairs.
-template <class Format, Operand kOperand, class Row>
+template <class Format, Which kWhich, class Row>
 __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens, Row&& row) {
-  using Places = kvgen::Places<Format, kOperand>;
+  using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   constexpr int kChunk = chunk_runs<Places>();
   constexpr int kChunks = Places::kChannelRuns / kChunk;
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
   const auto v_row = [&](int token) { return args.v.row<Element>(sequence, start + token, head); };
   if (packed) {
-    unpack_operand<Format, Operand::key>(bytes, tokens, k_row);
-    unpack_operand<Format, Operand::value>(bytes, tokens, v_row);
+    unpack_operand<Format, Which::key>(bytes, tokens, k_row);
+    unpack_operand<Format, Which::value>(bytes, tokens, v_row);
     return;
   }
   const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * Format::kTokens * Format::kHeadDim;
