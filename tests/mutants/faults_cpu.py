@@ -20,54 +20,51 @@ FAULTS: tuple[Fault, ...] = (
         "attend",
         (
             "merge-last-split", "splits", "the last of several splits is not merged",
-            "for (int64_t s = 0; s < plan_.shares; ++s, part += plan_.record) {",
-            "for (int64_t s = 0; s < plan_.shares - 1; ++s, part += plan_.record) {",
+            "for (int s = 0; s < tile.num_splits; ++s) {\n        const float* split",
+            "for (int s = 0; s < tile.num_splits - 1; ++s) {\n        const float* split",
         ),
         (
             "merge-weight", "splits", "splits are weighed by powers of e, where their maxima are in units of log2 e",
-            "std::exp2(part[C::head_dim] - top)", "std::exp(part[C::head_dim] - top)",
+            "std::exp2(split[C::head_dim] - row_max)", "std::exp(split[C::head_dim] - row_max)",
         ),
         (
             "merge-sum", "splits", "the merged sum of weights leaves out the splits' own weights",
-            "total += part[C::head_dim + 1] * weight;", "total += part[C::head_dim + 1];",
+            "row_sum += split[C::head_dim + 1] * weight;", "row_sum += split[C::head_dim + 1];",
         ),
         (
             "merge-empty-split", "splits", "a split that saw no token is merged like any other",
-            "if (part[C::head_dim + 1] == 0) continue;", "",
+            "if (split[C::head_dim + 1] == 0) continue;", "",
         ),
         (
             "split-begin", "splits", "the last split begins 32 tokens too late",
-            "const int64_t begin = share * plan_.share_tokens;",
-            "const int64_t begin = share * plan_.share_tokens + (share > 0 && share == plan_.shares - 1 ? C::subtile : 0);",
+            "begin = int64_t{tile.first} * C::chunk,",
+            "begin = int64_t{tile.first} * C::chunk + (tile.first > 0 && tile.split_idx == tile.num_splits - 1 ? C::subtile : 0),",
         ),
         (
             "split-end", "splits", "the split before the last ends one chunk of 32 tokens too early",
-            "const int64_t end = share >= owner ? packed : begin + plan_.share_tokens;",
-            "const int64_t end = share >= owner ? packed : begin + plan_.share_tokens - (share + 2 == plan_.shares ? C::subtile : 0);",
+            "end = int64_t{tile.end} * C::chunk;",
+            "end = int64_t{tile.end} * C::chunk - (tile.split_idx + 2 == tile.num_splits ? C::subtile : 0);",
         ),
         (
-            "split-residual", "splits", "the residual is attended only where the first split owns it",
-            "if (share == owner) over_plain(", "if (share == owner && share == 0) over_plain(",
+            "split-residual", "splits", "the residual is attended only where a head is not split",
+            "if (tile.split_idx == tile.num_splits - 1) over_residual(", "if (tile.num_splits == 1) over_residual(",
         ),
         (
-            "split-record", "splits", "records of splits overlap by one number, the sum of weights",
-            "static constexpr int64_t record = C::head_dim + 2;", "static constexpr int64_t record = C::head_dim + 1;",
-        ),
-        (
-            "split-rows", "prompt", "splits of the second block of query rows are saved over the first's",
-            "plan_.partial(call_.workspace.data, b, head, first + r, share)", "plan_.partial(call_.workspace.data, b, head, r, share)",
+            "split-slot", "splits", "the partial result of a head's last split is stored over that of the split before",
+            "save(state, r, partial(tile.slot, r));",
+            "save(state, r, partial(tile.slot - (tile.split_idx > 0 && tile.split_idx == tile.num_splits - 1), r));",
         ),
         (
             "rows-output", "prompt", "without splits, rows from the second block of query rows on are written over the first's",
-            "finish(b, head, first + r, state.acc[r]", "finish(b, head, r, state.acc[r]",
+            "finish(head, r, state.acc[r]", "finish({head.b, head.kv_head, 0, head.rows}, r, state.acc[r]",
         ),
         (
             "lse-order", "splits-q4", "the LSE of several query tokens is stored token by token, not head by head",
-            "[(b * C::q_heads + q_head) * call_.q_len + token]", "[(b * call_.q_len + token) * C::q_heads + q_head]",
+            "[(head.b * C::q_heads + q_head) * call_.q_len + token]", "[(head.b * call_.q_len + token) * C::q_heads + q_head]",
         ),
         (
             "lse-base", "splits", "the LSE mixes a maximum in units of log2 with a sum in natural units",
-            "(top + std::log2(total)) * kLn2", "top * kLn2 + std::log2(total)",
+            "(row_max + std::log2(row_sum)) * kLn2", "row_max * kLn2 + std::log2(row_sum)",
         ),
         (
             "causal-all", "splits-q4", "every query token sees all new tokens",
@@ -75,7 +72,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "causal-attend", "heads", "`attend` takes several query tokens as if they came after the last position",
-            "cache_.length(b) - (decoding() ? 0 : call_.q_len)", "cache_.length(b) - (decoding() ? 0 : 1)",
+            "step_.lengths[head.b] - (decoding() ? 0 : call_.q_len)", "step_.lengths[head.b] - (decoding() ? 0 : 1)",
         ),
         (
             "window-wide", "window", "the sliding window is one token too wide",
@@ -92,20 +89,43 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "new-token", "heads", "`decode` attends to the first new token's K in place of the others'",
-            "row_of<Element>(call_.k_new, b, at - residual, head)", "row_of<Element>(call_.k_new, b, 0, head)",
+            "row_of<Element>(call_.k_new, b, at - residual, head.kv_head)", "row_of<Element>(call_.k_new, b, 0, head.kv_head)",
         ),
         (
             "length-far-sequence", "batch", "sequences from the ninth on take the length of the eighth",
-            "return cache_.length(b) / C::block * C::block;", "return cache_.length(b < 8 ? b : 7) / C::block * C::block;",
+            "return step_.lengths[b] / C::block * C::block;", "return step_.lengths[b < 8 ? b : 7] / C::block * C::block;",
         ),
         (
             "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
-            "row_of<Element>(call_.q, b, token, q_head)", "row_of<Element>(call_.q, b < 128 ? b : 127, token, q_head)",
+            "row_of<Element>(call_.q, head.b, token, q_head)", "row_of<Element>(call_.q, head.b < 128 ? head.b : 127, token, q_head)",
         ),
         (
             "group-head", "group5", "the fifth query head of a group reads the fourth's query",
-            "q_head = head * group + (first + r) % group;\n      const Element* q",
-            "q_head = head * group + ((first + r) % group > 3 ? 3 : (first + r) % group);\n      const Element* q",
+            "head.kv_head * group + (head.first_row + r) % group;\n      const Element* q",
+            "head.kv_head * group + ((head.first_row + r) % group > 3 ? 3 : (head.first_row + r) % group);\n      const Element* q",
+        ),
+    ),
+    *_in(
+        "step",
+        (
+            "split-record", "splits", "records of splits overlap by one number, the sum of weights",
+            "static constexpr int64_t record = C::head_dim + 2;", "static constexpr int64_t record = C::head_dim + 1;",
+        ),
+        (
+            "plan-residual-length", "paged", "the lengths of a step are those of its packed tokens",
+            "lengths[tile.sequence] = tile.length,", "lengths[tile.sequence] = tile.length / C::block * C::block,",
+        ),
+        (
+            "plan-merge", "prompt", "the last head with splits is not merged where it follows another one",
+            "if (tile.num_splits > 1) split_heads", "if (tile.num_splits > 1 && split_heads.empty()) split_heads",
+        ),
+        (
+            "plan-slots", "prompt", "the second head with splits stores its partial results over the first's",
+            "tile.num_splits > 1 ? slots++ : 0;", "tile.num_splits > 1 ? (slots = tile.split_idx + 1) - 1 : 0;",
+        ),
+        (
+            "plan-workers", "batch", "the last work tile of a plan is left out",
+            "tile.slot = tile.num_splits", "if (tile.sequence == 135) return;\n    tile.slot = tile.num_splits",
         ),
     ),
     *_in(
@@ -145,8 +165,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "page-far-sequence", "paged", "sequences from the ninth on use the pages of the eighth",
-            "block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + index / C::page_blocks];",
-            "block_table.template as<int32_t>()[(batch < 8 ? batch : 7) * cache.block_table.stride[0] + index / C::page_blocks];",
+            "outer = page(batch, index / C::page_blocks);", "outer = page(batch < 8 ? batch : 7, index / C::page_blocks);",
         ),
         (
             "locate-far", "paged", "packed tokens from the 3073rd on are read one block early",
@@ -257,7 +276,7 @@ FAULTS: tuple[Fault, ...] = (
         "rows",
         (
             "rescale-sum", "splits", "the sum of weights is not rescaled when the maximum rises",
-            "total[r] *= alpha;", "",
+            "row_sum[r] *= alpha;", "",
         ),
         (
             "rescale-last-channels", "splits", "the last 16 channels are not rescaled when the maximum rises",

@@ -1,15 +1,16 @@
-// A small, slow and plain module of the ABI for unquantized float32 caches; FAULT_* makes it fail in one way each.
-#include <csignal>
+// A small, slow and plain module of the ABI for unquantized float32 caches;
+// FAULT_* makes it fail in one way each.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
-
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 
 namespace {
 
@@ -47,7 +48,8 @@ struct Cache {
   int64_t heads() const { return k_residual.size(1); }
   int32_t* length(int64_t b) const { return static_cast<int32_t*>(lengths.data_ptr()) + b; }
 
-  // Place of an element, in words of a block: sub-tiles of up to 32 tokens, 16 rows side by side.
+  // Place of an element, in words of a block: sub-tiles of up to 32 tokens, 16
+  // rows side by side.
   int64_t place(bool key, int64_t token, int64_t channel) const {
     const int64_t subtile = std::min<int64_t>(32, block());
     const int64_t base = token / subtile * (2 * subtile * dim()) + (key ? 0 : subtile * dim());
@@ -92,7 +94,7 @@ struct Cache {
 };
 
 void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed, TensorView k_residual, TensorView v_residual,
-          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, int64_t, int64_t, int64_t advance) {
+          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, int64_t, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int32_t count = static_cast<const int32_t*>(new_lengths.data_ptr())[b], old = *cache.length(b);
@@ -105,13 +107,16 @@ void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed,
   }
 }
 
-void run(const TensorView& q, const Cache& cache, const TensorView& out, const Optional<TensorView>& lse, double scale) {
+// Attends to `length_of(b)` tokens of sequence b.
+template <class Lengths>
+void run(const TensorView& q, const Cache& cache, const Lengths& length_of, const TensorView& out, const Optional<TensorView>& lse,
+         double scale) {
   misbehave();
   const int64_t tokens = q.size(1), heads = q.size(2), dim = cache.dim(), group = heads / cache.heads();
   for (int64_t b = 0; b < q.size(0); ++b)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = 0; i < tokens; ++i) {
-        const int64_t length = *cache.length(b), full = length / cache.block() * cache.block();
+        const int64_t length = length_of(b), full = length / cache.block() * cache.block();
         const float* query = static_cast<const float*>(q.data_ptr()) + b * stride(q, 0) + i * stride(q, 1) + h * stride(q, 2);
         float* result = static_cast<float*>(out.data_ptr()) + b * stride(out, 0) + i * stride(out, 1) + h * stride(out, 2);
         const int64_t seen = std::max<int64_t>(0, length - tokens + i + 1);
@@ -139,25 +144,51 @@ void run(const TensorView& q, const Cache& cache, const TensorView& out, const O
       }
 }
 
+int32_t* numbers(const TensorView& tensor) { return static_cast<int32_t*>(tensor.data_ptr()); }
+
+// The plan of this module is the length of each sequence before the step, -1
+// where it takes no part.
+int64_t plan_size(int64_t batch, int64_t, int64_t) { return batch; }
+
+void plan(TensorView lengths, TensorView made, int64_t q_len, bool append, bool skip_empty, bool advance, int64_t, int64_t) {
+  for (int64_t b = 0; b < lengths.size(0); ++b) {
+    int32_t& length = numbers(lengths)[b];
+    const bool works = length > 0 || (append && !skip_empty);
+    numbers(made)[b] = works ? length : -1;
+    if (works && append && advance) length += static_cast<int32_t>(q_len);
+  }
+}
+
+void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, int64_t, int64_t) {
+  for (int64_t b = 0; b < lengths.size(0); ++b) {
+    int32_t& length = numbers(lengths)[b];
+    length += counts ? numbers(counts.value())[b] : length > 0 ? static_cast<int32_t>(tokens) : 0;
+  }
+}
+
 void attend(TensorView q, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
-            Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView, Optional<TensorView>, double scale, int64_t) {
-  run(q, Cache{packed, k_residual, v_residual, lengths, table}, out, lse, scale);
+            Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView, Optional<TensorView> plan, double scale, int64_t) {
+  const int32_t* before = numbers(plan ? plan.value() : lengths);
+  run(q, Cache{packed, k_residual, v_residual, lengths, table}, [&](int64_t b) { return before[b]; }, out, lse, scale);
 }
 
 void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths,
-            Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView, Optional<TensorView>,
-            double scale, int64_t, int64_t, int64_t, int64_t) {
+            Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView,
+            Optional<TensorView> plan, double scale, int64_t, int64_t, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
+  std::vector<int32_t> after;
   for (int64_t b = 0; b < lengths.size(0); ++b) {
-    for (int64_t h = 0; h < cache.heads(); ++h)
+    const int32_t before = numbers(plan ? plan.value() : lengths)[b];
+    after.push_back(before < 0 ? 0 : before + static_cast<int32_t>(q.size(1)));
+    for (int64_t h = 0; before >= 0 && h < cache.heads(); ++h)
       for (int64_t t = 0; t < q.size(1); ++t) {
-        const int64_t position = *cache.length(b) + t;
+        const int64_t position = before + t;
         cache.append(k, v, b, h, t, position);
         if ((position + 1) % cache.block() == 0) cache.flush(b, h, position / cache.block());
       }
-    *cache.length(b) += static_cast<int32_t>(q.size(1));
+    if (advance && !plan) *cache.length(b) = after[b];
   }
-  run(q, cache, out, lse, scale);
+  run(q, cache, [&](int64_t b) { return after[b]; }, out, lse, scale);
 }
 
 void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
@@ -183,13 +214,6 @@ int64_t workspace_bytes(int64_t batch, int64_t, int64_t) {
   return 64 * batch;
 }
 int64_t split_tokens(int64_t, int64_t, int64_t) { return 0; }
-int64_t plan_size(int64_t, int64_t, int64_t) { return 8; }
-void plan(TensorView, TensorView, int64_t, int64_t, int64_t, int64_t, int64_t) {}
-void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, int64_t, int64_t) {
-  int32_t* length = static_cast<int32_t*>(lengths.data_ptr());
-  for (int64_t b = 0; b < lengths.size(0); ++b)
-    length[b] += counts ? static_cast<const int32_t*>(counts.value().data_ptr())[b] : length[b] > 0 ? tokens : 0;
-}
 
 }  // namespace
 

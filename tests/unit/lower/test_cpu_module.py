@@ -206,11 +206,15 @@ def calls(spec: KernelSpec) -> tuple[Variant, KVCache, torch.Tensor, torch.Tenso
     return v, cache, torch.zeros(2, 1, att.q_heads, att.head_dim, dtype=dtype), torch.zeros(2, 1, att.kv_heads, att.head_dim, dtype=dtype)
 
 
+def tensors(cache: KVCache) -> tuple[torch.Tensor | None, ...]:
+    """What modules take of a cache, in the order of their arguments."""
+    return cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, None
+
+
 def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
     v, cache, q, _ = calls(spec_of())
-    tail = (cache.packed, cache.k_residual, cache.v_residual, cache.lengths)
-    rest = (torch.empty_like(q), None, v.prepare(cache), 1.0, 64)
-    good = (q, *tail, None, *rest)
+    rest = (torch.empty_like(q), None, v.prepare(cache), None, 1.0, 64)
+    good = (q, *tensors(cache), *rest)
     v.module.attend(*good)
     for place, wrong, message in (
         (0, q.float(), "attend: q must be float16, is float32"),
@@ -221,12 +225,13 @@ def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
         (1, cache.packed[:, :, ::2], "attend: packed must be contiguous"),
         (4, cache.lengths.long(), "attend: lengths must be int32, is int64"),
         (5, torch.zeros(2, 2, dtype=torch.int32), "block_table must be none: this kernel was built for a contiguous cache"),
-        (6, None, "attend: out must be a tensor"),
-        (10, 0.5, "attend: max_len must be an int"),
+        (6, cache.lengths, "residual_slots must be none: residuals lie in the order of sequences"),
+        (7, None, "attend: out must be a tensor"),
+        (12, 0.5, "attend: max_len must be an int"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             v.module.attend(*good[:place], wrong, *good[place + 1 :])
-    with pytest.raises(TypeError, match="attend takes 11 arguments, got 3"):
+    with pytest.raises(TypeError, match="attend takes 13 arguments, got 3"):
         v.module.attend(*good[:3])
     with pytest.raises(TypeError, match="set_threads takes one int, at least 0"):
         v.module.set_threads(-1)
@@ -243,7 +248,7 @@ def test_the_module_refuses_lengths_that_the_cache_cannot_hold() -> None:
     many = torch.tensor([0, 2], dtype=torch.int32)
     cache.lengths.zero_()
     with pytest.raises(ValueError, match=r"new_lengths\[1\] is 2, k has 1 tokens"):
-        v.module.pack(k, k, many, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None)
+        v.module.pack(k, k, many, *tensors(cache), 64, 0, 1)
 
 
 def test_the_module_refuses_pages_that_do_not_exist_and_small_workspaces() -> None:
@@ -256,9 +261,9 @@ def test_the_module_refuses_pages_that_do_not_exist_and_small_workspaces() -> No
         v.attend(q, cache)
     cut = variant(spec_of(), (("split_tokens", 1024),))
     long = cut.new_cache(2, 5000)
-    args = (q, long.packed, long.k_residual, long.v_residual, long.lengths, None, torch.empty_like(q), None)
+    workspace = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(ValueError, match="workspace has 16 bytes, this call needs"):
-        cut.module.attend(*args, torch.zeros(16, dtype=torch.uint8), 1.0, 5000)
+        cut.module.attend(q, *tensors(long), torch.empty_like(q), None, workspace, None, 1.0, 5000)
 
 
 def test_more_threads_than_processors_are_refused() -> None:
@@ -275,9 +280,8 @@ def test_more_threads_than_processors_are_refused() -> None:
 @pytest.mark.parametrize("scale", [torch.nan, torch.inf, 3e38, 1e300])
 def test_the_module_refuses_scales_that_float32_does_not_hold(scale: float) -> None:
     v, cache, q, _ = calls(spec_of())
-    args = (q, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None, torch.empty_like(q), None, v.prepare(cache))
     with pytest.raises(ValueError, match="attend: scale must be finite, and float32 must hold it"):
-        v.module.attend(*args, scale, 64)
+        v.module.attend(q, *tensors(cache), torch.empty_like(q), None, v.prepare(cache), None, scale, 64)
 
 
 # --- what is not finite ----------------------------------------------------------------------------------------------

@@ -40,13 +40,13 @@ def test_a_right_module_passes_and_its_errors_are_reported(paged: bool) -> None:
 
 def scaled_output(f, *args) -> None:
     f(*args)
-    args[6].mul_(1.001)
+    args[7].mul_(1.001)
 
 
 def skip_last_head(f, *args) -> None:
-    kept = args[6][-1, :, -1].clone()
+    kept = args[7][-1, :, -1].clone()
     f(*args)
-    args[6][-1, :, -1] = kept
+    args[7][-1, :, -1] = kept
 
 
 def forgets_length(f, *args) -> None:
@@ -58,7 +58,7 @@ def forgets_length(f, *args) -> None:
 def noisy_output(f, *args) -> None:
     f(*args)
     noisy_output.calls += 1
-    args[6].add_(1e-7 * noisy_output.calls)
+    args[7].add_(1e-7 * noisy_output.calls)
 
 
 noisy_output.calls = 0
@@ -66,29 +66,29 @@ noisy_output.calls = 0
 
 def wrong_lse(f, *args) -> None:
     f(*args)
-    if args[7] is not None:
-        args[7].mul_(1.01)
+    if args[8] is not None:
+        args[8].mul_(1.01)
 
 
 def finite_lse_of_nothing(f, *args) -> None:
     f(*args)
-    if args[7] is not None:
-        args[7].clamp_(min=-1e30)
+    if args[8] is not None:
+        args[8].clamp_(min=-1e30)
 
 
 def nan_from_unused_slots(f, *args) -> None:
     f(*args)
-    args[6].add_(args[2].sum() * 0)  # reads all of the residual, its unwritten part too
+    args[7].add_(args[2].sum() * 0)  # reads all of the residual, its unwritten part too
 
 
 def writes_past_length(f, *args) -> None:
     f(*args)
-    args[5][0, -1] = 1.0
+    args[6][0, -1] = 1.0
 
 
 def wrong_steps(f, *args) -> None:
     f(*args)
-    args[8].add_(0.01)
+    args[9].add_(0.01)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kvgen.toolchain.launch import Variant
 from kvgen.toolchain.module import load
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 
-LENGTHS, PACKED, RESIDUAL, OUT = 4, 1, 2, 6
+LENGTHS, PACKED, RESIDUAL, OUT = 4, 1, 2, 7
 """Places of arguments of `attend`; those of `decode` are two further on, but for q."""
 WORKLOADS = (Workload(batch=12, kv_len=96), Workload(batch=2, kv_len=4096))
 

@@ -1,0 +1,357 @@
+"""Plans, lengths and absent pages of CPU modules, by direct calls of the module's functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.lower.cpu.lowering import WORKERS
+from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.plan import PlanShape, make_plan, read_plan, written_plan
+from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.spec import KernelSpec
+from kvgen.toolchain.launch import Variant
+from tests.support.cpu import spec_of, variant
+from tests.support.plans import lengths_up_to
+
+BLOCK, CHUNK, SPLIT, BIG = 32, 128, 1024, 1 << 20
+SPEC, WINDOWED = spec_of(q_len=4), spec_of(window=300, page=64, q_len=4, k="4t32")
+
+
+def built(spec: KernelSpec = SPEC) -> Variant:
+    return variant(spec, (("block", BLOCK), ("split_tokens", SPLIT), ("chunk", CHUNK)))
+
+
+def shape_of(spec: KernelSpec, batch: int, q_len: int, append: bool) -> PlanShape:
+    """The plan's shape for the CPU; blocks of query rows are heads of their own."""
+    a = spec.attention
+    row_blocks = -(-q_len * a.q_heads // a.kv_heads // 64)
+    fresh = q_len if append else 0
+    return PlanShape(batch, a.kv_heads * row_blocks, WORKERS, CHUNK, BLOCK, 0, SPLIT // CHUNK, a.window or 0, q_len, fresh)
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@dataclass
+class Raw:
+    """A module's tensors and functions, for `lengths` tokens of random K and V."""
+
+    lengths: tuple[int, ...]
+    spec: KernelSpec = SPEC
+    room: int = 4096
+    table: torch.Tensor | None = None
+    tensors: tuple[torch.Tensor, ...] = field(init=False)
+    k: torch.Tensor = field(init=False)
+    v: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.variant = built(self.spec)
+        self.module, layout, page = self.variant.module, self.variant.layout, self.spec.cache.page or 0
+        batch, heads, dim = len(self.lengths), self.spec.attention.kv_heads, self.spec.attention.head_dim
+        outer, blocks = (batch * self.room // page, page // BLOCK) if page else (batch, self.room // BLOCK)
+        packed = torch.full((outer, heads, blocks, layout.block_bytes), 255, dtype=torch.uint8)
+        residual = [torch.full((batch, heads, BLOCK, dim), torch.nan, dtype=self.variant.dtype) for _ in range(2)]
+        if page:
+            self.table = torch.arange(outer, dtype=torch.int32).reshape(batch, -1)
+        self.tensors = (packed, *residual, torch.zeros(batch, dtype=torch.int32))
+        self.k, self.v = (self.draw(max(1, *self.lengths), heads, seed) for seed in (1, 2))
+        self.pack(self.lengths)
+
+    def draw(self, tokens: int, heads: int, seed: int) -> torch.Tensor:
+        shape = (len(self.lengths), tokens, heads, self.spec.attention.head_dim)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.variant.dtype)
+
+    @property
+    def cache(self) -> tuple[torch.Tensor | None, ...]:
+        return *self.tensors, self.table, None
+
+    @property
+    def now(self) -> torch.Tensor:
+        return self.tensors[3]
+
+    def pack(self, counts: tuple[int, ...], limit: int = BIG, advance: bool = True) -> None:
+        self.module.pack(self.k, self.v, int32(*counts), *self.cache, limit, 0, int(advance))
+
+    def plan(self, q_len: int = 1, *, append: bool, skip_empty: bool = False, advance: bool = False, limit: int = BIG) -> torch.Tensor:
+        plan = torch.zeros(self.module.plan_size(len(self.lengths), self.room, q_len), dtype=torch.int32)
+        self.module.plan(self.now, plan, q_len, int(append), int(skip_empty), int(advance), limit, 0)
+        return plan
+
+    def outputs(self, q_len: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, out, lse, workspace."""
+        q = self.draw(q_len, self.spec.attention.q_heads, 3)
+        lse = torch.full((len(self.lengths), q.shape[2], q_len), torch.nan)
+        workspace = torch.full((max(16, self.module.workspace_bytes(len(self.lengths), self.room, q_len)),), 255, dtype=torch.uint8)
+        return q, torch.full_like(q, torch.nan), lse, workspace
+
+    def attend(self, q_len: int = 1, plan: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        q, out, lse, workspace = self.outputs(q_len)
+        self.module.attend(q, *self.cache, out, lse, workspace, plan, 0.125, self.room)
+        return out, lse
+
+    def decode(
+        self, q_len: int = 1, plan: torch.Tensor | None = None, limit: int = BIG, advance: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, out, lse, workspace = self.outputs(q_len)
+        k, v = (self.draw(q_len, self.spec.attention.kv_heads, seed) for seed in (4, 5))
+        self.module.decode(q, k, v, *self.cache, out, lse, workspace, plan, 0.125, self.room, limit, 0, int(advance))
+        return out, lse
+
+    def state(self) -> list[torch.Tensor]:
+        """A copy of what a call may write."""
+        return [tensor.clone() for tensor in self.tensors]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether tensors agree bit for bit."""
+    return all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in zip(some, others, strict=True))
+
+
+LONG = (2600, 0, 130, 4000, 31)
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from((SPEC, WINDOWED)),
+    st.lists(lengths_up_to(60_000), min_size=1, max_size=6),
+    st.integers(1, 70),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_plan_is_the_oracles(spec: KernelSpec, lengths: list[int], q_len: int, append: bool, skip_empty: bool) -> None:
+    module, shape = built(spec).module, shape_of(spec, len(lengths), q_len, append)
+    assert module.plan_size(len(lengths), max(lengths), q_len) == shape.size
+    plan = torch.full((shape.size,), -1, dtype=torch.int32)
+    module.plan(int32(*lengths), plan, q_len, int(append), int(skip_empty), 0, BIG, 0)
+    want = make_plan(shape, lengths, BIG, skip_empty)
+    assert read_plan(shape, plan.tolist()) == want
+    assert plan.tolist() == written_plan(shape, want)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from((SPEC, WINDOWED)), st.lists(lengths_up_to(60_000), min_size=1, max_size=6), st.sampled_from((1, 3, 40, 300)))
+def test_the_workspace_holds_the_partial_results_of_any_plan(spec: KernelSpec, lengths: list[int], q_len: int) -> None:
+    plan = make_plan(shape_of(spec, len(lengths), q_len, True), lengths, BIG)
+    splits = sum(tile.num_splits > 1 for worker in plan.workers for tile in worker)
+    a = spec.attention
+    rows = min(64, q_len * a.q_heads // a.kv_heads)
+    assert built(spec).module.workspace_bytes(len(lengths), max(lengths), q_len) >= splits * rows * (a.head_dim + 2) * 4
+
+
+def test_short_sequences_and_prompts_need_no_large_workspace() -> None:
+    module = built().module
+    assert module.workspace_bytes(64, CHUNK, 1) == 0
+    assert module.workspace_bytes(1, SPLIT, 1) < 1 << 13
+    assert module.workspace_bytes(64, 1 << 17, 2048) <= 2 * WORKERS * 64 * (64 + 2) * 4
+
+
+@pytest.mark.parametrize("length", [128, 1024, 5000, 60_000])
+@pytest.mark.parametrize("batch", [1, 3, 200])
+def test_split_tokens_are_those_of_the_first_split_at_equal_lengths(batch: int, length: int) -> None:
+    plan = make_plan(shape_of(SPEC, batch, 1, False), [length] * batch, BIG)
+    first = [tile for worker in plan.workers for tile in worker if tile.num_splits > 1][:1]
+    split_tokens = built().module.split_tokens
+    assert split_tokens is not None
+    assert split_tokens(batch, length, 1) == sum((tile.end - tile.first) * CHUNK for tile in first)
+
+
+def test_a_plan_that_advances_leaves_only_skipped_sequences_alone() -> None:
+    raw = Raw((40, 0, 7))
+    raw.plan(2, append=True, skip_empty=True, advance=True)
+    assert raw.now.tolist() == [42, 0, 9]
+    raw.plan(2, append=True, advance=True)
+    assert raw.now.tolist() == [44, 2, 11]
+    raw.plan(2, append=False, advance=True)
+    assert raw.now.tolist() == [44, 2, 11]
+
+
+def test_a_plan_beyond_the_limit_or_of_a_negative_length_writes_nothing() -> None:
+    raw = Raw((40, 0, 7))
+    plan = torch.full((raw.module.plan_size(3, 40, 2),), -7, dtype=torch.int32)
+    with pytest.raises(ValueError, match="plan: sequence 0 would have 42 tokens, more than the limit of 41"):
+        raw.module.plan(raw.now, plan, 2, 1, 0, 1, 41, 0)
+    with pytest.raises(ValueError, match=f"plan: plan has {plan.numel() - 1} numbers, this call needs {plan.numel()}"):
+        raw.module.plan(raw.now, plan[1:], 2, 1, 0, 1, 42, 0)
+    raw.now[2] = -1
+    with pytest.raises(ValueError, match="sequence 2 has a negative length"):
+        raw.module.plan(raw.now, plan, 2, 1, 1, 1, 42, 0)
+    assert (plan == -7).all()
+    assert raw.now.tolist() == [40, 0, -1]
+
+
+# --- steps with a plan -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["all", "window"])
+@pytest.mark.parametrize("q_len", [1, 4, 70])
+def test_a_given_plan_changes_no_bit(spec: KernelSpec, q_len: int) -> None:
+    raw = Raw(LONG, spec)
+    plan = raw.plan(q_len, append=False)
+    assert same(list(raw.attend(q_len, plan)), list(raw.attend(q_len)))
+    shifted = torch.zeros(plan.numel() + 1, dtype=torch.int32)[1:]  # lies at no multiple of 16 bytes
+    shifted.copy_(plan)
+    assert same(list(raw.attend(q_len, shifted)), list(raw.attend(q_len)))
+
+
+@pytest.mark.parametrize("advanced", [False, True], ids=["lengths-before", "lengths-after"])
+def test_a_step_appends_at_the_lengths_of_its_plan(advanced: bool) -> None:
+    """Layers that share lengths: whether these have advanced already makes no difference, and no layer advances them."""
+    alone, planned = Raw(LONG), Raw(LONG)
+    for _ in range(3):
+        want = alone.decode(4)
+        plan = planned.plan(4, append=True, advance=advanced)
+        lengths = planned.now.clone()
+        assert same(list(planned.decode(4, plan)), list(want))
+        assert torch.equal(planned.now, lengths)
+        if not advanced:
+            planned.module.advance(planned.now, int32(4, 4, 4, 4, 4), 0, BIG, 0)
+        assert same(planned.state(), alone.state())
+
+
+def test_steps_are_those_of_the_reference() -> None:
+    raw, oracle = Raw(LONG, WINDOWED), ReferenceCache(WINDOWED, len(LONG), BLOCK)
+    oracle.prefill(raw.k, raw.v, int32(*LONG))
+    for q_len in (1, 4, 30):
+        plan = raw.plan(q_len, append=True, advance=True)
+        out, lse = raw.decode(q_len, plan)
+        q, k, v = (raw.draw(q_len, heads, seed) for heads, seed in ((4, 3), (2, 4), (2, 5)))
+        want, want_lse = oracle.decode(q, k, v, scale=0.125)
+        assert relative_l2(out, want) <= tolerance(torch.float16)
+        assert relative_l2(lse, want_lse) <= 1e-5
+
+
+def test_skipped_sequences_give_zeros_and_get_no_tokens() -> None:
+    raw = Raw((40, 0, 31, 0))
+    before = raw.state()
+    plan = raw.plan(1, append=True, skip_empty=True, advance=True)
+    out, lse = raw.decode(1, plan)
+    assert raw.now.tolist() == [41, 0, 32, 0]
+    for b in (1, 3):
+        assert not out[b].any()
+        assert (lse[b] == -torch.inf).all()
+        assert same([t[b] for t in raw.tensors[1:3]], [t[b] for t in before[1:3]])
+    assert torch.isfinite(lse[0]).all()
+
+
+def test_plans_of_other_calls_are_refused() -> None:
+    raw = Raw((2600, 0, 130, 2900, 31))
+    plan, other = raw.plan(1, append=False), raw.plan(70, append=False)
+    with pytest.raises(ValueError, match=f"attend: plan has {plan.numel()} numbers, this call needs {other.numel()}"):
+        raw.attend(70, plan)
+    shorter = Raw((2600, 0, 130, 2900))
+    with pytest.raises(ValueError, match="attend: the plan is not one of this call"):
+        shorter.attend(1, plan)
+    shape = shape_of(SPEC, 5, 1, False)
+    tile = shape.tiles_at
+    header = ((0, 9), (0, 0), (8, -1), (9, 1 << 30), (9, 0), (shape.empty_at, 7), (shape.empty_at, 0))
+    fields = ((tile, 9), (tile + 1, 1), (tile + 3, 1 << 20), (tile + 4, 1), (tile + 5, 9), (tile + 7, 1 << 30))
+    for place, value in (*header, *fields):
+        wrong = plan.clone()
+        wrong[place] = value
+        with pytest.raises(ValueError, match="attend: the plan is not one of this call"):
+            raw.attend(1, wrong)
+
+
+# --- lengths ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_beyond_the_limit_writes_nothing() -> None:
+    raw = Raw((40, 2, 63))
+    before = raw.state()
+    for plan in (None, raw.plan(2, append=True)):
+        q, out, lse, workspace = raw.outputs(2)
+        k, v = raw.k[:, :2], raw.v[:, :2]
+        with pytest.raises(ValueError, match="decode: sequence 2 would have 65 tokens, more than the limit of 64"):
+            raw.module.decode(q, k, v, *raw.cache, out, lse, workspace, plan, 0.125, 64, 64, 0, 1)
+        assert same(raw.state(), before)
+        assert out.isnan().all()
+        assert lse.isnan().all()
+
+
+def test_a_step_that_does_not_advance_can_be_made_again() -> None:
+    raw = Raw((40, 0, 30))
+    first = raw.decode(1, advance=False)
+    assert raw.now.tolist() == [40, 0, 30]
+    assert same(list(raw.decode(1, advance=True)), list(first))
+    assert raw.now.tolist() == [41, 1, 31]
+
+
+def test_packing_may_leave_lengths_to_advance() -> None:
+    raw, other = Raw((40, 0, 30)), Raw((40, 0, 30))
+    raw.pack((5, 0, 9))
+    other.pack((5, 0, 9), advance=False)
+    assert other.now.tolist() == [40, 0, 30]
+    other.module.advance(other.now, int32(5, 0, 9), 0, 45, 0)
+    assert same(raw.state(), other.state())
+    before = raw.state()
+    with pytest.raises(ValueError, match="pack: sequence 2 would have 46 tokens, more than the limit of 45"):
+        raw.pack((0, 0, 7), limit=45)
+    with pytest.raises(ValueError, match="pack: sequence 0 would have 46 tokens, more than the limit of 45"):
+        raw.pack((1, 0, 0), limit=45)
+    assert same(raw.state(), before)
+
+
+def test_advance_keeps_empty_sequences_empty_and_writes_all_or_nothing() -> None:
+    advance = built().module.advance
+    lengths = int32(3, 0, 10)
+    advance(lengths, None, 2, 12, 0)
+    assert lengths.tolist() == [5, 0, 12]
+    advance(lengths, int32(0, 4, 0), 9, 12, 0)
+    assert lengths.tolist() == [5, 4, 12]
+    with pytest.raises(ValueError, match="advance: sequence 2 would have 13 tokens, more than the limit of 12"):
+        advance(lengths, None, 1, 12, 0)
+    with pytest.raises(ValueError, match=r"advance: counts\[1\] is -1, must be at least 0"):
+        advance(lengths, int32(1, -1, 0), 0, 99, 0)
+    assert lengths.tolist() == [5, 4, 12]
+
+
+# --- pages that the window has passed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q_len", [1, 4])
+def test_pages_before_the_window_may_be_absent(q_len: int) -> None:
+    """The first query of a step sees `window` tokens, itself among them; the page that holds the first of these must be there."""
+    raw, bare = Raw((1000, 320, 2000), WINDOWED), Raw((1000, 320, 2000), WINDOWED)
+    assert bare.table is not None
+    passed = [max(0, n - 300 + 1) // 64 for n in bare.lengths]
+    for b, pages in enumerate(passed):
+        bare.tensors[0][bare.table[b, :pages].long()] = 255
+        bare.table[b, :pages] = -1
+    k, v = (torch.full((3, 2000, 2, 64), 7.0, dtype=torch.float16) for _ in range(2))
+    bare.module.unpack(*bare.cache, k, v)
+    for b, pages in enumerate(passed):
+        assert (k[b, : 64 * pages] == 7).all()
+        assert (v[b, : 64 * pages] == 7).all()
+        assert not (k[b, 64 * pages : bare.lengths[b]] == 7).all(-1).any()
+    for _ in range(40):
+        want = raw.decode(q_len)
+        assert same(list(bare.decode(q_len)), list(want))
+    bare.k, bare.v = raw.k, raw.v
+    for each in (raw, bare):
+        each.pack((70, 70, 70))
+    assert same(list(bare.attend(q_len)), list(raw.attend(q_len)))
+
+
+def test_absent_pages_that_are_needed_are_refused() -> None:
+    raw = Raw((1000, 320), WINDOWED)
+    assert raw.table is not None
+    raw.table[0, (1000 - 300) // 64] = -1
+    with pytest.raises(ValueError, match=r"block_table\[0\]\[10\] is -1, the cache has 128 pages"):
+        raw.attend()
+    raw.table[0, 10], raw.table[0, 0] = 10, -2
+    with pytest.raises(ValueError, match=r"block_table\[0\]\[0\] is -2, the cache has 128 pages"):
+        raw.attend()
+    everything = Raw((1000, 320), spec_of(page=64, q_len=4, k="4t32"))
+    assert everything.table is not None
+    everything.table[0, 0] = -1
+    with pytest.raises(ValueError, match=r"block_table\[0\]\[0\] is -1, the cache has 128 pages"):
+        everything.attend()

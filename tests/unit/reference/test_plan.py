@@ -1,0 +1,102 @@
+"""The plan of a step, as the oracle makes it: every visible KV tile once, work as even as tiles allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgen.reference.plan import Plan, PlanShape, WorkTile, make_plan, read_plan, written_plan
+from tests.support.plans import steps
+
+Step = tuple[PlanShape, list[int], int, bool]
+
+
+def all_tiles(plan: Plan) -> list[WorkTile]:
+    return [tile for worker in plan.workers for tile in worker]
+
+
+def by_head(plan: Plan) -> dict[tuple[int, int], list[WorkTile]]:
+    return {head: list(tiles) for head, tiles in groupby(all_tiles(plan), key=lambda tile: (tile.sequence, tile.head))}
+
+
+@given(steps())
+def test_every_visible_tile_is_attended_once_and_no_other(step: Step) -> None:
+    shape, lengths, limit, skip_empty = step
+    plan = make_plan(shape, lengths, limit, skip_empty)
+    found = Counter((tile.sequence, tile.head, index) for tile in all_tiles(plan) for index in range(tile.first, tile.end))
+    works = [b for b in range(shape.batch) if b not in plan.empty and b not in plan.overflowing]
+    assert found == Counter((b, head, index) for b in works for head in range(shape.heads) for index in shape.tiles(lengths[b]))
+    assert {(tile.sequence, tile.head) for tile in all_tiles(plan)} == {(b, head) for b in works for head in range(shape.heads)}
+    assert all(tile.length == lengths[tile.sequence] for tile in all_tiles(plan))
+
+
+@given(steps(window=True))
+def test_no_tile_before_the_window_and_none_that_a_query_sees_is_left_out(step: Step) -> None:
+    shape, lengths, _, _ = step
+    for length in lengths:
+        packed = length // shape.block_tokens * shape.block_tokens
+        first_visible = max(0, length + shape.fresh - shape.q_len - shape.window + 1)
+        seen = {token // shape.tile_tokens for token in range(first_visible, packed)}
+        assert seen <= set(shape.tiles(length)) <= seen | {first_visible // shape.tile_tokens}
+
+
+@given(steps())
+def test_no_worker_has_more_than_the_mean_and_a_tile(step: Step) -> None:
+    shape, lengths, limit, skip_empty = step
+    plan = make_plan(shape, lengths, limit, skip_empty)
+    heads = [shape.cost(lengths[b]) for b, _ in by_head(plan)]
+    most = max(sum(heads) / shape.workers, shape.least_tiles) + 1 + shape.head_cost
+    for worker in plan.workers:
+        assert sum(tile.end - tile.first for tile in worker) <= most
+        assert sum(tile.end - tile.first + shape.head_cost * (tile.split_idx == 0) for tile in worker) <= most
+
+
+@given(steps())
+def test_slots_are_unique_and_those_of_a_head_follow_one_another(step: Step) -> None:
+    shape, lengths, limit, skip_empty = step
+    plan = make_plan(shape, lengths, limit, skip_empty)
+    slots = [tile.slot for tile in all_tiles(plan)]
+    assert len(set(slots)) == len(slots)
+    assert all(0 <= slot < shape.batch * shape.heads + shape.workers for slot in slots)
+    for tiles in by_head(plan).values():
+        count = len(tiles)
+        assert [tile.split_idx for tile in tiles] == list(range(count))
+        assert {tile.num_splits for tile in tiles} == {count}
+        assert [tile.slot for tile in tiles] == list(range(tiles[0].slot, tiles[0].slot + count))
+        assert all(before.end == after.first for before, after in pairwise(tiles))
+
+
+@given(steps())
+def test_only_the_first_and_the_last_work_tile_of_a_worker_are_splits(step: Step) -> None:
+    shape, lengths, limit, skip_empty = step
+    for worker in make_plan(shape, lengths, limit, skip_empty).workers:
+        assert all(tile.num_splits == 1 for tile in worker[1:-1])
+
+
+@given(steps())
+def test_empty_and_overflowing_sequences_are_listed(step: Step) -> None:
+    shape, lengths, limit, skip_empty = step
+    plan = make_plan(shape, lengths, limit, skip_empty)
+    skipped = skip_empty or shape.fresh == 0
+    assert plan.empty == tuple(b for b, n in enumerate(lengths) if n == 0 and skipped)
+    assert plan.overflowing == tuple(b for b, n in enumerate(lengths) if b not in plan.empty and n + shape.fresh > limit)
+
+
+@given(steps())
+def test_a_plan_is_read_back_as_it_was_written(step: Step) -> None:
+    shape, lengths, limit, skip_empty = step
+    plan = make_plan(shape, lengths, limit, skip_empty)
+    numbers = written_plan(shape, plan)
+    assert len(numbers) == shape.size
+    assert read_plan(shape, numbers) == Plan(plan.workers, plan.empty, ())
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 64))
+def test_equal_heads_get_equal_work(sequences: int, heads: int, tiles: int) -> None:
+    """With one worker for each head none is split."""
+    shape = PlanShape(sequences, heads, sequences * heads, tile_tokens=128, block_tokens=128, head_cost=2, least_tiles=1)
+    plan = make_plan(shape, [128 * tiles] * sequences, 1 << 20)
+    assert all(len(worker) == 1 and worker[0].num_splits == 1 for worker in plan.workers)
