@@ -44,6 +44,9 @@ class Module:
             setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
         forks.watch(self)
 
+    def __reduce__(self) -> tuple[Callable[[Path], Module], tuple[Path]]:
+        return load, (self.path,)  # a copy of a cache calls the same library
+
     def after_fork(self) -> None:
         """In a forked child: what cannot run here refuses."""
         reason = forks.broken(gpu=self.set_threads is None)

@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "splits-rescale", "last", "what earlier batches of splits gave is not rescaled when a later one has a larger maximum",
-            "for (int j = 0; j < kWide; ++j) value[j] *= kept;", "for (int j = 0; j < kWide; ++j) value[j] *= 1.f;",
+            "for (int j = 0; j < kWide; ++j) value[j] *= rescale;", "for (int j = 0; j < kWide; ++j) value[j] *= 1.f;",
         ),
         (
             "splits-counter-batch", "paged", "sequences eight apart share a counter of arrived splits",
@@ -151,11 +151,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-empty", "planned", "empty sequences that are to be skipped take part in the step",
-            "part_of(length, shape.fresh, args.limit, args.skip_empty)", "part_of(length, shape.fresh, args.limit, false)",
+            "step_of(length, shape.fresh, args.limit, args.skip_empty)", "step_of(length, shape.fresh, args.limit, false)",
         ),
         (
             "plan-overflow", "planned", "the host is not told that a sequence of a plan has no room",
-            "if (part == Part::overflows && args.overflow) *args.overflow = 1;", "",
+            "if (step == SequenceStep::overflows && args.overflow) *args.overflow = 1;", "",
         ),
         (
             "plan-advance", "planned", "a plan that advances lengths advances those of sequences without room too",
@@ -205,8 +205,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "queue-slot", "planned", "the third work tile of a CTA is looked for where the first lay",
-            "operator[](int number) const { return memory_[number % kLatest]; }",
-            "operator[](int number) const { return memory_[number % (kLatest - 1)]; }",
+            "operator[](int index) const { return memory_[index % kLatest]; }",
+            "operator[](int index) const { return memory_[index % (kLatest - 1)]; }",
         ),
         (
             "queue-range", "planned", "the first work tile is the one of the range that was read before griddepcontrol.wait",
@@ -230,11 +230,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "planned-store", "planned", "the result of a work tile is stored as that of the next",
-            "queue[number - 1], Traits::kQTiles - 1);", "queue[number], Traits::kQTiles - 1);",
+            "queue[index - 1], Traits::kQTiles - 1);", "queue[index], Traits::kQTiles - 1);",
         ),
         (
             "planned-request", "planned", "of a CTA's work tiles those from the third on are not loaded",
-            "queue.request(number + 1);", "",
+            "queue.request(index + 1);", "",
         ),
         (
             "planned-arrival", "planned", "a CTA with one work tile arrives twice at its head",
@@ -242,7 +242,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "planned-reduction", "planned", "the splits of a CTA's last head are reduced only if those of its first are",
-            "i = threadIdx.x / Traits::kReducers; shared.flags[i])", "i = threadIdx.x / Traits::kReducers; shared.flags[0])",
+            "i = threadIdx.x / Traits::kReduceThreads; shared.flags[i])", "i = threadIdx.x / Traits::kReduceThreads; shared.flags[0])",
         ),
         (
             "planned-flush", "planned", "a residual that became full is not packed where several CTAs have the head",
@@ -273,7 +273,7 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/attend_static",
         (
             "flush-boundary", "last", "a residual that is exactly full is not packed",
-            "completed && whole.count() >= kTokens)", "completed && whole.count() > kTokens)",
+            "completed && full.count() >= kTokens)", "completed && full.count() > kTokens)",
         ),
         (
             "static-decode", "queries", "`decode` hides packed tokens from its queries, as if the new ones were among them",
@@ -306,7 +306,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "residual-append", "last", "the first new token is not put into the residual",
-            "if (row >= valid || token < tail.old) continue;", "if (row >= valid || token <= tail.old) continue;",
+            "if (row >= valid || token < residual.old) continue;", "if (row >= valid || token <= residual.old) continue;",
         ),
         (
             "residual-row", "last", "the residual's last token is read from among the new ones",
@@ -381,7 +381,7 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/score_modifier",
         (
             "cap-offset", "cap", "K's zeros are added to capped scores again",
-            "x.factor[part][i] = 1.f, x.offset[part][i] = 0.f;", "x.factor[part][i] = 1.f;",
+            "x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;", "x.factor[m_tile][i] = 1.f;",
         ),
     ),
     *_in(
@@ -408,7 +408,7 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/subtile",
         (
             "symmetric-zero", "symmetric", "the second row of every two takes the first's scale for the middle of its codes",
-            "zero[part][q][1] = -v.y * Quant::kOffset;", "zero[part][q][1] = -v.x * Quant::kOffset;",
+            "zero[m_tile][q][1] = -v.y * Quant::kOffset;", "zero[m_tile][q][1] = -v.x * Quant::kOffset;",
         ),
         (
             "key-last-group", "token", "products of later channel groups of K go to earlier ones",
@@ -416,7 +416,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "value-group-weights", "value-groups", "V's channel groups from the second on are weighed with the first's scales",
-            "weights[tile][s][rows / kTilesPerGroup][part];", "weights[tile][s][0][part];",
+            "weights[tile][s][rows / kTilesPerGroup][k_step];", "weights[tile][s][0][k_step];",
         ),
     ),
     *_in(

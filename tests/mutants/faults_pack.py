@@ -24,7 +24,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "prefill-begun", "last", "a begun block is completed from the first new token, wherever the residual ended",
-            "const Run<Element> v = begun ?", "const Run<Element> v = false ?",
+            "const TokenRows<Element> v = begun ?", "const TokenRows<Element> v = false ?",
         ),
     ),
     *_in(
@@ -41,12 +41,15 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "pack/quantize",
         (
+            "ties", "last", "codes that are close to a tie are not divided again",
+            "close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;", "encode<Quant>(values, scalers(lane_row), codes);",
+        ),
+    ),
+    *_in(
+        "pack/token_scalers",
+        (
             "range-lanes", "last", "half of the channels do not count for V's smallest and largest",
             "range.include_lane(2);", "",
-        ),
-        (
-            "ties", "last", "codes that are close to a tie are not divided again",
-            "close |= encode<Quant>(values, scalers(octet), codes) ? 1 << octet : 0;", "encode<Quant>(values, scalers(octet), codes);",
         ),
         (
             "scaler-row", "token", "rows take the scaler that the next lane made",
@@ -76,12 +79,12 @@ FAULTS: tuple[Fault, ...] = (
         "pack/unpack",
         (
             "unpack-last", "last", "the last token of the residual is not unpacked",
-            "for (int i = threadIdx.x; i < tokens * kPieces; i += kThreads) {\n    const int token = i / kPieces, channel",
-            "for (int i = threadIdx.x; i < (tokens - 1) * kPieces; i += kThreads) {\n    const int token = i / kPieces, channel",
+            "for (int i = threadIdx.x; i < tokens * kVectors; i += kThreads) {\n    const int token = i / kVectors, channel",
+            "for (int i = threadIdx.x; i < (tokens - 1) * kPieces; i += kThreads) {\n    const int token = i / kVectors, channel",
         ),
         (
             "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",
-            "Quant::kAxis == Axis::channel || octet == 0 ? first :", "Quant::kAxis == Axis::channel || octet <= 1 ? first :",
+            "Quant::kAxis == Axis::channel || lane_row == 0 ? first :", "Quant::kAxis == Axis::channel || lane_row <= 1 ? first :",
         ),
     ),
     *_in(

@@ -78,9 +78,9 @@ class Raw:
     def pack(self, counts: tuple[int, ...], limit: int = BIG, advance: bool = True) -> None:
         self.module.pack(self.k, self.v, int32(*counts), *self.cache, limit, 0, int(advance))
 
-    def plan(self, q_len: int = 1, *, append: bool, skip_empty: bool = False, advance: bool = False, limit: int = BIG) -> torch.Tensor:
+    def plan(self, q_len: int = 1, *, append: bool, skip_empty: bool = False, limit: int = BIG) -> torch.Tensor:
         plan = torch.zeros(self.module.plan_size(len(self.lengths), self.room, q_len), dtype=torch.int32)
-        self.module.plan(self.now, plan, q_len, int(append), int(skip_empty), int(advance), limit, 0)
+        self.module.plan(self.now, plan, q_len, int(append), int(skip_empty), limit, 0)
         return plan
 
     def outputs(self, q_len: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -164,26 +164,16 @@ def test_split_tokens_are_those_of_the_first_split_at_equal_lengths(batch: int, 
     assert split_tokens(batch, length, 1) == sum((tile.end - tile.first) * CHUNK for tile in first)
 
 
-def test_a_plan_that_advances_leaves_only_skipped_sequences_alone() -> None:
-    raw = Raw((40, 0, 7))
-    raw.plan(2, append=True, skip_empty=True, advance=True)
-    assert raw.now.tolist() == [42, 0, 9]
-    raw.plan(2, append=True, advance=True)
-    assert raw.now.tolist() == [44, 2, 11]
-    raw.plan(2, append=False, advance=True)
-    assert raw.now.tolist() == [44, 2, 11]
-
-
 def test_a_plan_beyond_the_limit_or_of_a_negative_length_writes_nothing() -> None:
     raw = Raw((40, 0, 7))
     plan = torch.full((raw.module.plan_size(3, 40, 2),), -7, dtype=torch.int32)
     with pytest.raises(ValueError, match="plan: sequence 0 would have 42 tokens, more than the limit of 41"):
-        raw.module.plan(raw.now, plan, 2, 1, 0, 1, 41, 0)
+        raw.module.plan(raw.now, plan, 2, 1, 0, 41, 0)
     with pytest.raises(ValueError, match=f"plan: plan has {plan.numel() - 1} numbers, this call needs {plan.numel()}"):
-        raw.module.plan(raw.now, plan[1:], 2, 1, 0, 1, 42, 0)
+        raw.module.plan(raw.now, plan[1:], 2, 1, 0, 42, 0)
     raw.now[2] = -1
     with pytest.raises(ValueError, match="sequence 2 has a negative length"):
-        raw.module.plan(raw.now, plan, 2, 1, 1, 1, 42, 0)
+        raw.module.plan(raw.now, plan, 2, 1, 1, 42, 0)
     assert (plan == -7).all()
     assert raw.now.tolist() == [40, 0, -1]
 
@@ -202,18 +192,15 @@ def test_a_given_plan_changes_no_bit(spec: KernelSpec, q_len: int) -> None:
     assert same(list(raw.attend(q_len, shifted)), list(raw.attend(q_len)))
 
 
-@pytest.mark.parametrize("advanced", [False, True], ids=["lengths-before", "lengths-after"])
-def test_a_step_appends_at_the_lengths_of_its_plan(advanced: bool) -> None:
-    """Layers that share lengths: whether these have advanced already makes no difference, and no layer advances them."""
+def test_a_step_appends_at_the_lengths_of_its_plan() -> None:
+    """Layers that share lengths: no layer advances them."""
     alone, planned = Raw(LONG), Raw(LONG)
     for _ in range(3):
         want = alone.decode(4)
-        plan = planned.plan(4, append=True, advance=advanced)
-        lengths = planned.now.clone()
-        assert same(list(planned.decode(4, plan)), list(want))
+        plan, lengths = planned.plan(4, append=True), planned.now.clone()
+        assert same(list(planned.decode(4, plan, advance=False)), list(want))
         assert torch.equal(planned.now, lengths)
-        if not advanced:
-            planned.module.advance(planned.now, int32(4, 4, 4, 4, 4), 0, BIG, 0)
+        planned.module.advance(planned.now, int32(4, 4, 4, 4, 4), 0, BIG, 0)
         assert same(planned.state(), alone.state())
 
 
@@ -221,7 +208,7 @@ def test_steps_are_those_of_the_reference() -> None:
     raw, oracle = Raw(LONG, WINDOWED), ReferenceCache(WINDOWED, len(LONG), BLOCK)
     oracle.prefill(raw.k, raw.v, int32(*LONG))
     for q_len in (1, 4, 30):
-        plan = raw.plan(q_len, append=True, advance=True)
+        plan = raw.plan(q_len, append=True)
         out, lse = raw.decode(q_len, plan)
         q, k, v = (raw.draw(q_len, heads, seed) for heads, seed in ((4, 3), (2, 4), (2, 5)))
         want, want_lse = oracle.decode(q, k, v, scale=0.125)
@@ -232,8 +219,9 @@ def test_steps_are_those_of_the_reference() -> None:
 def test_skipped_sequences_give_zeros_and_get_no_tokens() -> None:
     raw = Raw((40, 0, 31, 0))
     before = raw.state()
-    plan = raw.plan(1, append=True, skip_empty=True, advance=True)
-    out, lse = raw.decode(1, plan)
+    plan = raw.plan(1, append=True, skip_empty=True)
+    out, lse = raw.decode(1, plan, advance=False)
+    raw.module.advance(raw.now, None, 1, BIG, 0)
     assert raw.now.tolist() == [41, 0, 32, 0]
     for b in (1, 3):
         assert not out[b].any()

@@ -53,10 +53,10 @@ class Module {
     if (call.plan.size[0] < shape.plan.size())
       ffi::fail("ValueError", "plan: plan has %lld numbers, this call needs %lld", (long long)call.plan.size[0],
                 (long long)shape.plan.size());
-    const auto part = [&](int64_t b) { return step_of(lengths[b], shape.plan.fresh, limit, call.skip_empty); };
+    const auto step = [&](int64_t b) { return step_of(lengths[b], shape.plan.fresh, limit, call.skip_empty); };
     for (int64_t b = 0; b < batch; ++b) {
       check_length(b, lengths[b]);
-      if (part(b) == SequenceStep::overflows) refuse_overflow("plan", b, int64_t{lengths[b]} + shape.plan.fresh, limit);
+      if (step(b) == SequenceStep::overflows) refuse_overflow("plan", b, int64_t{lengths[b]} + shape.plan.fresh, limit);
     }
     std::vector<int> made(shape.plan.size());  // the caller's tensor need not lie at a multiple of 16 bytes, as work tiles must
     make_plan(shape.plan, lengths, limit, call.skip_empty, made.data());

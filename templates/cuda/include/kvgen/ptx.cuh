@@ -1,4 +1,5 @@
-// Single instructions. Those of SM90 alone are compiled for SM90 alone: one of them in a module would keep it from loading elsewhere.
+// Wrappers of single instructions. Instructions of SM90 are compiled for SM90 only, since a module that contains one does not load on other
+// GPUs.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -14,7 +15,7 @@ namespace kvgen::ptx {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
-// D[16x8] += A[16x16] * B[16x8], fp16 in, fp32 sums. Honours denormals.
+// D[16x8] += A[16x16] * B[16x8], fp16 operands, fp32 sums. Denormal operands are exact.
 __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -34,7 +35,7 @@ __device__ __forceinline__ float exp2(float x) {
   return y;
 }
 
-// {lo, hi} as two halves, rounded to nearest.
+// Converts {lo, hi} to two halves, rounded to nearest.
 __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
   uint32_t y;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
@@ -44,7 +45,7 @@ __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
 __device__ __forceinline__ uint32_t as_u32(__half2 x) { return *reinterpret_cast<uint32_t*>(&x); }
 __device__ __forceinline__ __half2 as_half2(uint32_t x) { return *reinterpret_cast<__half2*>(&x); }
 
-// The same value, but nobody knows how to work it out again: it stays in its register.
+// Returns x. The compiler cannot recompute the result, so it stays in its register.
 template <class T>
 __device__ __forceinline__ T pinned(T x) {
   static_assert(sizeof(T) == 4);
@@ -64,7 +65,7 @@ __device__ __forceinline__ uint32_t odd_bytes(uint32_t x) { return __byte_perm(x
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
 
-// `volatile` with a memory clobber: asynchronous copies refill what these read, and the compiler does not know.
+// `volatile` with a memory clobber, because asynchronous copies write the data that these functions read.
 __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
@@ -90,7 +91,7 @@ __device__ __forceinline__ void store_shared16(uint32_t address, const float (&v
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
-// The same by the first kLanes lanes, without a branch.
+// The same by the first kLanes lanes, predicated instead of branched.
 template <int kLanes>
 __device__ __forceinline__ void copy_async16_if(uint32_t shared, const void* global, int lane) {
   asm volatile("{\n.reg .pred mine;\nsetp.lt.s32 mine, %2, %3;\n@mine cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared),
@@ -125,23 +126,23 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-// What this thread stored comes before bulk copies over it.
+// Orders this thread's stores before later bulk copies to the same addresses.
 __device__ __forceinline__ void copy_bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared), "l"(global),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
-// Brings bytes to L2; addresses and sizes are multiples of 16.
+// Prefetches bytes into L2; addresses and sizes are multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* global, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 // --- clusters --------------------------------------------------------------------------------------------------------
 
-// A barrier of the cluster in two steps: what was stored before the first is seen after the second.
+// A cluster barrier in two steps: stores before the arrival are visible after the wait.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-// The same, but that it tells of nothing that was stored: it does not wait for stores.
+// An arrival that releases no stores, and so does not wait for them.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, int rank) {
@@ -149,7 +150,7 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
-// Stores that count their bytes on a barrier beside what they write.
+// Stores to another CTA that count their bytes on its mbarrier.
 __device__ __forceinline__ void send_cluster(uint32_t address, float v, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(v), "r"(barrier) : "memory");
 }
@@ -162,27 +163,27 @@ __device__ __forceinline__ void send_cluster(uint32_t address, float2 v, uint32_
 
 // --- order between CTAs, and between launches ------------------------------------------------------------------------
 
-// The next launch of the stream may take places as they come free.
+// Lets the next launch of the stream start on free resources.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if KVGEN_SM90
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until all that the launches before wrote is there.
+// Waits until all earlier launches have ended and their writes are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if KVGEN_SM90
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// What is there now, whoever writes there; no cache of a multiprocessor keeps it.
+// Loads the current value, past the L1 cache.
 __device__ __forceinline__ int load_relaxed(const int* from) {
   int v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
 
-// Adds one; what this thread saw before is visible to whoever reads the result.
+// Adds one and returns the previous value. Writes that this thread has seen are visible to the threads that read the sum.
 __device__ __forceinline__ int arrive(int* counter) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

@@ -1,8 +1,8 @@
-// The plan of a step: which KV tiles each worker attends to. A worker is a CTA of a launch, on the CPU a unit of work.
+// The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a unit of work on the CPU.
 //
-// All KV tiles of all heads lie in one row, sequence by sequence, and each worker has an equal range of it (stream-K, Osama et al., 2023).
-// Before the tiles of a head the row has `head_cost` empty places: what a worker could read while it starts on the head.
-// The plan is a pure function of the sequence lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
+// All KV tiles of all heads lie in one row, ordered by sequence and head, and each worker has an equal range of the row (stream-K, Osama et
+// al., 2023). `head_cost` empty positions precede the tiles of a head: the tiles that a worker could read while it starts on a head. The
+// plan is a pure function of the sequence lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
 #pragma once
 #include <cstdint>
 
@@ -14,24 +14,24 @@
 
 namespace kvgen {
 
-// A range [first, end) of the KV tiles of one head, and what a worker must know to reduce it. All fields are int32, as the plan stores
+// A work tile: a range [first, end) of the KV tiles of one head, and the data for its reduction. All fields are int32, as the plan stores
 // them.
 struct alignas(16) WorkTile {
   int sequence = 0;
   int head = 0;  // KV head, or a run of its query rows: see PlanShape::heads
   int first = 0, end = 0;
-  int split_idx = 0, num_splits = 0;  // of the head's work tiles; num_splits is 0 where there is no work tile
-  int slot = 0;                       // of the partial result; the slots of a head follow one another
+  int split_idx = 0, num_splits = 0;  // num_splits is 0 if there is no work tile
+  int slot = 0;                       // of the partial result; the slots of a head are consecutive
   int length = 0;                     // tokens of the sequence before the step
 };
 static_assert(sizeof(WorkTile) == 32);
 
-// Which work tiles are a worker's, as indices [begin, end) into the plan's list.
+// The work tiles of a worker, as indices [begin, end) into the plan's list.
 struct WorkRange {
   int begin = 0, end = 0;
 };
 
-// What a plan depends on besides the lengths.
+// The inputs of a plan besides the lengths.
 struct PlanShape {
   int batch = 0;
   int heads = 0;  // KV heads of a sequence, times the runs of query rows that are CTAs of their own
@@ -39,26 +39,26 @@ struct PlanShape {
   int tile_tokens = 0;   // tokens of a KV tile
   int block_tokens = 0;  // tokens of a packed block: the tokens beyond whole blocks are the residual, which is in no KV tile
   int head_cost = 0;     // in KV tiles
-  int least_tiles = 0;   // fewest KV tiles that are worth a worker
+  int least_tiles = 0;   // fewest KV tiles per worker
   int window = 0;        // tokens of the sliding window; 0: none
   int q_len = 0;         // query tokens of the step
   int fresh = 0;         // tokens that the step appends: q_len for decode, 0 for attend
 
   KVGEN_HOST_DEVICE int end_tile(int length) const { return (length / block_tokens * block_tokens + tile_tokens - 1) / tile_tokens; }
-  // The first KV tile that holds a token which the step's first query sees. A tile of several blocks may hold none, though the first token
-  // that is seen would lie in it: where the window begins in the residual.
+  // The first KV tile that holds a token which the step's first query attends to. If the window begins in the residual, no KV tile holds
+  // one, even if a gathered tile covers that position.
   KVGEN_HOST_DEVICE int first_tile(int length) const {
     const int token = length + fresh - q_len - window + 1;
     if (window == 0 || token <= 0) return 0;
     return token < length / block_tokens * block_tokens ? token / tile_tokens : end_tile(length);
   }
   KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
-  // Places of a head in the row.
+  // Positions of a head in the row.
   KVGEN_HOST_DEVICE int cost(int length) const {
     const int n = tiles(length);
     return head_cost + (n > 1 ? n : 1);
   }
-  // Places of a worker, where all heads have `total`.
+  // Positions per worker in a row of `total`.
   KVGEN_HOST_DEVICE int places_each(int total) const {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : least_tiles;
@@ -72,7 +72,7 @@ struct PlanShape {
   KVGEN_HOST_DEVICE int empty_at() const { return tiles_at() + 8 * most_work_tiles(); }
   KVGEN_HOST_DEVICE int64_t size() const { return static_cast<int64_t>(empty_at()) + batch; }
 
-  // Writes the header, and, where no head takes part, the ranges, which are empty then.
+  // Writes the header. If no sequence attends, also writes the ranges, which are empty.
   KVGEN_HOST_DEVICE void begin(int* plan, int empty, int total) const {
     for (int i = 0; i < kHeader; ++i) plan[i] = i == 0 ? empty : 0;
     if (total > 0) return;
@@ -80,9 +80,9 @@ struct PlanShape {
   }
 };
 
-// Where a head lies in the row, and which workers have some of it.
+// The position of a head in the row, and the workers that share it.
 struct HeadPlaces {
-  int number;  // of the head, among those that take part
+  int number;  // index of the head among those that attend
   int at, tiles_at, end;
   int first_worker, last_worker;
 
@@ -90,16 +90,17 @@ struct HeadPlaces {
       : number(number_), at(at_), tiles_at(at_ + shape.head_cost), end(at_ + shape.cost(length)) {
     first_worker = tiles_at / each, last_worker = (end - 1) / each;
   }
-  // The index of the work tile of `worker`, and the slot of its partial result: from one work tile to the next the head's number or the
-  // worker's increases, so that no two have the same.
+  // The index of the worker's work tile, and the slot of its partial result. From one work tile to the next either the head or the worker
+  // advances, so number + worker is unique.
   KVGEN_HOST_DEVICE int index(int worker) const { return number + worker; }
-  // Whether it is the worker's first work tile: the head before ends before the worker's range.
+  // Whether it is the worker's first work tile: the previous head ends before the worker's range.
   KVGEN_HOST_DEVICE bool is_first_of(int worker, int each) const { return at <= worker * each; }
-  // Whether it is the worker's last: the next head's tiles begin after its range.
+  // Whether it is the worker's last work tile: the next head's tiles begin after the worker's range.
   KVGEN_HOST_DEVICE bool is_last_of(const PlanShape& shape, int worker, int each, int total) const {
     return end == total || end + shape.head_cost >= (worker + 1) * each;
   }
-  // The workers before `first_worker` that have no work tile: their ranges lie in the empty places before this head.
+  // The first of the workers before `first_worker` that have no work tile, because their ranges lie in the empty positions before this
+  // head.
   KVGEN_HOST_DEVICE int first_idle(int each) const { return at == 0 ? 0 : (at - 1) / each + 1; }
 
   KVGEN_HOST_DEVICE WorkTile work_tile(const PlanShape& shape, int worker, int each, int sequence, int head, int length) const {
@@ -113,8 +114,8 @@ struct HeadPlaces {
     return tile;
   }
 
-  // Writes the head's work tiles of every `step`-th worker from `first_worker + start` on, and the ranges of workers of which they are the
-  // first or the last; with `start` 0 also the ranges of workers that have none, before the head and, behind the last head, after it.
+  // Writes the work tiles of every `step`-th worker from `first_worker + start` on, and the ranges of workers of which they are the first
+  // or the last. With `start` 0 it also writes the empty ranges of workers before the head and, if the head is the last one, after it.
   KVGEN_HOST_DEVICE void write(const PlanShape& shape, int* plan, int each, int total, int sequence, int head, int length, int start,
                                int step) const {
     WorkRange* ranges = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
@@ -131,20 +132,20 @@ struct HeadPlaces {
   }
 };
 
-// What a sequence does in a step.
+// The role of a sequence in a step.
 enum class SequenceStep {
   attends,
-  empty,     // it has no tokens, and the step appends none: its output is zero
+  empty,     // it has no tokens and the step appends none: its output is zero
   overflows  // it has no room for the step's tokens: nothing is written
 };
 
-// `skip_empty`: the step appends nothing to an empty sequence either. `limit`: most tokens of a sequence.
+// `skip_empty`: the step appends nothing to empty sequences. `limit`: maximum length of a sequence.
 KVGEN_HOST_DEVICE SequenceStep step_of(int length, int fresh, int limit, bool skip_empty) {
   if (length <= 0 && (fresh == 0 || skip_empty)) return SequenceStep::empty;
   return length > limit - fresh ? SequenceStep::overflows : SequenceStep::attends;
 }
 
-// The plan of `lengths`, written by one thread. Gives whether a sequence overflows.
+// Writes the plan of `lengths`, by one thread. Returns whether a sequence overflows.
 inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, bool skip_empty, int* plan) {
   int total = 0, empty = 0, number = 0, at = 0;
   bool overflow = false;

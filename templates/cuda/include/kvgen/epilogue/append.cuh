@@ -1,4 +1,4 @@
-// The end of a decode step: a residual that became a whole block is packed, and lengths advance.
+// The end of a decode step: packs a residual that became a block, and advances the lengths.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
 #include "kvgen/mainloop/packed_loop.cuh"
@@ -7,7 +7,8 @@
 
 namespace kvgen {
 
-// Where a block is packed: in the place of the rings and the merge buffer, or, where that is too small, behind all else.
+// The shared memory in which a block is packed: that of the rings and the merge buffer, or, if it is too small, memory behind all other
+// arrays.
 template <class Traits>
 struct FlushMemory {
   static constexpr int kBytes = pack_smem_bytes<typename Traits::Format>();
@@ -15,8 +16,8 @@ struct FlushMemory {
   static constexpr int kAt = kExtra ? Traits::kSharedBytes : 0;
 };
 
-// Packs the block that a residual has become; tokens beyond it move to the front of the residual. All threads call it, in the CTA that
-// completed the head, when no CTA reads the residual any more.
+// Packs a full residual; tokens beyond the block move to the front of the residual. All threads of the CTA that completed the head call it,
+// when no CTA reads the residual any more.
 template <class Traits>
 __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, const Residual<Traits>& residual, int length) {
   using Format = typename Traits::Format;
@@ -28,15 +29,15 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
   residual.store(Format::kTokens, residual.count(), 0);
 }
 
-// Counts this CTA among those that have read the lengths; gives thread 0 how many had before it. Called when all its warps have read them,
-// and well before the number is needed: the atomic's answer queues behind earlier loads.
+// Counts this CTA as a reader of the lengths; returns the previous count to thread 0. It is called after all warps have read the lengths
+// and well before the count is used, because the atomic's result returns after earlier loads.
 template <class Traits>
 __device__ __forceinline__ int count_reader(const Workspace<Traits>& work) {
   return threadIdx.x == 0 ? atomicAdd(work.lengths_read, 1) : 0;
 }
 
-// The last CTA to have read the lengths writes the new ones: no CTA reads them any more. A sequence that has no room keeps its length.
-// `readers`, of thread 0: how many CTAs had read them before.
+// The last reader of the lengths advances them, since no CTA reads them afterwards. A sequence without room keeps its length. `readers` is
+// the previous count, in thread 0.
 template <class Traits>
 __device__ __forceinline__ void advance_lengths(const AttendArgs& args, const Workspace<Traits>& work, int readers, int warp, int lane) {
   if (warp != 0 || __shfl_sync(~0u, readers, 0) != static_cast<int>(gridDim.x * gridDim.y * gridDim.z) - 1) return;
@@ -47,7 +48,7 @@ __device__ __forceinline__ void advance_lengths(const AttendArgs& args, const Wo
   }
 }
 
-// For the CTAs of a sequence that has no room for the step's tokens: nothing is written, and the host is told.
+// Ends the CTAs of a sequence without room for the step's tokens: they write nothing and set the overflow flag.
 template <class Traits>
 __device__ __noinline__ void skip_step(const AttendArgs& args, int warp, int lane) {
   const Workspace<Traits> work(args);

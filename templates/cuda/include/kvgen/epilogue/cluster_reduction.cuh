@@ -1,6 +1,6 @@
-// The CTAs of a cluster, which hold splits of one head, reduce a tile of query rows in distributed shared memory: each CTA adds up a share
-// of the elements, which the others send it. Stores count their bytes on the receiver's barrier, so that no CTA waits for more than it
-// adds.
+// The CTAs of a cluster, which are splits of one head, reduce a tile of query rows through distributed shared memory. Each CTA sums a slice
+// of the elements, which the others send to it. The stores count their bytes on the receiver's mbarrier, so a CTA waits only for the slice
+// that it sums.
 #pragma once
 #include "kvgen/epilogue/merge_warps.cuh"
 
@@ -10,10 +10,10 @@ namespace kvgen {
 template <class Traits>
 struct ClusterReduction {
   static constexpr int kCluster = Traits::kCluster, kElements = CtaResult<Traits>::kElements, kOwn = kElements / kCluster;
-  // One thread sends the row stats to each CTA.
+  // One thread per CTA of the cluster sends the row stats.
   static_assert(kElements % kCluster == 0 && CtaResult<Traits>::kStride >= kCluster);
-  float* values;    // [from][element of the CTA's own]
-  RowStats* stats;  // [from][row]
+  float* values;    // [sender][element of this CTA's slice]
+  RowStats* stats;  // [sender][row]
   uint32_t barrier;
 
   __device__ ClusterReduction(uint8_t* memory, int q_tile) {
@@ -21,7 +21,7 @@ struct ClusterReduction {
     stats = reinterpret_cast<RowStats*>(values + kElements);
     barrier = ptx::shared_address(stats + kCluster * 8);
   }
-  // Tells the cluster that others may write here; `run` waits until all CTAs have told so. All threads call it.
+  // Announces to the cluster that this CTA's barriers are initialized; `run` waits until all CTAs have announced it. All threads call it.
   __device__ static void open(uint8_t* memory) {
     if (threadIdx.x == 0) {
 #pragma unroll
@@ -31,14 +31,15 @@ struct ClusterReduction {
     __syncwarp();
     ptx::cluster_arrive_relaxed();
   }
-  // Tells the barriers how many bytes will come. Some may be there already: a barrier that was not told does not complete.
+  // Sets the number of bytes that the barriers expect. Bytes that arrive earlier do not complete a barrier, since its arrival is still
+  // missing.
   __device__ static void expect(uint8_t* memory) {
     if (threadIdx.x > 0) return;
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile)
       ptx::barrier_expect(ClusterReduction(memory, tile).barrier, kElements * 4 + kCluster * Traits::kTileQRows * 8);
   }
-  // Gives the sums of the CTA's own elements to `use(row, channel, sum)`.
+  // Passes the sums of this CTA's slice to `use(row, channel, sum)`.
   template <class Use>
   __device__ __forceinline__ void run(int q_tile, const CtaResult<Traits>& result, Use&& use) const {
     const int rank = blockIdx.x % kCluster;

@@ -1,11 +1,12 @@
-// The warps' states of a head, merged through shared memory into the result of the CTA.
+// Merges the warps' states of a head through shared memory into the result of the CTA.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
 #include "kvgen/mainloop/softmax.cuh"
 
 namespace kvgen {
 
-// The result of a CTA for a tile of query rows. A thread has every kStride-th channel of one row, so that it weighs each warp only once.
+// The result of a CTA for a tile of query rows. A thread has every kStride-th channel of one row, so it computes each warp's rescaling
+// factor once.
 template <class Traits>
 struct CtaResult {
   static constexpr int kElements = Traits::kTileQRows * Traits::kHeadDim;
@@ -15,11 +16,11 @@ struct CtaResult {
 
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kStride; }
   __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % kStride; }
-  // Whether this thread has elements.
+  // Whether this thread has elements of the result.
   __device__ __forceinline__ static bool any() { return row() < Traits::kTileQRows; }
 };
 
-// Publishes a warp's state of a tile of query rows, in the order of channels.
+// Writes a warp's state of a tile of query rows to shared memory, in the order of channels.
 template <class Traits>
 __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffer, RowStats* stats, int warp, int lane) {
 #pragma unroll
@@ -45,7 +46,7 @@ __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffe
   }
 }
 
-// Call after a barrier of the CTA.
+// Merges the published states. A CTA barrier must precede the call.
 template <class Traits>
 __device__ __forceinline__ void merge_warps(const float* buffer, const RowStats* stats, CtaResult<Traits>& result) {
   if (!result.any()) return;

@@ -1,11 +1,11 @@
-// The output of a row: its sum divided by row_sum, and the log-sum-exp.
+// Writes the output of a row: its accumulator divided by row_sum, and the log-sum-exp.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
 
 namespace kvgen {
 
-// Writes finished elements of a row, every `stride`-th from `channel` on; the owner of channel 0 writes the log-sum-exp. A row that saw no
-// token gives 0 and -inf, a row with a NaN in its sum gives NaN.
+// Writes elements of a row, every `stride`-th from `channel` on; the thread with channel 0 writes the log-sum-exp. A row that attends to no
+// token gives 0 and -inf. A NaN in row_sum gives NaN.
 template <class Traits, int kWide>
 __device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int row, int channel, int stride,
                                              const float (&value)[kWide], const RowStats& stats) {
@@ -13,7 +13,7 @@ __device__ __forceinline__ void write_output(const AttendArgs& args, const Head&
   const int query = row / Traits::kGroup, q_head = head.head * Traits::kGroup + row % Traits::kGroup;
   if (query >= args.q_len) return;
   Element* to = args.out.row<Element>(head.sequence, query, q_head) + channel;
-  // An exact division would add some hundred bytes of code that each CTA runs once: fetching them costs more time than running them.
+  // An exact division adds some hundred bytes of code that each CTA runs once; fetching them takes longer than running them.
   const float inverse = stats.row_sum == 0.f ? 0.f : __fdividef(1.f, stats.row_sum);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) to[i * stride] = static_cast<Element>(value[i] * inverse);
@@ -23,7 +23,7 @@ __device__ __forceinline__ void write_output(const AttendArgs& args, const Head&
   }
 }
 
-// The output of a sequence that has no tokens: zeros, and a log-sum-exp of -inf. All threads of the CTA call it.
+// Writes the output of a sequence without tokens: zeros, and a log-sum-exp of -inf. All threads of the CTA call it.
 template <class Traits>
 __device__ __noinline__ void write_empty(const AttendArgs& args, int sequence) {
   const float zero[] = {0.f};

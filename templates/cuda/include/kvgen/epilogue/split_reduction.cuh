@@ -1,5 +1,5 @@
-// The splits of a head, reduced in device memory by the last CTA to arrive, in one level or in two. The order of the sums does not depend
-// on which CTA that is, so that repeated calls agree bit for bit.
+// The last CTA to arrive reduces the splits of a head in device memory, in one level or in two. The order of summation does not depend on
+// which CTA arrives last, so repeated calls agree bit for bit.
 #pragma once
 #include "kvgen/epilogue/output.cuh"
 #include "kvgen/mainloop/traits.cuh"
@@ -19,8 +19,8 @@ __device__ __forceinline__ void load_wide(const float* from, float (&to)[kWide])
   }
 }
 
-// Adds `count` partial results of kWide neighbouring channels of a row; slot(i) names the i-th. Loads come kBatch at a time, so that many
-// share the latency of one trip to L2.
+// Adds `count` partial results of kWide consecutive channels of a row; slot(i) is the slot of the i-th. kBatch loads are issued together,
+// so that they share the latency of L2.
 template <class Traits, int kWide, int kBatch, class Slot>
 __device__ __forceinline__ void add_splits(const Workspace<Traits>& work, int level, int count, int row, int channel, Slot&& slot,
                                            PartialSum<kWide>& sum) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_splits(const Workspace<Traits>& work, int le
   }
 }
 
-// Whether this CTA is the last of `expected` to arrive. The counter is left at zero for the next launch.
+// Whether this CTA is the last of `expected` to arrive. The last one resets the counter for the next launch.
 __device__ __forceinline__ bool arrive_last(int* counter, int expected) {
   const bool last = ptx::arrive(counter) == expected - 1;
   if (last) *counter = 0;
@@ -53,7 +53,7 @@ struct SplitReduction {
   const Workspace<Traits>& work;
   int* flags;  // in shared memory
 
-  // Whether this CTA arrived last and wrote the head's output. All its threads call it.
+  // Returns whether this CTA arrived last and wrote the head's output. All its threads call it.
   __device__ bool run(const Head& head, const SplitSlots& slots) const {
     if (Traits::kReduction == Reduction::two_level && !first_level(head, slots)) return false;
     __syncthreads();
@@ -63,7 +63,7 @@ struct SplitReduction {
     reduce(head, slots);
     return true;
   }
-  // The two steps of `run`, for a CTA that has several heads. One thread asks `last`, after all threads have stored.
+  // The two steps of `run`, for a CTA that reduces several heads. One thread calls `last`, after all threads have stored.
   __device__ bool last(const Head& head, const SplitSlots& slots) const {
     return arrive_last(work.counter(args, head), levels(slots).groups * Traits::kClusterSize);
   }
@@ -76,7 +76,7 @@ struct SplitReduction {
   }
 
  private:
-  // The last CTA adds up `groups` results, each of `width` splits.
+  // The last CTA sums `groups` results, each of which is the sum of `width` splits.
   struct Levels {
     int groups, width;
   };
@@ -99,7 +99,7 @@ struct SplitReduction {
       use(row, channel, sum);
     }
   }
-  // The first of two levels: the last CTA of a group of splits adds these up, the others are done.
+  // The first of two levels: the last CTA of a group of splits sums the group and continues; the other CTAs of the group exit.
   __device__ bool first_level(const Head& head, const SplitSlots& slots) const {
     const int width = levels(slots).width;
     if (width == 1) return true;

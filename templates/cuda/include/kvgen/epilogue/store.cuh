@@ -1,4 +1,4 @@
-// The end of a head in a CTA: its warps' states become the head's output, or a partial result.
+// Ends a head in a CTA: converts its warps' states to the head's output or to a partial result.
 #pragma once
 #include "kvgen/epilogue/cluster_reduction.cuh"
 #include "kvgen/epilogue/merge_warps.cuh"
@@ -7,8 +7,8 @@
 
 namespace kvgen {
 
-// Merges the published states of a tile of query rows, over the CTAs of a cluster too, and stores the result: as output if the head has one
-// split, else as a partial result.
+// Merges the published states of a tile of query rows, and those of the CTAs of a cluster, and stores the result: as output if the head has
+// one split, otherwise as a partial result.
 template <class Traits>
 __device__ __forceinline__ void store_result(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work,
                                              const Head& head, const SplitSlots& slots, int q_tile) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_result(const AttendArgs& args, const Share
   if (result.any()) store(result.row(), result.channel(), result.kStride, result.sum);
 }
 
-// Publishes and stores all tiles of query rows. Whether this CTA wrote the head's output.
+// Publishes and stores all tiles of query rows. Returns whether this CTA wrote the head's output.
 template <class Traits>
 __device__ __forceinline__ bool finish_head(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work,
                                             const Head& head, const SplitSlots& slots, int warp, int lane,

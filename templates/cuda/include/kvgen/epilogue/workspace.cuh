@@ -1,17 +1,17 @@
-// Partial results: what CTAs leave in device memory for the one that reduces the splits of a head.
+// Partial results, which CTAs store in device memory for the CTA that reduces the splits of a head.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/ptx.cuh"
 
 namespace kvgen {
 
-// Running maximum of a row's scores in log2 units, and the sum of 2^(score - row_max): together the row's log-sum-exp.
+// The row_max of a row's scores in log2 units, and the row_sum of 2^(score - row_max). Their log-sum-exp is row_max + log2(row_sum).
 struct RowStats {
   float row_max = -1e30f;
   float row_sum = 0.f;
 };
 
-// The splits of a head lie in the slots [first, first + count); this CTA's is number `rank`.
+// The partial results of a head have the slots [first, first + count); this CTA has split `rank`.
 struct SplitSlots {
   int first, count, rank;
 
@@ -19,14 +19,14 @@ struct SplitSlots {
   __device__ int own() const { return first + rank; }
 };
 
-// A sum of partial results in units of 2^row_max, of kWide elements of a row. This is the one place where partial results are rescaled and
-// added: those of warps, of splits, and of the CTAs of a cluster.
+// A sum of partial results, relative to row_max, for kWide elements of a row. Partial results of warps, of splits and of CTAs in a cluster
+// are all rescaled and added here.
 template <int kWide>
 struct PartialSum {
   RowStats stats;
   float value[kWide] = {};
 
-  // Adds kCount results, always in the same order: stats_of(i) and value_of(i, j) give the i-th.
+  // Adds kCount partial results in a fixed order. stats_of(i) and value_of(i, j) return the i-th.
   template <int kCount, class StatsOf, class ValueOf>
   __device__ __forceinline__ void add(StatsOf&& stats_of, ValueOf&& value_of) {
     float row_max = stats.row_max;
@@ -47,11 +47,11 @@ struct PartialSum {
   }
 };
 
-// Device memory that outlives a launch: zeroed counters, whose places depend on the batch alone, then partial results.
+// The workspace: counters, which every launch leaves at zero and whose positions depend on the batch only, then partial results.
 template <class Traits>
 struct Workspace {
-  static constexpr int kGroupCounters = 32;  // of the first of two levels, per head
-  static constexpr int kLevels = 2;          // a row's stats outlive those of its group, which other threads may still read
+  static constexpr int kGroupCounters = 32;  // per head, for the groups of the first of two levels
+  static constexpr int kLevels = 2;  // the second level's stats have their own memory, since other threads may still read the first level's
   int* lengths_read;
   int* counters;
   RowStats* stats;

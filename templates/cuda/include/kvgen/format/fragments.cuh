@@ -1,5 +1,6 @@
-// Codes to matrix fragments. A field of a word, left where it is, reads as the fp16 denormal code * 2^-24 times a power of
-// two; the top field of a byte is not even masked: it carries the lower ones, which are subtracted once from the product.
+// Converts codes to MMA fragments. The bits of a code field in a 16-bit half are the fp16 denormal code * 2^-24, times a power of two for
+// the field's position. The top field of a byte is not masked, so its products include the lower fields (mixed form); `unmix` subtracts
+// them once from the accumulators.
 #pragma once
 #include "kvgen/mainloop/traits.cuh"
 #include "kvgen/ptx.cuh"
@@ -19,20 +20,20 @@ __device__ __forceinline__ void load_words(uint32_t (&words)[kWords], uint32_t a
   }
 }
 
-// Two elements of bfloat16 as two of fp16.
+// Converts two elements of bfloat16 to two of fp16.
 __device__ __forceinline__ uint32_t half2_from(uint32_t x, const __nv_bfloat16*) {
   return ptx::pack_half2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
 }
 __device__ __forceinline__ uint32_t half2_from(uint32_t x, const __half*) { return x; }
 
-// Some fields of a word, of two rows each; complemented: as -(top - code).
+// Masks one field of each half of a word; complemented: gives -(top - code).
 template <bool kComplemented>
 __device__ __forceinline__ uint32_t fields(uint32_t x, uint32_t mask) {
   return kComplemented ? ptx::not_and_or(x, mask, 0x80008000u) : x & mask;
 }
 
-// Gives the fragments of one row tile and k-step to `use(tile16, a0, a1, a2, a3)`; two-bit words hold two 16-row tiles.
-// Turned: k-slots 0..7 count backwards.
+// Passes the fragments of one MMA tile and k-step to `use(tile16, a0, a1, a2, a3)`. Words of 2-bit codes hold two tiles of 16 rows.
+// kComplemented complements the codes in k-slots 0..7.
 template <int kBits, class Element, bool kComplemented, class Use>
 __device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
   if constexpr (kBits == 16) {
@@ -51,12 +52,12 @@ __device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
   }
 }
 
-// Visits every (tile, step) pair of an operand in the order in which a lane holds them: `visit(pair, words)`.
+// Visits every (tile, step) pair of an operand in the order of a lane's words: `visit(pair, words)`.
 template <int kBits, int kPairs, class Visit>
 __device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& visit) {
   constexpr int kWords = Fragment<kBits>::kWords;
   constexpr int kVector = vector_words(kPairs * kWords);
-  constexpr int kChunk = kVector > kWords ? kVector : kWords;  // words of whole pairs that whole loads bring
+  constexpr int kChunk = kVector > kWords ? kVector : kWords;  // words per iteration: whole pairs, and whole loads
 #pragma unroll
   for (int at = 0; at < kPairs * kWords; at += kChunk) {
     uint32_t words[kChunk / kVector][kVector];
@@ -68,7 +69,7 @@ __device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& vi
   }
 }
 
-// The same of a stage: the second half of the pairs lies `kHalfStride` bytes after the first, or behind it where that is 0.
+// The same for a sub-tile, or for two of 16 tokens that lie kHalfStride bytes apart.
 template <int kBits, int kPairs, int kHalfStride, class Visit>
 __device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& visit) {
   if constexpr (kHalfStride == 0) {
@@ -81,7 +82,8 @@ __device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& 
   }
 }
 
-// Takes the lower fields out of products with mixed top fields: s[tile][2 * half + column].
+// Converts products from mixed form: subtracts the products of the lower fields, low and high being the rows of two MMA tiles, [2 * half +
+// c].
 template <int kBits>
 __device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// The packed format of one spec as compile-time constants: what kvgen/reference/layout.py declares for order `mma`.
-// Rendered sources assert that both agree.
+// The packed format of one spec as compile-time constants. kvgen/reference/layout.py declares the same format as order `mma`; rendered
+// sources assert that both agree.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -19,7 +19,7 @@ struct Quant {
   static constexpr bool kZero = kZero_;
   static constexpr bool kQuantized = kBits != 16;
   static constexpr int kParams = kQuantized ? (kZero ? 2 : 1) : 0;  // scale and zero, scale, or none
-  static constexpr int kOffset = kZero ? 0 : 1 << (kBits - 1);      // symmetric codes are stored with this added
+  static constexpr int kOffset = kZero ? 0 : 1 << (kBits - 1);      // added to symmetric codes before they are stored
   static constexpr int kMaxCode = kZero ? (1 << kBits) - 1 : (1 << (kBits - 1)) - 1;
 };
 
@@ -67,7 +67,7 @@ struct Format {
   static_assert(kTokens % kSubtile == 0 && kSubtile % 16 == 0);
 };
 
-// Fragment order of codes. An operand is a matrix [rows, k]: K has rows = tokens, V has rows = channels.
+// Fragment order of codes. An operand is a matrix [rows, k]: the rows of K are tokens, the rows of V are channels.
 template <int kBits>
 struct Fragment {
   static constexpr int kPerByte = kBits == 16 ? 1 : 8 / kBits;         // rows in one byte of a word, eight apart
@@ -75,15 +75,16 @@ struct Fragment {
   static constexpr int kRows = kBits == 2 ? 32 : 16;                   // rows of a tile
 };
 
-// Words that a lane loads at once, of the `words` it owns in a sub-tile.
+// Words per load of a lane that has `words` words of a sub-tile.
 constexpr int vector_words(int words) { return words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1; }
 
-// Channel of k-slot `slot` in k-step `step`: a lane's four slots of two neighbouring steps are eight neighbouring channels.
+// Channel of k-slot `slot` in k-step `step`. A lane's four slots of two consecutive steps are eight consecutive channels, so q and K are
+// loaded 16 bytes at a time.
 __host__ __device__ constexpr int k_slot_channel(int step, int slot) {
   return 32 * (step / 2) + 8 * (slot % 8 / 2) + 4 * (step % 2) + 2 * (slot / 8) + slot % 2;
 }
 
-// Channel of row `row` on the 16-row side: what 8x8 transposes of eight-channel loads give.
+// Channel of row `row` of V: the order in which 8x8 transposes of 16-byte loads produce channels.
 __host__ __device__ constexpr int row_channel(int row) {
   return 32 * (row / 32) + 8 * (row % 8 / 2) + 4 * (row % 32 / 16) + 2 * (row % 16 / 8) + row % 2;
 }

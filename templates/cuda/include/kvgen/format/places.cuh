@@ -1,5 +1,5 @@
-// Where fragment order puts codes and params of a block, as functions for both sides: the packer assembles words by them, the
-// unpacker takes them apart, and host tests compare them with kvgen/reference/layout.py.
+// The positions of codes and params in a block, in fragment order. The packer, the unpacker and host tests use these functions; the tests
+// compare them with kvgen/reference/layout.py.
 #pragma once
 #include <type_traits>
 
@@ -11,8 +11,8 @@ enum class Which { key, value };
 
 constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
-// K or V of a format. Tokens come in tiles; a lane (g, t) = (lane / 4, lane % 4) of a warp brings, of 32 neighbouring channels,
-// the eight from 8t of the tile's rows g, g + 8, ... (its octets), and makes kWordsPerRun words of them.
+// K or V of a format. Tokens come in tiles. Of every 32 consecutive channels, lane (g, t) = (lane / 4, lane % 4) loads the eight from 8t
+// on, of the tile's rows g, g + 8, ... (lane rows 0, 1, ...), and stores them as kWordsPerRun words.
 template <class Format, Which kWhich>
 struct Places {
   static constexpr bool kKey = kWhich == Which::key;
@@ -22,8 +22,8 @@ struct Places {
   static constexpr int kChannelRuns = Format::kHeadDim / 32;  // runs of 32 channels
   static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
   static constexpr int kLaneRows = kTileTokens / 8;
-  static constexpr int kTiles = Format::kSubtile / kTileTokens;  // of a sub-tile
-  static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // 32 channels of a tile over 32 lanes
+  static constexpr int kTiles = Format::kSubtile / kTileTokens;  // per sub-tile
+  static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // of 32 channels, per lane
   static constexpr int kTileWords = kWordsPerRun * kChannelRuns;
   static constexpr int kVector = vector_words(kTileWords * kTiles);
   static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;
@@ -35,14 +35,14 @@ struct Places {
     return Format::kHeaderBytes + token / Format::kSubtile * Format::kSubtileBytes;
   }
 
-  // Byte in the block of word `word` of lane `lane`: its words of a sub-tile are numbered by tile, 32 channels, word.
+  // Byte offset in the block of a lane's word. The words of a lane in a sub-tile are ordered by tile, run of 32 channels, and word.
   __host__ __device__ static constexpr int word_offset(int token, int x, int word, int lane) {
     const int index = token % Format::kSubtile / kTileTokens * kTileWords + x * kWordsPerRun + word;
     return subtile_offset(token) + kCodes + ((index / kVector * 32 + lane) * kVector + index % kVector) * 4;
   }
 
-  // What a lane's word holds: field `field` of byte `byte` is channel 8t + `channel` of row g + 8 * `lane_row`. Words of V are
-  // transposed afterwards (as 8x8 matrices of 16-bit elements), which turns rows = tokens to rows = channels.
+  // The element in a field of a lane's word: field `field` of byte `byte` is channel 8t + `channel` of row g + 8 * `lane_row`. Words of V
+  // are transposed afterwards as 8x8 matrices of 16-bit elements, which turns rows = tokens into rows = channels.
   struct Element {
     int lane_row, channel;
   };
@@ -54,13 +54,13 @@ struct Places {
       return {byte % 2, 2 * (word * kPerByte + field) + byte / 2};
     }
   }
-  // The same for 16-bit elements: the two channels from 2 * `channel` of row g + 8 * `lane_row`.
+  // The same for 16-bit elements: a word has the two channels from 2 * `channel` on, of row g + 8 * `lane_row`.
   __host__ __device__ static constexpr Element pair(int word) {
     if constexpr (kKey) return {word % 2, word / 4 * 2 + word % 4 / 2};
     return {word % 4 / 2, word / 4 * 2 + word % 2};
   }
 
-  // First bit in the block of an element.
+  // Bit offset of an element's code in the block.
   __host__ __device__ static constexpr int64_t code_bit(int token, int channel) {
     const int row = token % kTileTokens, lane_row = row / 8, t = channel % 32 / 8, c = channel % 8;
     int lane = 0, word = 0, bit = 0;
@@ -84,7 +84,7 @@ struct Places {
     return static_cast<int64_t>(word_offset(token, channel / 32, word, lane)) * 8 + bit;
   }
 
-  // Byte in the block of the scale (kind 0) or zero (kind 1) that an element's group has.
+  // Byte offset in the block of the scale (kind 0) or zero (kind 1) of an element's group.
   __host__ __device__ static constexpr int param_offset(int kind, int token, int channel) {
     constexpr int kParams = Quant::kParams;
     if constexpr (Quant::kAxis == Axis::channel) {

@@ -1,4 +1,4 @@
-// What the host hands to a kernel. Pointers are device pointers; strides count elements unless a name says bytes.
+// The arguments of the kernels. Pointers are device pointers; strides count elements unless a name says bytes.
 #pragma once
 #include <cstdint>
 
@@ -27,9 +27,9 @@ struct CacheArgs {
   int* lengths = nullptr;            // [batch]
   const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
   int table_stride = 0;
-  int page_blocks = 0;  // blocks of a page
-  int pages = 0;        // that there are
-  int blocks = 0;       // that a sequence can have
+  int page_blocks = 0;  // blocks per page
+  int pages = 0;        // pages in the cache
+  int blocks = 0;       // capacity of a sequence in blocks
   int batch = 0;
   int kv_heads = 0;
 
@@ -62,14 +62,14 @@ struct AttendArgs {
   float* lse = nullptr;  // [batch, q_heads, q_len], natural logarithm; may be null
   void* workspace = nullptr;
   const int* plan = nullptr;  // the step's plan (kvgen/schedule/plan.hpp); null for the static scheduler
-  int* overflow = nullptr;    // host memory; becomes 1 where a sequence has no room for the step's tokens
+  int* overflow = nullptr;    // host memory; set to 1 if a sequence has no room for the step's tokens
   int q_len = 1;
-  int max_len = 0;        // upper bound of every length after the call; sizes the launch, decides nothing else
-  int limit = 0;          // most tokens of a sequence
-  int slots = 0;          // for partial results, in the workspace
+  int max_len = 0;        // upper bound of every length after the call; only the size of the launch depends on it
+  int limit = 0;          // maximum length of a sequence
+  int slots = 0;          // partial results in the workspace
   float scale = 1.f;      // multiplies q * k
-  bool advance = false;   // decode: write the new lengths
-  bool one_wave = false;  // all CTAs of the launch run at once
+  bool advance = false;   // decode: the launch advances the lengths
+  bool one_wave = false;  // all CTAs of the launch are resident at once
 };
 
 struct PackArgs {
@@ -77,9 +77,9 @@ struct PackArgs {
   Rows k, v;
   const int* new_lengths = nullptr;  // [batch]: tokens of k[b], v[b] to append
   int tokens = 0;                    // extent of k and v: upper bound of new_lengths
-  int limit = 0;                     // most tokens of a sequence; one that would have more is left as it is
-  int* overflow = nullptr;           // host memory; becomes 1 then
-  bool advance = true;               // write the new lengths
+  int limit = 0;                     // maximum length of a sequence; a sequence that would exceed it is not changed
+  int* overflow = nullptr;           // host memory; set to 1 then
+  bool advance = true;               // advance the lengths
 };
 
 struct UnpackArgs {

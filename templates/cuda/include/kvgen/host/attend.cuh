@@ -1,4 +1,4 @@
-// The host's side of a variant: grids, workspaces, plans, launches.
+// The host side of a variant: grids, workspaces, plans, launches.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -19,7 +19,7 @@ struct Attend {
   template <class Traits>
   static constexpr int kSharedBytes = Traits::kSharedBytes + FlushMemory<Traits>::kExtra;
 
-  // Splits of every head where lengths are equal: as many as are cheapest.
+  // Splits per head of the static scheduler: the number of least cost.
   static int splits(int batch, int kv_heads, int max_len) {
     const int heads = batch * kv_heads, tiles = visible_tiles(max_len), at_once = resident_splits();
     if (Schedule::kReduction == Reduction::cluster) return std::clamp(std::min(at_once / heads, tiles / Schedule::kCluster), 1, kMaxSplits);
@@ -27,13 +27,13 @@ struct Attend {
     return model.cheapest(tiles, model.most(kMaxSplits));
   }
 
-  // Slots for partial results cover every split of any length, and a plan's work tiles.
+  // The workspace has slots for the splits of any length and for the work tiles of a plan.
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
     const int heads = batch * kv_heads;
     return Workspace<StaticTraits>::bytes(heads, std::max(heads * most_splits(heads), heads + resident_ctas()));
   }
 
-  // Tokens of a split where all lengths are `max_len`; 0 where sequences are not split. Verification takes its lengths from it.
+  // Tokens of a split if all lengths are `max_len`; 0 if sequences are not split. Verification chooses its lengths by it.
   static int64_t split_tokens(int batch, int kv_heads, int max_len, int) {
     if (batch == 0) return 0;
     const int count = splits(batch, kv_heads, max_len) * StaticTraits::kClusterSize, tiles = visible_tiles(max_len);
@@ -41,7 +41,7 @@ struct Attend {
   }
 
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
-    // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
+    // Bytes that an SM could read while a CTA goes from one head to the next. They include its rings, which are refilled.
     constexpr int kHeadBytes = kStartBytes + PlannedTraits::kRingBytes;
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads, shape.workers = resident_ctas();
@@ -51,7 +51,7 @@ struct Attend {
     return shape;
   }
 
-  // Whether an int holds the places of all heads in a plan's row.
+  // Whether the row of a plan has fewer tiles than an int can count.
   static bool countable(const PlanShape& shape, int max_len) {
     const int64_t tiles = shape.head_cost + static_cast<int64_t>(max_len) / shape.tile_tokens + 1;
     return shape.batch * shape.heads * tiles <= INT32_MAX / 2;
@@ -93,10 +93,10 @@ struct Attend {
   }
   static int most_splits(int heads) { return SplitModel{heads, resident_splits(), StaticTraits::kTileBytes}.most(kMaxSplits); }
 
-  // Splits that run at once on the current device: CTAs, or clusters.
+  // Splits that are resident at once on the current device: CTAs or clusters.
   static int resident_splits() { return Schedule::kReduction == Reduction::cluster ? resident_clusters() : resident_ctas(); }
 
-  // Clusters that run at once on the current device; the driver is asked once.
+  // Clusters that are resident at once on the current device; the driver is queried once.
   static int resident_clusters() {
     static std::atomic<int> known[kMaxDevices];
     int device = 0;

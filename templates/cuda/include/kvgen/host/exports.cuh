@@ -1,51 +1,17 @@
-// A variant's exported functions: arguments checked, then handed to the kernels on torch's current stream. Back ends share
-// all but the attention kernel.
+// The exported functions of a variant. They check arguments and launch kernels on torch's current stream. The back ends share all but the
+// attention kernel.
 #pragma once
 #include <tvm/ffi/extra/c_env_api.h>
 
 #include "kvgen/calls.hpp"
+#include "kvgen/host/checks.cuh"
 #include "kvgen/host/launch.cuh"
 #include "kvgen/pack/pack.cuh"
 #include "kvgen/pack/unpack.cuh"
 
 namespace kvgen {
 
-namespace detail {
-
-inline void check(cudaError_t error, const char* function) {
-  if (error != cudaSuccess)
-    ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
-}
-
-// Makes the tensors' device current for one call.
-class DeviceScope {
- public:
-  DeviceScope(int device, const char* function) {
-    check(cudaGetDevice(&before_), function);
-    if (device != before_) check(cudaSetDevice(device), function);
-    changed_ = device != before_;
-  }
-  ~DeviceScope() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
-inline Rows rows(const ffi::View<4>& view) { return {view.data, view.stride[0], view.stride[1], view.stride[2]}; }
-
-inline int to_int(const char* function, const char* name, int64_t value) {
-  if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, static_cast<long long>(value));
-  return static_cast<int>(value);
-}
-
-}  // namespace detail
-
-// Format and Schedule as the kernels take them; Shape: kKvHeads, kPage (0 where contiguous). Attend_ has kMaxBatch,
+// Format and Schedule are those of the kernels. Shape has kKvHeads and kPage (0 if contiguous). Attend_ has kMaxBatch,
 // workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, countable, and launch(AttendArgs, append, stream).
 template <class Format, class Schedule, class Shape, class Attend_>
 struct Exports {
@@ -189,7 +155,7 @@ struct Exports {
   }
 
  private:
-  // The arguments of a question about launches on the current device.
+  // Parses the arguments of functions that describe launches on the current device.
   static ffi::Bound host_bound(const char* function, const TVMFFIAny* args, int32_t count) {
     int devices = 0;
     detail::check(cudaGetDeviceCount(&devices), function);

@@ -1,4 +1,4 @@
-// Kernel launches with their attributes.
+// Launches kernels with their attributes.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -17,7 +17,7 @@ inline int multiprocessors() {
 
 class Launch {
  public:
-  // `overlap`: the launch may begin before those in front of it have ended (programmatic dependent launch).
+  // `overlap`: programmatic dependent launch: the kernel may start before earlier launches of the stream end.
   Launch(dim3 grid, int threads, int shared_bytes, cudaStream_t stream, bool overlap, int cluster = 1) : bytes_(shared_bytes) {
     config_.gridDim = grid, config_.blockDim = dim3(threads), config_.dynamicSmemBytes = shared_bytes, config_.stream = stream;
     config_.attrs = attributes_;
@@ -31,14 +31,14 @@ class Launch {
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization, attribute.val.programmaticStreamSerializationAllowed = 1;
     }
   }
-  Launch(const Launch&) = delete;  // the configuration points into it
+  Launch(const Launch&) = delete;  // config_ points to attributes_
 
   template <class... Parameters, class... Arguments>
   cudaError_t run(void (*kernel)(Parameters...), const Arguments&... arguments) {
     const cudaError_t error = allow_memory(kernel);
     return error == cudaSuccess ? cudaLaunchKernelEx(&config_, kernel, static_cast<Parameters>(arguments)...) : error;
   }
-  // Clusters of the launch that run at once; 1 where the driver does not say.
+  // Clusters that are resident at once; 1 if the driver does not answer.
   template <class Kernel>
   int resident_clusters(Kernel kernel) {
     int clusters = 0;
@@ -58,14 +58,14 @@ class Launch {
   }
 };
 
-// Enqueues the plan of a step: a thread for every sequence and, of many heads, for every head.
+// Enqueues the plan of a step, with one thread per sequence or, if there are more, per head.
 inline cudaError_t launch_plan(const PlanArgs& args, cudaStream_t stream, bool overlap) {
   const int threads = std::clamp((args.shape.batch + 31) / 32 * 32, 256, kMaxPlanThreads);
   const int ctas = std::clamp(args.shape.batch * args.shape.heads / threads, 1, 16);
   return Launch(dim3(ctas), threads, 0, stream, overlap).run(plan_kernel, args);
 }
 
-// Enqueues the end of a step: lengths advance.
+// Enqueues the kernel that advances lengths at the end of a step.
 inline cudaError_t launch_advance(const AdvanceArgs& args, cudaStream_t stream, bool overlap) {
   return Launch(dim3(1), 256, 0, stream, overlap).run(advance_kernel, args);
 }

@@ -1,4 +1,4 @@
-// Pure reads and a copy at memory speed: the yardsticks. Which read is fastest depends on chip and size; all are offered.
+// The read roofline: pure reads and a copy at memory speed. The fastest read depends on GPU and size, so several are offered.
 #pragma once
 #include <tvm/ffi/extra/c_env_api.h>
 
@@ -7,7 +7,7 @@
 
 namespace kvgen {
 
-constexpr int kReadChunk = 4096;  // buffers are whole pieces
+constexpr int kReadChunk = 4096;  // a buffer's size is a multiple of it
 
 // Every thread keeps several 16-byte loads in flight.
 struct PlainRead {
@@ -29,7 +29,7 @@ struct PlainRead {
   }
 };
 
-// One thread per CTA refills a ring in shared memory by 1-D bulk copies; nobody looks at what arrives.
+// One thread per CTA refills a ring in shared memory by 1-D bulk copies; no thread reads the data.
 template <int kSlotBytes>
 struct BulkRead {
   static constexpr int kThreads = 32, kCtasPerSm = 2, kStages = 98304 / kSlotBytes, kBarriers = kStages * kSlotBytes;
@@ -43,7 +43,7 @@ struct BulkRead {
     for (int stage = 0; stage < kStages; ++stage) ptx::barrier_init(barriers + stage * 8, 1);
     ptx::barrier_init_fence();
 
-    // Short buffers are cut finer, so that every CTA has its share.
+    // Short buffers have smaller chunks, so that every CTA reads about as much.
     const size_t even = bytes / gridDim.x / kReadChunk * kReadChunk;
     const size_t chunk = even < kReadChunk ? kReadChunk : even > kSlotBytes ? kSlotBytes : even;
     const size_t chunks = (bytes + chunk - 1) / chunk;
@@ -65,7 +65,7 @@ struct BulkRead {
 
 template <class Read>
 __global__ void __launch_bounds__(Read::kThreads) read_kernel(const uint8_t* data, size_t bytes, uint4* sink) {
-  ptx::griddepcontrol_launch_dependents();  // where launches overlap; none waits for another, since nobody writes
+  ptx::griddepcontrol_launch_dependents();  // launches may overlap without a wait, since none of them writes
   Read::run(data, bytes, sink);
 }
 
@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uin
   }
 }
 
-// What both functions take: uint8 [n] of whole pieces, and a second tensor.
+// The arguments of both functions: uint8 [n], n a multiple of kReadChunk, and a second tensor.
 struct ReadCall {
   ffi::View<1> data, other;
   cudaStream_t stream;
@@ -104,7 +104,7 @@ struct ReadCall {
   }
 };
 
-// read(buffer, sink): uint8 [n] of whole pieces, uint8 [16 or more].
+// read(buffer, sink): uint8 [n], uint8 [16 or more].
 template <class Read, bool kOverlap = false>
 int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
@@ -123,7 +123,7 @@ int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   });
 }
 
-// copy(from, to): uint8 [n] of whole pieces both.
+// copy(from, to): both uint8 [n].
 inline int copy_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
     const ReadCall call("copy", args, count, "from", "to");

@@ -1,5 +1,5 @@
-// The kernel that takes a plan: a CTA goes through its work tiles. What it reads first of the next one is on its way while the result of
-// the last one is stored.
+// The kernel that takes a plan. A CTA goes through the work tiles that the plan gives it. The loads of the next work tile are in flight
+// while the result of the last one is stored.
 #pragma once
 #include "kvgen/epilogue/append.cuh"
 #include "kvgen/epilogue/store.cuh"
@@ -15,7 +15,8 @@ __device__ __forceinline__ SplitSlots slots_of(const WorkTile& tile) {
   return {tile.slot - tile.split_idx, tile.num_splits, tile.split_idx};
 }
 
-// A warp's first KV tile: warps take the KV tiles of a CTA in turn, over `done` tiles of earlier work tiles too.
+// A warp's first KV tile of a work tile. The warps take the KV tiles of a CTA round-robin, and the round goes on over work tiles: `done`
+// counts the KV tiles of the earlier ones.
 template <class Traits>
 __device__ __forceinline__ int first_tile(const WorkTile& tile, int done, int warp) {
   return tile.first + (warp + Traits::kWarps - done % Traits::kWarps) % Traits::kWarps;
@@ -25,19 +26,20 @@ template <class Traits>
 __device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, const WorkTile& tile, int done, int* words, int warp,
                                                     int lane) {
   KvTiles<Traits> tiles(args, head_of(tile), Traits::kWarps, words, lane);
-  // A gathered KV tile begins with blocks before the window, whose pages may be missing.
+  // The blocks before the window may have no page, so the iterator replaces them by the window's first block.
   const int first = Traits::Mask::first_token(max(tile.length + (args.k_new.data ? args.q_len : 0) - args.q_len, 0));
   tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, tile.length, first / Traits::Format::kTokens);
   return tiles;
 }
 
-// Whether there is such a head: a work tile may be anything before griddepcontrol.wait, and after it in a CTA that has none.
+// Whether the head exists. Before griddepcontrol.wait a work tile may hold stale values, and so it may later in a CTA that has no work
+// tile.
 __device__ __forceinline__ bool exists(const AttendArgs& args, const Head& head) {
   return static_cast<unsigned>(head.sequence) < static_cast<unsigned>(args.cache.batch) &&
          static_cast<unsigned>(head.head) < static_cast<unsigned>(args.cache.kv_heads);
 }
 
-// Prefetches what a work tile begins with. The work tile may be anything, so what does not exist is not asked for.
+// Prefetches the first KV tiles of a work tile into L2. The work tile may hold stale values, so they are checked first.
 template <class Traits>
 __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
   if (!exists(args, head_of(tile)) ||
@@ -47,15 +49,15 @@ __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const Wor
   if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head_of(tile), lane);
 }
 
-// Stores the result of a work tile, whose states are published. This function and the next are called, so that their registers are not the
-// loop's.
+// Stores the result of a work tile whose states are in shared memory. This function and `finish_work` are not inlined, since their
+// registers would add to those of the loop.
 template <class Traits>
 __device__ __noinline__ void store_work_tile(const AttendArgs& args, uint8_t* memory, const WorkTile& tile, int q_tile) {
   store_result<Traits>(args, Shared<Traits>(memory), Workspace<Traits>(args), head_of(tile), slots_of(tile), q_tile);
 }
 
-// The end of a CTA of `count` work tiles: stores the last one's result, reduces the heads of which other CTAs have splits too, and packs
-// residuals that became blocks. Only the first and the last work tile of a CTA can be such splits; half of the threads reduce each.
+// Ends a CTA that had `count` work tiles: stores the last result, reduces the heads that are split over CTAs, and packs the residuals that
+// became blocks. Only the first and the last work tile of a CTA can belong to a split head, so half of the threads reduce each of them.
 template <class Traits, bool kAppend>
 __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory, const WorkQueue queue, int count, bool flushes) {
   const Shared<Traits> shared(memory);
@@ -80,7 +82,8 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   }
 }
 
-// The outputs of empty sequences, shared out over the CTAs. Last of all, so that no work tile waits for their number.
+// Writes the outputs of empty sequences, which are distributed over the CTAs. It runs last, so that no work tile waits for the plan's
+// header.
 template <class Traits>
 __device__ __noinline__ void write_empties(const AttendArgs& args, const PlanShape& shape) {
   const Plan plan(args.plan, shape);
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   pipeline.begin(pipeline.tiles);
   bool flushes = false;
   for (int index = 0, done = 0;; ++index) {
-    warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // so that what is derived from them does not live through the loop
+    warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // derived values are computed again, which keeps them out of the loop's registers
     const Head head = head_of(work);
     const SplitPlace place{work.split_idx, work.num_splits};
     const Residual<Traits> residual(args, head, work.length);

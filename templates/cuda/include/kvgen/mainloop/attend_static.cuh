@@ -1,5 +1,5 @@
-// The kernel with the static scheduler: every head has equally many splits, each of one CTA or one cluster. For one sequence, and for
-// sequences of equal lengths. Other lengths give the same output, but the CTAs of short sequences are done early.
+// The kernel with the static scheduler: every head has the same number of splits, and each split is one CTA or one cluster. It suits one
+// sequence and sequences of equal lengths. Unequal lengths give the same output, but the CTAs of short sequences finish early.
 #pragma once
 #include "kvgen/epilogue/append.cuh"
 #include "kvgen/epilogue/store.cuh"
@@ -9,8 +9,8 @@
 
 namespace kvgen {
 
-// The grid is (KV heads x cluster size, splits, sequences). The warps of all CTAs of a head take its KV tiles in turn, so that a warp's
-// first tile does not depend on the length of the sequence.
+// The grid is (KV heads x cluster size, splits, sequences). The warps of all CTAs of a head take its KV tiles round-robin, so a warp's
+// first tile does not depend on the sequence length.
 template <class Traits>
 struct StaticScheduler {
   Head head{static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.x) / Traits::kClusterSize};
@@ -25,11 +25,12 @@ struct StaticScheduler {
   }
 };
 
-// Whether addresses of tiles are known before lengths are: not where the window begins, nor which blocks a gathered tile has.
+// Whether the first tile's address is known before the sequence length. A sliding window moves the first tile, and a gathered tile depends
+// on the number of blocks.
 template <class Traits>
 constexpr bool kEarlyTiles = !Traits::kGathered && Traits::Mask::kWindow == 0;
 
-// Begins with the warp's tiles, of a sequence whose length is known.
+// Starts the iterator of a sequence whose length is known.
 template <class Traits>
 __device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticScheduler<Traits>& scheduler, int length, int total,
                                            int q_len, int warp) {
@@ -38,7 +39,7 @@ __device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticS
     tiles.limit(end, length);
   } else {
     const int token = Traits::Mask::first_token(max(total - q_len, 0)), block = token / Traits::Format::kTokens;
-    const bool seen = block < length / Traits::Format::kTokens;  // else the window begins in the residual, and no tile has blocks to read
+    const bool seen = block < length / Traits::Format::kTokens;  // if not, no tile has blocks to read
     tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), seen ? end : 0, length, block);
   }
   return tiles.tile;
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   if (args.one_wave && scheduler.place.rank == 0 && warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head, lane);
   ptx::griddepcontrol_wait();
 
-  // The length and q are requested before K and V, behind whose copies they would queue.
+  // The loads of the length and of q come before the copies of K and V, because they would wait behind them.
   const int length = ptx::load_relaxed(args.cache.lengths + head.sequence);
   QueryLoader<Traits> loader;
   loader.fetch(args, head, warp, lane);
@@ -88,12 +89,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   for (int i = 0; i < Traits::kQTiles; ++i) state[i].clear();
   attend_residual<Traits>(shared, residual, tile, scheduler.place, seqlen, warp, lane, state);
   attend_packed<Traits>(shared, pipeline, first, pipeline.tiles.end, scheduler.stride(), PackedMask<Traits>{seqlen}, lane, state);
-  if constexpr (kFillEarly) ptx::copy_wait_all();  // the first tile may lie beyond the sequence: its copies were not waited for
+  if constexpr (kFillEarly) ptx::copy_wait_all();  // the loop does not wait for the copies of an early tile that lies beyond the sequence
   const int readers = kAppend && args.advance ? count_reader(work) : 0;
   const bool completed = finish_head<Traits>(args, shared, work, head, scheduler.slots(args), warp, lane, state);
 
   if constexpr (kAppend) {
-    const int length_again = ptx::pinned(length);  // so that the residual's addresses do not live through the loop
+    const int length_again = ptx::pinned(length);  // keeps the residual's addresses out of the loop's registers
     if (const Residual<Traits> full(args, head, length_again); completed && full.count() >= kTokens)
       flush<Traits>(args, shared, full, length_again);
     if (args.advance) advance_lengths(args, work, readers, warp, lane);

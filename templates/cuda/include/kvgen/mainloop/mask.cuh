@@ -1,9 +1,9 @@
-// Which tokens a query sees: the mask seam, and causal masking.
+// The mask seam, and causal masking.
 //
 // A mask is a type with
-//   kWindow                 tokens of its sliding window, 0 if there is none; the host's plan skips the tiles before it
-//   first_token(position)   the first token that a query at this position sees
-// No query sees a token after its own position.
+//   kWindow                 tokens of its sliding window, 0 without one; the plan skips the tiles before the window
+//   first_token(position)   the first token that a query at this position attends to
+// Every mask is causal: no query attends to a token after its own position.
 #pragma once
 #include "kvgen/mainloop/softmax.cuh"
 
@@ -14,21 +14,21 @@ struct CausalMask {
   __device__ static constexpr int first_token(int) { return 0; }
 };
 
-// Positions of a step's queries and tokens.
+// The positions of a step's queries and tokens.
 struct SeqlenInfo {
   int head;    // KV head
-  int length;  // of the sequence, with the step's tokens; its last q_len positions are the queries'
+  int length;  // of the sequence, including the step's tokens; the queries have its last q_len positions
   int q_len;
   int packed;  // tokens in packed blocks
 
-  // Position of the query of a packed-GQA row.
+  // Position of the query that a packed-GQA row belongs to.
   template <class Traits>
   __device__ __forceinline__ int position(int row) const {
     return length - q_len + row / Traits::kGroup;
   }
 };
 
-// The mask of packed tokens.
+// Masks packed tokens. The tiles between first_clear_tile and end_clear_tile need no mask.
 template <class Traits>
 struct PackedMask {
   using Mask = typename Traits::Mask;
@@ -36,15 +36,15 @@ struct PackedMask {
   static constexpr bool kActive = kCausal || kWindowed || Traits::kGathered;
   SeqlenInfo seqlen;
 
-  // The first tile that every row sees from its first token on.
+  // The first tile of which every row attends to the first token.
   __device__ __forceinline__ int first_clear_tile() const { return ceil_div(Mask::first_token(seqlen.length - 1), Traits::kTileTokens); }
-  // The end of those that every row sees to their last token.
+  // The end of the tiles of which every row attends to the last token.
   __device__ __forceinline__ int end_clear_tile() const {
     int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed;
     if (Traits::kGathered) tokens = min(tokens, seqlen.packed);
     return tokens / Traits::kTileTokens;
   }
-  // Gives scores of unseen tokens minus infinity. `first` is the position of the sub-tile.
+  // Sets the scores of masked tokens to minus infinity. `first` is the position of the sub-tile.
   __device__ __forceinline__ void apply(int first, int tile, int lane, Scores<Traits>& x) const {
 #pragma unroll
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
@@ -54,7 +54,7 @@ struct PackedMask {
         const int position = seqlen.position<Traits>(q_row<Traits>(tile, lane, i));
         if (kCausal && token > position) x.offset[m_tile][i] = -INFINITY;
         if (kWindowed && token < Mask::first_token(position)) x.offset[m_tile][i] = -INFINITY;
-        if (Traits::kGathered && token >= seqlen.packed) x.offset[m_tile][i] = -INFINITY;  // of the last tile, some blocks are missing
+        if (Traits::kGathered && token >= seqlen.packed) x.offset[m_tile][i] = -INFINITY;  // the last gathered tile may have fewer blocks
       }
   }
 };

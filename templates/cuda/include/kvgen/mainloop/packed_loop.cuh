@@ -1,4 +1,4 @@
-// Spans of packed sub-tiles: scores, softmax, values of the tokens that a warp weighs together.
+// The packed loop: it computes scores, softmax and P*V of a warp's packed KV tiles, kStepSubtiles sub-tiles at a time.
 #pragma once
 #include "kvgen/mainloop/mask.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
@@ -6,13 +6,13 @@
 
 namespace kvgen {
 
-// A CTA's shared memory by name.
+// The arrays in a CTA's shared memory.
 template <class Traits>
 struct Shared {
   uint8_t* memory;
   uint8_t* fragments;  // of q
-  float* factors;      // per column: from products to log2 units
-  float* query_sums;   // per K group and column: sum of q
+  float* factors;      // per query row: converts products to scores in log2 units
+  float* query_sums;   // per K group and query row: sum of q
   float* merge;
   RowStats* warp_stats;
   WorkTile* work_tiles;  // of all warps
@@ -33,11 +33,11 @@ struct Shared {
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }
 };
 
-// What a unit's scores need besides its codes.
+// The query operands of one KV tile.
 template <class Traits>
 struct TileQuery {
   QueryFragments<Traits> fragments[Traits::kQTiles];
-  float affine[Traits::kQTiles][2];  // of q * zero, in log2 units (K per channel)
+  float affine[Traits::kQTiles][2];  // sum of q * zero in log2 units (K per channel)
 };
 
 template <class Traits>
@@ -55,7 +55,7 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
   }
 }
 
-// Products and offsets where K has scales per token: [group] of products, joined by their scales.
+// Combines the products of all channel groups with the scales and zeros that K has per token.
 template <class Traits>
 __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, const Products<Traits>& products, uint32_t params, int tile,
                                                int lane, Scores<Traits>& x) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
   }
 }
 
-// From products to scores in log2 units, of one column tile, for the sub-tiles from `subtile` on.
+// Converts products to scores in log2 units, for one tile of query rows and the sub-tiles from `subtile` on.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
                                           const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile, int tile,
@@ -100,15 +100,15 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
   }
 }
 
-// What a warp needs of a head for all its units.
+// The query operands that a warp keeps for all KV tiles of a head.
 template <class Traits>
 struct LoopQuery {
   LaneValues<Traits> factors[Traits::kQTiles];
-  TileQuery<Traits> tile;  // K per channel: of the present KV tile
+  TileQuery<Traits> tile;  // with K per channel: of the current KV tile
 };
 
-// kStepSubtiles sub-tiles from `subtile` on, the first at `position`. `before(s)` waits for sub-tile s, `after(s)` has seen it for the last
-// time.
+// Attends to kStepSubtiles sub-tiles from `subtile` on, the first of which is at `position`. `before(s)` waits for sub-tile s; `after(s)`
+// runs when no instruction reads it any more.
 template <class Traits, bool kMasked, class Before, class After>
 __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, uint32_t subtile, const LoopQuery<Traits>& query,
                                                 int position, const PackedMask<Traits>& mask, int lane,
@@ -142,7 +142,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
   }
 }
 
-// The packed loop: every `stride`-th KV tile from `tile` to `stop`; gives the first that is not.
+// Runs over every `stride`-th KV tile from `tile` to `stop`. Returns the first tile beyond.
 template <class Traits, bool kMasked, class Pipeline>
 __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
                                          const PackedMask<Traits>& mask, LoopQuery<Traits>& query, int lane,
@@ -167,8 +167,9 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
   return tile;
 }
 
-// This warp's packed tiles: every `stride`-th from `tile` to `stop`. The tiles that some query does not see whole have loops of their own:
-// they are few, and a branch in the loop would m_tile its instructions. The sums of the state are mixed, as codes are.
+// Attends to this warp's packed tiles: every `stride`-th from `tile` to `stop`. Tiles that need a mask have loops of their own, because
+// they are few and a branch in the main loop would keep the compiler from interleaving its instructions. The accumulators stay in mixed
+// form (fragments.cuh).
 template <class Traits, class Pipeline>
 __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
                                               const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles]) {

@@ -1,6 +1,6 @@
-// q of one KV head as B fragments in shared memory: [column tile][head_dim / 32][32 lanes] of 16 bytes, two k-steps each.
-// Each column is multiplied by a power of two that brings its largest element to [8, 16): q * scale then keeps its bits.
-// Where the upper columns carry the rounding residual of q * scale, a second copy holds -q for them and zeros for the others.
+// Loads q of one KV head as B fragments in shared memory: [tile of query rows][head_dim / 32][32 lanes] of 16 bytes, two k-steps each. Each
+// row is multiplied by a power of two that brings its largest element to [8, 16), so that q * scale keeps its bits. Where columns 4..7 of
+// the MMA carry the rounding error of q * scale, a second copy holds -q for them and zeros for columns 0..3.
 #pragma once
 #include <type_traits>
 
@@ -14,10 +14,10 @@ template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   static constexpr int kVectors = Traits::kHeadDim / 32;
-  static constexpr int kRounds = ceil_div(Traits::kQTiles, Traits::kWarps);  // column tiles that a warp brings
+  static constexpr int kRounds = ceil_div(Traits::kQTiles, Traits::kWarps);  // tiles of query rows that a warp loads
   uint4 raw[kRounds][kVectors];
 
-  // Starts the loads, unless there is no such head; ahead of the K and V traffic, behind which they would queue.
+  // Starts the loads of q. A head that does not exist gives zeros.
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
@@ -33,7 +33,7 @@ struct QueryLoader {
     }
   }
 
-  // Normalizes and publishes: fragments, per column the factor from products to log2 units, and per K group the sum of q.
+  // Normalizes q and writes to shared memory: its fragments, per row the factor from products to log2 units, and per K group the sum of q.
   template <class Shared>
   __device__ void publish(const AttendArgs& args, const Shared& shared, int warp, int lane) const {
 #pragma unroll
@@ -92,7 +92,7 @@ struct QueryLoader {
     const float2 f = floats(reinterpret_cast<uint32_t&>(most));
     return fmaxf(f.x, f.y);
   }
-  // In halves by two steps, since 2^shift may leave their range; each is exact.
+  // Multiplies by 2^shift, which may exceed the range of fp16: two exact multiplications replace one.
   __device__ static uint4 scaled(const uint4& v, int shift, float& sum) {
     uint32_t words[4] = {v.x, v.y, v.z, v.w};
     const int first = min(shift, 15);
@@ -113,21 +113,21 @@ struct QueryLoader {
   }
 };
 
-// B fragments of a column tile for every k-step: `high`, and the rounding residual `low` where it has registers of its own.
+// B fragments of a tile of query rows for every k-step: `high`, and the rounding error `low` where it has its own registers.
 template <class Traits>
 struct QueryFragments {
   static constexpr bool kLow = Traits::kCarryError && !Traits::kQueryTwice;
   uint32_t high[Traits::kSteps][2];
   uint32_t low[kLow ? Traits::kSteps : 1][2];
 
-  // q itself, for K with scales per token or none.
+  // Loads q unscaled, for K with scales per token or without scales.
   __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
 #pragma unroll
     for (int x = 0; x < Traits::kSteps / 2; ++x)
       set_plain(x, ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16));
   }
 
-  // q times the scales of a K group; also gives the columns' sums of q * zero (or q * scale, for symmetric codes).
+  // Loads q times the scales of a K group. Also computes the rows' sums of q * zero (symmetric codes: q * scale).
   __device__ __forceinline__ void load_scaled(uint32_t fragments, uint32_t params, int tile, int lane, float (&affine)[2]) {
     float even[4] = {}, odd[4] = {};
 #pragma unroll
@@ -157,10 +157,12 @@ struct QueryFragments {
       const uint2 v = ptx::load_shared8(params + quad * 8);
       zero0 = scale0 = v.x, zero1 = scale1 = v.y;
     }
-    ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);  // rows 0..7 are the zeros; scales lie beside them, where they cost no moves
+    // Rows 0..7 give the sums of the zeros. The scales take rows 8..15, because they are loaded beside the zeros and need no moves there.
+    ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);
     place(step, 0, q0, negated0, scale0), place(step, 1, q1, negated1, scale1);
   }
-  // With halves `minus` is zero on lanes 0..15, which keep the product, and -q on the others, which keep what its rounding left.
+  // Lanes 0..15 (columns 0..3) have `negated` = 0 and keep the rounded product. The other lanes have `negated` = -q and keep the rounding
+  // error.
   __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t negated, uint32_t scale) {
     const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
     if constexpr (Traits::kErrorInCopy) {

@@ -1,4 +1,4 @@
-// The residual of a sequence: its residual and, in decode, this step's new tokens, all in Element and row-major.
+// The newest tokens of a sequence: its residual and, in decode, this step's tokens. They are row-major in Element.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
@@ -13,8 +13,8 @@ struct Residual {
   Element* k_residual;
   Element* v_residual;
   Head head;
-  int old;    // tokens in the residual before this call
-  int fresh;  // new tokens
+  int old;    // tokens in the residual before the step
+  int fresh;  // tokens of the step
   const AttendArgs& args;
 
   __device__ Residual(const AttendArgs& args_, const Head& head_, int length)
@@ -27,7 +27,7 @@ struct Residual {
   __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
   __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
 
-  // Stores tokens [from, to) of the residual at residual slots from `slot` on.
+  // Copies tokens [from, to) to the residual's slots from `slot` on.
   __device__ void store(int from, int to, int slot) const {
     constexpr int kVectors = Format::kHeadDim / 8;
     for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
@@ -44,16 +44,16 @@ struct Residual {
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
 
-// Sixteen rows of K and of V in registers: of row 8 * half + lane / 4 a lane has sixteen bytes from channel 32 * vector + 8 * (lane % 4)
-// on. The last token stands in for those past the end.
+// Sixteen tokens of K and V in registers. A lane has 16 bytes of token 8 * half + lane / 4, from channel 32 * vector + 8 * (lane % 4) on.
+// Rows past the end repeat the last token.
 template <class Traits>
 struct ResidualTile {
   static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
-  int first = 0;  // of the residual's tokens
+  int first = 0;  // index of the first token
   int valid = 0;
   uint4 keys[kVectors][2], values[kVectors][2];
 
-  // In a loop, so that nothing of the last round is kept for this one.
+  // Clears the registers, so that the compiler does not keep the values of the last work tile.
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int x = 0; x < kVectors; ++x)
@@ -61,7 +61,7 @@ struct ResidualTile {
       for (int half = 0; half < 2; ++half) keys[x][half] = values[x][half] = make_uint4(0, 0, 0, 0);
   }
 
-  // Asks for the tokens from `first` on, if there are any.
+  // Loads the tokens from `first` on, if the residual has any.
   __device__ __forceinline__ void fetch(const Residual<Traits>& residual, int first_, int lane) {
     first = first_, valid = min(residual.count() - first, kTokens);
     if (valid <= 0) return;
@@ -74,7 +74,7 @@ struct ResidualTile {
         keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
     }
   }
-  // Appends its new tokens to the residual, which nobody reads that far.
+  // Appends the step's tokens to the residual. No CTA reads these slots in this launch.
   __device__ __forceinline__ void append(const Residual<Traits>& residual, int lane) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -90,7 +90,7 @@ struct ResidualTile {
   }
 };
 
-// Scores of a tile of the residual for a tile of query rows. `first` is the position of the residual's first token.
+// Computes the scores of a tile of the residual for a tile of query rows.
 template <class Traits>
 __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows, const SeqlenInfo& seqlen, int tile, uint32_t fragments,
                                                 const float* q_factors, int lane, Scores<Traits>& x) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
     }
 }
 
-// Adds weights * V for a tile. Eight-channel loads of V, transposed 8x8, are fragments of V transposed.
+// Adds weights * V of a residual tile. V's 16-byte loads, transposed as 8x8 matrices, are A fragments of V transposed.
 template <class Traits>
 __device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kQTiles][1],
                                                 State<Traits> (&state)[Traits::kQTiles]) {

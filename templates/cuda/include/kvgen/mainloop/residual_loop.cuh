@@ -1,24 +1,24 @@
-// The tiles of a head's residual, and which warp of which CTA takes them.
+// Assigns the tiles of a head's residual to CTAs and warps, and attends to them.
 #pragma once
 #include "kvgen/mainloop/packed_loop.cuh"
 #include "kvgen/mainloop/residual.cuh"
 
 namespace kvgen {
 
-// A CTA among those that have splits of a head.
+// The position of a CTA among those that share a head.
 struct SplitPlace {
   int rank, ctas;
 };
 
-// First token of a warp's `round`-th tile of 16 residual tokens. Tiles go round the CTAs from the last, and there round the warps from the
-// last: these have the fewest KV tiles.
+// First token of a warp's `round`-th tile of 16 residual tokens. Tiles go to the CTAs and warps in reverse order, since the last ones have
+// the fewest KV tiles.
 template <class Traits>
 __device__ __forceinline__ int residual_tile(const SplitPlace& place, int round, int warp) {
   return ((round * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank) * ResidualTile<Traits>::kTokens;
 }
 
-// The warp's tiles of the residual, the first of which was fetched. New tokens are appended from the registers of the warp that has them,
-// unless the residual becomes a block: then `flush` packs them from where they lie.
+// Attends to the warp's tiles of the residual, the first of which is already loaded. The warp that has the step's tokens in registers
+// appends them, unless the residual becomes a block: then `flush` packs them from the caller's tensors.
 template <class Traits>
 __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
                                                 const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,

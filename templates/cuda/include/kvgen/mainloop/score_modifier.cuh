@@ -1,7 +1,7 @@
-// What becomes of a score before it is masked: the score modifier seam.
+// The score modifier seam: it changes a score before the mask is applied.
 //
 // A modifier is a type with
-//   kActive           whether it changes anything; one that does not costs no instruction
+//   kActive           whether it changes scores; an inactive modifier costs no instruction
 //   apply(x, place)   the new score. x is scale * q.k in log2 units (times log2 e), and so is the result
 #pragma once
 #include "kvgen/mainloop/mask.cuh"
@@ -12,7 +12,7 @@ struct NoModifier {
   static constexpr bool kActive = false;
 };
 
-// Whose score it is.
+// The query head, query and token that a score belongs to.
 struct ScorePlace {
   int q_head;
   int position;  // of the query

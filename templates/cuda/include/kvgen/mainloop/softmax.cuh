@@ -1,23 +1,25 @@
-// Online softmax with a lazy running maximum: probabilities are 2^(x - row_max), and row_max is raised only when a weight p * scale_v would
-// leave fp16, to where the largest weight is 2^10. So it may lie above or below the true maximum, and the scale of V does not matter.
+// Online softmax with a lazy running maximum. Probabilities are 2^(x - row_max). row_max moves only when a weight p * scale_v would exceed
+// fp16, and then to the value that makes the largest weight 2^10. So row_max may lie above or below the true maximum, and the scale of V
+// does not matter.
 #pragma once
 #include "kvgen/mainloop/traits.cuh"
 #include "kvgen/ptx.cuh"
 
 namespace kvgen {
 
-constexpr float kWeightLimit = 60000.f;  // below fp16's largest, for the sum of a lane's weights
-constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after the reference moved
+constexpr float kWeightLimit = 60000.f;  // below fp16's maximum, since the weights of a lane are summed in fp16
+constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after row_max moved
 constexpr float kSmallestScale =
-    1.f / (1 << 23) / (1 << 23);  // added: bounds probabilities of constant groups, vanishes beside other scales
+    1.f / (1 << 23) / (1 << 23);  // added to scales of V: a group of equal values has scale 0, which would leave p unbounded
 
-// What a warp knows of one column tile. Lane (g, t) holds columns 2t, 2t + 1; with halves, of four columns, t % 2 in place of t.
+// A warp's softmax state of one tile of query rows. Lane (g, t) = (lane / 4, lane % 4) holds rows 2t and 2t + 1; with kQueryTwice, of four
+// rows, t % 2 in place of t.
 template <class Traits>
 struct State {
   float row_max[2];
   float row_sum[2];                       // of p
   float affine[Traits::kValueGroups][2];  // of p * zero_v
-  float out[Traits::kRowTiles][4];        // of p * code: row g of columns c, then row g + 8
+  float out[Traits::kRowTiles][4];        // sum of p * code: channel g of the two rows, then channel g + 8
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -41,23 +43,24 @@ struct State {
   }
 };
 
-// First row (token) of the sub-tile that a lane scores in m_tile `m_tile`; the second is eight further.
+// The first token of a sub-tile whose scores a lane holds in MMA tile `m_tile`. The second is eight further.
 template <class Traits>
 __device__ __forceinline__ int first_row(int m_tile, int lane) {
   return 16 * (Traits::kQueryTwice ? lane % 4 / 2 : m_tile) + lane / 4;
 }
 
-// The packed-GQA row of a lane's i-th value: (query, head of the group) pairs, query by query.
+// The packed-GQA row of a lane's i-th value. Rows are (query, head of the group) pairs, ordered by query.
 template <class Traits>
 __device__ __forceinline__ int q_row(int tile, int lane, int i) {
   return tile * 8 + 2 * (Traits::kQueryTwice ? lane % 2 : lane % 4) + i % 2;
 }
 
-// Values of a lane for one sub-tile: [m_tile][2 * half + column] with rows g, g + 8 of 16-row m_tile `m_tile`.
+// A lane's values of one sub-tile: [m_tile][2 * half + c] of tokens g and g + 8 of the 16 tokens of an MMA tile.
 template <class Traits>
 using LaneValues = float[Traits::kMTiles][4];
 
-// Scores in log2 units, product * factor + offset, not yet worked out: the reference joins the offset first.
+// Scores in log2 units, as product * factor + offset. The sum is not formed yet: row_max is subtracted from the offset first, which saves
+// an instruction.
 template <class Traits>
 struct Scores {
   LaneValues<Traits> product;
@@ -69,21 +72,21 @@ struct Scores {
   }
 };
 
-// Scale and zero of V for the rows a lane scores: [m_tile][group][half]. Scales are positive.
+// Scale and zero of V for the tokens whose scores a lane holds: [m_tile][group][half]. Scales are positive.
 template <class Traits>
 struct ValueParams {
   float scale[Traits::kMTiles][Traits::kValueGroups][2];
   float zero[Traits::kMTiles][Traits::kValueGroups][2];
 };
 
-// B fragments of the weights p * scale_v: [group][16-token m_tile][k half].
+// B fragments of the weights p * scale_v: [group][k-step of 16 tokens][k half].
 template <class Traits>
 using Weights = uint32_t[Traits::kValueGroups][2][2];
 
 namespace detail {
 
-// Probabilities, and weights as pairs of halves. True if weights come near what fp16 holds, or one is NaN: it must not hide the other
-// column's.
+// Computes probabilities, and weights as pairs of halves. True if the weights come near the limit of fp16 or one of them is NaN. A lane
+// sums the weights of both its rows, and the comparison is false for NaN, so a NaN in one row does not hide an overflow in the other.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
                                                 const State<Traits>& state, LaneValues<Traits> (&p)[kStepSubtiles],
@@ -108,7 +111,7 @@ __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepS
   return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
 }
 
-// Rare: moves the reference so that the largest of these weights is near 2^kWeightTarget.
+// Moves row_max so that the largest of these weights is near 2^kWeightTarget. This is rare.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
                                               State<Traits>& state) {
@@ -138,7 +141,7 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
 
 }  // namespace detail
 
-// Adds the probabilities of kStepSubtiles sub-tiles to the sums and gives their weights as B fragments.
+// Adds the probabilities of kStepSubtiles sub-tiles to the sums, and gives their weights as B fragments.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
                                              State<Traits>& state, Weights<Traits> (&weights)[kStepSubtiles]) {
@@ -156,7 +159,8 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubt
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile) weights[s][q][m_tile][half] = ptx::transpose(y[s][q][m_tile][half]);
-        // With halves, columns 4..7 are the other m_tile's: rubbish for m_tile 0, which nobody reads, and the weights of m_tile 1.
+        // With kQueryTwice a lane's fragment of columns 4..7 belongs to the other MMA tile: the MMA with tile 0 ignores them, tile 1 takes
+        // them from lane ^ 16.
         if constexpr (Traits::kQueryTwice) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
       }
 #pragma unroll

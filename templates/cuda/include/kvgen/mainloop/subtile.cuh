@@ -1,4 +1,4 @@
-// One sub-tile of 32 packed tokens: scores, softmax, values. Everything affine has left the inner products.
+// MMA products of one sub-tile of 32 packed tokens. Scales and zeros are applied outside the MMA.
 #pragma once
 #include "kvgen/format/fragments.cuh"
 #include "kvgen/mainloop/query.cuh"
@@ -7,11 +7,11 @@
 
 namespace kvgen {
 
-// Products of codes and q of one column tile, per K group: [group][16-token tile][2 * half + column].
+// Products of K's codes and q for one tile of query rows: [group][16-token MMA tile][2 * half + c].
 template <class Traits>
 using Products = float[Traits::kKeyGroups][2][4];
 
-// Per-token params of the rows that a lane scores.
+// Loads the per-token params of the tokens whose scores a lane holds.
 template <class Traits, class Quant, int kGroups>
 __device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kMTiles][kGroups][2],
                                                 float (&zero)[Traits::kMTiles][kGroups][2]) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
   for (int q = 0; q < kGroups; ++q)
 #pragma unroll
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile) {
-      const int half = Traits::kQueryTwice ? lane % 4 / 2 : m_tile;  // rows of a lane lie together, of a block's 16 or of 32
+      const int half = Traits::kQueryTwice ? lane % 4 / 2 : m_tile;  // a lane's params are contiguous in a block
       const int at =
           Traits::kHalfStride ? (q * 8 + lane / 4) * 2 + half * (Traits::kHalfStride / kRowBytes) : (q * 8 + lane / 4) * 4 + 2 * half;
       if constexpr (Quant::kZero) {
@@ -35,9 +35,9 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
     }
 }
 
-// In every run of 16 tokens the first eight count backwards: p * s * code = p * s * -(top - code) + p * s * top. Sums of codes
-// then hover around zero over a long cache, where otherwise what is left after the zeros are added would drown in the rounding
-// of the tensor cores. Codes get their sign where they are masked, for nothing.
+// In every 16 tokens the codes of the first eight are complemented: p * s * code = p * s * -(top - code) + p * s * top. The sums of codes
+// then stay near zero over a long cache; otherwise the result, after the zeros are added, would be lost in the rounding of the tensor
+// cores. The instruction that masks the codes also sets their sign.
 template <class Traits>
 __device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
   if constexpr (Traits::Value::kQuantized) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
   }
 }
 
-// Products of K's codes with every column tile's q: each code is expanded once.
+// Multiplies K's codes with q of all tiles of query rows, so that each code is expanded once.
 template <class Traits>
 __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const QueryFragments<Traits> (&query)[Traits::kQTiles],
                                               Products<Traits> (&products)[Traits::kQTiles]) {
@@ -90,8 +90,8 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
     for (int q = 0; q < Traits::kKeyGroups; ++q) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
 }
 
-// The products of a lane's own rows. With halves, lanes t < 2 take rows 0..15, the others rows 16..31; the other half of the
-// columns holds the same again.
+// The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <
+// 2 keep tokens 0..15, the others tokens 16..31.
 template <class Traits>
 __device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, LaneValues<Traits>& own) {
 #pragma unroll
@@ -101,14 +101,14 @@ __device__ __forceinline__ void own_products(const float (&low)[4], const float 
   }
 }
 
-// The same where the other half of the columns holds products with q's rounding residual, which are added. Lanes change places
-// through shared memory, over the sub-tiles' K codes, where they can: shuffles take twice the instructions.
+// The same where columns 4..7 hold the products with q's rounding error, which are added. Lanes exchange products through the shared memory
+// of the sub-tiles' K codes if it is large enough, since shuffles take twice the instructions.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles], int lane,
                                          Scores<Traits> (&x)[kStepSubtiles]) {
   const bool first = lane % 4 < 2;
   if constexpr (Traits::kExchangeShared) {
-    const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32: other banks
+    const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32 avoids bank conflicts
     constexpr int kStride = Traits::Format::kSubtileBytes;
     __syncwarp();
 #pragma unroll
@@ -132,7 +132,7 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
   }
 }
 
-// Powers of two of the rows that a lane scores, times the columns' factors to log2 units: [m_tile][2 * half + column].
+// The power of two by which a token's code fields are shifted, times the factor of the query row to log2 units: [m_tile][2 * half + c].
 template <class Traits>
 __device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, LaneValues<Traits>& factors) {
   constexpr int kBits = Traits::Key::kBits;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void row_factors(const float* q_factors, int tile, in
     }
 }
 
-// Adds weights * V's codes to a column tile's sums.
+// Adds weights * V's codes to the accumulators.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles],
                                                 int s, State<Traits> (&state)[Traits::kQTiles]) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const 
   });
 }
 
-// From what the products accumulate to true sums of p * code.
+// Converts the accumulators to sums of p * code.
 template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   constexpr int kBits = Traits::Value::kBits;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   }
 }
 
-// Inverse of `unmix_values`: products can be added to.
+// Inverse of `unmix_values`, so that the MMA can add to the accumulators.
 template <class Traits>
 __device__ __forceinline__ void mix_values(State<Traits>& state) {
   constexpr int kBits = Traits::Value::kBits;

@@ -1,4 +1,4 @@
-// What a schedule means for a format: tiles, registers, shared memory. Words: docs/kernels.md.
+// What a schedule means for a format: tiles, registers, shared memory. docs/kernels.md defines the terms.
 #pragma once
 #include <algorithm>
 
@@ -8,22 +8,22 @@
 
 namespace kvgen {
 
-enum class Copy { cp_async, bulk_stage, bulk_tile };    // cp.async; one 1-D bulk copy per sub-tile; one per unit
+enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
-// The schedule of the kernel that has the static scheduler.
+// The schedule as the static kernel runs it.
 template <class Schedule_>
 struct Static : Schedule_ {
-  static constexpr int kReducedHeads = 1;  // heads that a CTA may have to reduce in the end
+  static constexpr int kReducedHeads = 1;  // heads whose splits a CTA may have to reduce
 };
 
-// The schedule of the kernel that takes a plan: the same warps and rings, but every CTA works by itself and copies by cp.async, since the
-// barriers of bulk copies would have to be followed from one work tile to the next.
+// The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and cp.async instead of bulk copies, because the
+// phases of the bulk copies' barriers would have to be tracked across work tiles.
 template <class Schedule_>
 struct Planned : Schedule_ {
   static constexpr Copy kCopy = Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
-  static constexpr int kReducedHeads = 2;  // heads that a CTA may have to reduce side by side in the end: its first and its last
+  static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
 
 template <class Format_, class Schedule>
@@ -36,45 +36,47 @@ struct Traits : Schedule {
   static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
   static constexpr int kMaxRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
 
-  // Columns: (query, head of the group) pairs, eight to a tile of the matrix instruction.
+  // Packed-GQA rows are (query, head of the group) pairs. The MMA has them in its 8 columns, so a tile holds 8 rows.
   static constexpr int kQRows = Schedule::kGroup * Schedule::kMaxQLen;
   static constexpr int kQTiles = ceil_div(kQRows, 8);
-  // With four columns or fewer, the two halves of the eight hold the two halves of the rows (or of q's precision).
+  // With four query rows or fewer, the 8 columns hold them twice: the first copy serves the tokens of one MMA tile, the second those of the
+  // other (or the rounding error of q).
   static constexpr bool kQueryTwice = kQRows <= 4;
-  static constexpr int kMTiles = kQueryTwice ? 1 : 2;  // 16-row parts of a 32-token sub-tile that a lane scores itself
+  static constexpr int kMTiles = kQueryTwice ? 1 : 2;  // 16-token MMA tiles of a sub-tile whose scores one lane holds
   static constexpr int kTileQRows = kQRows < 8 ? kQRows : 8;
 
   static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
-  static constexpr int kRowTiles = kHeadDim / 16;  // 16-row tiles of V
+  static constexpr int kRowTiles = kHeadDim / 16;  // 16-channel MMA tiles of V
   static constexpr int kValueGroups = Value::kQuantized && Value::kAxis == Axis::token ? kHeadDim / Value::kGroup : 1;
   static constexpr int kKeyGroups = Key::kQuantized && Key::kAxis == Axis::token ? kHeadDim / Key::kGroup : 1;
   static constexpr bool kKeyPerChannel = Key::kQuantized && Key::kAxis == Axis::channel;
   static constexpr bool kKeyPerToken = Key::kQuantized && Key::kAxis == Axis::token;
 
-  // q * scale is rounded to 16 bits; the residual of that rounding is carried where columns (or instructions) are free.
+  // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
+  // MMAs.
   static constexpr bool kCarryError = kKeyPerChannel && (kQueryTwice || (Schedule::kExactQ && kQTiles == 1));
   static constexpr bool kErrorInCopy = kCarryError && kQueryTwice;  // in columns 4..7
-  // Lanes exchange products where a sub-tile's K codes were, if these are large enough.
+  // Lanes exchange products through the shared memory of a sub-tile's K codes, if it is large enough.
   static constexpr bool kExchangeShared = kErrorInCopy && Format::template codes_bytes<Key>() >= 1024;
-  static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs that share a part
-  // A unit is what a warp takes at a time: tokens that share their K channel params.
+  static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs of a split
+  // A KV tile is the number of tokens that a warp processes at a time; they share their K channel params.
   static constexpr int kTileTokens = Schedule::kTileSubtiles * 32;
-  // Sub-tiles that go through the softmax together: one test, and more work to hide latency behind. A ring of one unit is
-  // gone through by halves; columns take registers.
+  // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
+  // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
   static constexpr int kMaxStepSubtiles = kQTiles > 2 || (kQTiles == 2 && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4) ? 1
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1                                         ? 2
                                                                                                                                   : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
-  // A unit lies within a block; or it is gathered from several, wherever they lie, if all they have belongs to their tokens.
+  // A KV tile lies within a block, or it is gathered from several blocks on any pages, if blocks have no params of more than one sub-tile.
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
   static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;
   static constexpr int kTileParamBytes = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
-  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;      // 32 tokens: a sub-tile, or two of 16
-  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;    // from one of these two to the other
+  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;      // one sub-tile, or two of 16 tokens
+  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;    // distance of the two sub-tiles of 16 tokens
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
   static constexpr int kSlotBytes = kTileParamBytes + kTileBytes;
-  // A stage is what is waited for and refilled at once. Short sub-tiles one by one, so that more bytes are under way.
+  // A stage is the unit of waiting and refilling. Short sub-tiles are stages of their own, so that more bytes are in flight.
   static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
@@ -87,12 +89,19 @@ struct Traits : Schedule {
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
   static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
 
-  // Packed units of `tokens` tokens; of a gathered one, some blocks may be missing.
+  // KV tiles of `tokens` tokens. A gathered tile may have fewer blocks than kTileBlocks.
   __host__ __device__ static constexpr int packed_tiles(int tokens) {
     return kGathered ? ceil_div(tokens / Format::kTokens, kTileBlocks) : tokens / Format::kTokens * kTilesPerBlock;
   }
 
-  // Shared memory, in bytes from the start: ring | barriers | q | merge | page table | work tiles | small | inbox.
+  // Shared memory, in bytes from the start: rings
+  // barriers
+  // q
+  // merge buffer
+  // page table
+  // work tiles
+  // scalars
+  // cluster buffer.
   static constexpr int kRingBytes = Schedule::kWarps * Schedule::kTilesInFlight * kSlotBytes;
   static constexpr int kBarriers = kRingBytes;
   static constexpr int kQuery =
@@ -101,9 +110,9 @@ struct Traits : Schedule {
   static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;
   static constexpr int kQueryBytes = kQueryPlainBytes * (kErrorInCopy ? 2 : 1);
   static constexpr int kMerge = kQuery + kQueryBytes;
-  static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp hit 32 banks
+  static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp fall into 32 banks
   static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileQRows * kMergeStride * 4, 16);
-  static constexpr int kReusable = kMerge + kMergeBytes;  // bytes that are free once the output is stored
+  static constexpr int kReusable = kMerge + kMergeBytes;  // bytes that are free after the output is stored
   static constexpr int kPages = kReusable;
   static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
   static constexpr int kWorkTiles = kPages + align_up(Schedule::kWarps * kPageEntries * 4, 16);
@@ -115,13 +124,14 @@ struct Traits : Schedule {
   static constexpr int kSharedBytes = align_up(kClusterBuffer + kClusterBufferBytes, 128);
 };
 
-// Rows of codes that share a byte carry powers of two: what a matrix product of undivided fields must be multiplied by.
+// The code fields of one byte belong to different rows and are not shifted down before the MMA. The products of a row are multiplied by
+// this factor afterwards.
 template <int kBits>
 __host__ __device__ constexpr float row_factor(int tile, int half) {
   return kBits == 4 ? (half ? 1.f / 16 : 1.f) : kBits == 2 ? (tile ? (half ? 1.f / 64 : 1.f / 16) : (half ? 1.f / 4 : 1.f)) : 1.f;
 }
 
-// Codes read as fp16 bits are denormals: code * 2^-24, exactly.
+// The bits of a code, read as fp16, are the denormal code * 2^-24, which is exact.
 template <class Quant>
 constexpr float kCodeUnit = Quant::kQuantized ? 1.f / 16777216.f : 1.f;
 

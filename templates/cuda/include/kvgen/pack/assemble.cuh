@@ -1,10 +1,10 @@
-// Fields to words and back, on both sides.
+// Assembles code fields into words, on the device and on the host.
 #pragma once
 #include "kvgen/format/places.cuh"
 
 namespace kvgen {
 
-// A word of the low bytes of four others.
+// Joins the low bytes of four words.
 __host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
 #ifdef __CUDA_ARCH__
   return __byte_perm(__byte_perm(b0, b1, 0x0040), __byte_perm(b2, b3, 0x0040), 0x5410);
@@ -13,12 +13,13 @@ __host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1
 #endif
 }
 
-// The bytes of the words that a lane makes of its eight channels of every lane_row, before they are joined.
+// The bytes of a lane's words of 32 channels, before they are joined. The lane has eight channels of every lane row.
 template <class Places>
 struct Fields {
   uint32_t bytes[Places::kWordsPerRun][4];
 
-  // Takes the fields of one lane_row, in the low bytes of `codes`. Octets come in order: the first field of a byte is taken first.
+  // Adds the fields of one lane row, which are in the low bytes of `codes`. Lane rows are added in order, since the first field of a byte
+  // initializes it.
   __host__ __device__ __forceinline__ void add(int lane_row, const uint32_t (&codes)[8]) {
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)
@@ -31,7 +32,7 @@ struct Fields {
         }
   }
 
-  // Adds to a field that was taken before.
+  // Corrects a field that was added before.
   __host__ __device__ __forceinline__ void change(int lane_row, int channel, uint32_t by) {
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)
@@ -47,7 +48,7 @@ struct Fields {
   __host__ __device__ __forceinline__ uint32_t word(int w) const { return join_bytes(bytes[w][0], bytes[w][1], bytes[w][2], bytes[w][3]); }
 };
 
-// The same of 16-bit elements, two to a word.
+// The same for 16-bit elements, two to a word.
 template <class Places>
 __host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kLaneRows][4],
                                                         uint32_t (&words)[Places::kWordsPerRun]) {
@@ -55,13 +56,13 @@ __host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = pairs[Places::pair(w).lane_row][Places::pair(w).channel];
 }
 
-// Runs of 32 channels whose words a lane stores together, so that stores are as wide as the order allows.
+// Number of runs of 32 channels whose words a lane stores together, so that stores are as wide as the order allows.
 template <class Places>
 constexpr int chunk_runs() {
   return greatest_common_divisor(Places::kWordsPerRun >= 4 ? 1 : 4 / Places::kWordsPerRun, Places::kChannelRuns);
 }
 
-// Words of one store, where a lane makes those of kCount such runs.
+// Words per store, for a lane that has kCount such runs.
 template <class Places, int kCount>
 constexpr int store_words() {
   return greatest_common_divisor(kCount * Places::kWordsPerRun, Places::kVector);

@@ -1,4 +1,4 @@
-// Statistics of K per channel: the whole block is read once before any of it can be packed.
+// Scalers of K per channel. They need the extremes of the whole block before its first token can be packed.
 #pragma once
 #include "kvgen/format/places.cuh"
 #include "kvgen/pack/extremes.cuh"
@@ -6,7 +6,7 @@
 
 namespace kvgen::packing {
 
-// Shared memory: extremes of every channel by runs of 16 tokens, then scalers (or thresholds, in the same place) by group.
+// Shared memory: the extremes of every channel in runs of 16 tokens, then the scalers (or thresholds, in the same place) of every group.
 template <class Format>
 struct ChannelStats {
   static constexpr int kDim = Format::kHeadDim;
@@ -25,10 +25,10 @@ template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
   using Stats = ChannelStats<Format>;
   using Element = typename Format::Element;
-  constexpr int kRowLanes = Format::kHeadDim / 8;  // lanes that bring a row
-  constexpr int kRows = 32 / kRowLanes;            // rows brought at once
+  constexpr int kRowLanes = Format::kHeadDim / 8;  // lanes that load a row
+  constexpr int kRows = 32 / kRowLanes;            // rows per load of the warp
   const int lane = threadIdx.x % 32;
-  const int row = min(lane / kRowLanes, kRows - 1);  // what is left of the lanes repeats the last row
+  const int row = min(lane / kRowLanes, kRows - 1);  // surplus lanes repeat the last row
   const int column = lane % kRowLanes * 8;
 #pragma unroll 1
   for (int run = threadIdx.x / 32; run < Stats::kRuns; run += kThreads / 32) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
   }
 }
 
-// Scalers of every channel and group, in shared memory and, as params, in the block.
+// Computes the scalers of every channel and group: in shared memory and, as params, in the block.
 template <class Format, int kThreads>
 __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
   using Stats = ChannelStats<Format>;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
   }
 }
 
-// Eight neighbouring channels, each with its own scaler: what all codes need in registers, all else in shared memory.
+// The scalers of eight consecutive channels. Encoding reads the registers; the rare corrections read shared memory.
 template <class Stats>
 struct ChannelScalers {
   const uint8_t* at;
@@ -117,7 +117,7 @@ struct ChannelScalers {
   __device__ __forceinline__ float stored(int which, int i) const { return reinterpret_cast<const float*>(at + which)[i]; }
 };
 
-// The thresholds of eight neighbouring channels.
+// The thresholds of eight consecutive channels.
 template <class Stats>
 struct ChannelThresholds {
   uint4 at[3];

@@ -1,4 +1,4 @@
-// Smallest and largest of many 16-bit elements, two to a word.
+// Minimum and maximum of many 16-bit elements, two to a word.
 #pragma once
 #include "kvgen/pack/scaler.cuh"
 #include "kvgen/ptx.cuh"

@@ -1,4 +1,4 @@
-// Appends tokens to a cache: packs every block that becomes full, leaves the rest in the residual, then counts the new lengths.
+// Appends tokens to a cache: packs every block that becomes full, stores the other tokens in the residual, and advances the lengths.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/host/launch.cuh"
@@ -7,13 +7,13 @@
 namespace kvgen {
 namespace packing {
 
-// Warps of a packing CTA: one for every tile of 16 tokens, at most eight.
+// Threads of a packing CTA: one warp for every tile of 16 tokens, at most eight.
 template <class Format>
 constexpr int pack_threads() {
   return Format::kTokens >= 128 ? 256 : Format::kTokens * 2;
 }
 
-// Rows of one head: token i at data + i * stride.
+// The rows of one head: token i at data + i * stride.
 template <class Element>
 struct TokenRows {
   const Element* data;
@@ -21,7 +21,7 @@ struct TokenRows {
   __device__ __forceinline__ const Element* operator()(int token) const { return data + token * stride; }
 };
 
-// Puts the first `count` rows into residual slots from `slot`.
+// Copies the first `count` rows to the residual's slots from `slot` on.
 template <class Format, int kThreads, class Element>
 __device__ __forceinline__ void fill_residual(TokenRows<Element> k, TokenRows<Element> v, Element* k_residual, Element* v_residual,
                                               int slot, int count) {
@@ -35,8 +35,8 @@ __device__ __forceinline__ void fill_residual(TokenRows<Element> k, TokenRows<El
   }
 }
 
-// CTAs of an SM that registers are left for: many where codes are counted, fewer where ties may be divided. Before SM90 addresses
-// take more registers.
+// CTAs per SM that limit the registers. Coding by thresholds needs few registers, a division for near ties needs more, and so do addresses
+// before SM90.
 template <class Format>
 constexpr int pack_ctas() {
   using Element = typename Format::Element;
@@ -45,8 +45,8 @@ constexpr int pack_ctas() {
   return (kCounts ? 1024 : kMany ? 768 : 512) / pack_threads<Format>();
 }
 
-// A CTA per (head, block that may become full, sequence). The first of a sequence alone touches the residual: it completes the
-// block that the residual has begun, packs it from there, and leaves the rest of the new tokens in it.
+// One CTA per (head, block that may become full, sequence). Only the first CTA of a sequence writes to the residual: it completes the block
+// that the residual has begun, packs it from there, and stores the tokens behind the last full block.
 template <class Format, bool kPaged, int kThreads>
 __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(const PackArgs args) {
   using Element = typename Format::Element;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   const CacheArgs& cache = args.cache;
   const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
   const int length = cache.lengths[sequence], more = args.new_lengths[sequence], end = length + more;
-  if (more > args.limit - length) {  // the sequence has no room: it stays as it is
+  if (more > args.limit - length) {  // the sequence has no room, so nothing is written
     if (threadIdx.x == 0) *args.overflow = 1;
     return;
   }
@@ -97,7 +97,7 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   if (!args.advance) return cudaSuccess;
-  // A kernel of its own, since all CTAs of the one before read the old lengths.
+  // A separate kernel, since all CTAs of the previous one read the old lengths.
   return launch_advance({args.cache.lengths, args.cache.batch, args.new_lengths, 0, false, args.limit, args.overflow}, stream, false);
 }
 

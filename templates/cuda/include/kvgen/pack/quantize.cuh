@@ -1,123 +1,13 @@
-// One block, quantized and packed by a CTA. K per channel takes two passes over its tokens (statistics, codes); all else one
-// tile of rows at a time. What is read twice comes from the L1 cache the second time.
+// Quantizes and packs one block, by a CTA. K per channel takes two passes over its tokens (extremes, codes); other formats take one tile of
+// rows at a time. The second read of an element hits the L1 cache.
 #pragma once
 #include "kvgen/pack/assemble.cuh"
 #include "kvgen/pack/channel_scalers.cuh"
 #include "kvgen/pack/extremes.cuh"
-#include "kvgen/pack/thresholds.cuh"
+#include "kvgen/pack/token_scalers.cuh"
 
 namespace kvgen {
 namespace packing {
-
-// --- rows --------------------------------------------------------------------------------------------------------------
-
-// LaneVectors, of eight channels each, that a lane keeps at once.
-constexpr int kMaxHeldVectors = 8;
-
-template <class Places, class Element, class Row>
-__device__ __forceinline__ void lane_rows(Row&& row, int token, const Element* (&rows)[Places::kLaneRows]) {
-#pragma unroll
-  for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) rows[lane_row] = row(token + lane_row * 8 + threadIdx.x % 32 / 4);
-}
-
-// What a lane brings of kCount runs of 32 channels of its rows. Few enough vectors are asked for together, before any of them is
-// waited for, and stay in registers; of more, each is loaded where it is used.
-template <class Places, class Element, int kCount>
-struct LaneVectors {
-  static constexpr bool kInRegisters = Places::kLaneRows * kCount <= kMaxHeldVectors;
-  const Element* rows[Places::kLaneRows];
-  uint4 registers[kInRegisters ? Places::kLaneRows : 1][kInRegisters ? kCount : 1];
-
-  template <class Row>
-  __device__ __forceinline__ LaneVectors(Row&& row, int token, int x) {
-    lane_rows<Places>(row, token, rows);
-#pragma unroll
-    for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      rows[lane_row] += x * 32 + threadIdx.x % 4 * 8;
-      if constexpr (kInRegisters) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) registers[lane_row][i] = load16<Element>(rows[lane_row] + i * 32);
-      }
-    }
-  }
-  __device__ __forceinline__ uint4 operator()(int lane_row, int i) const {
-    if constexpr (kInRegisters)
-      return registers[lane_row][i];
-    else
-      return load16<Element>(rows[lane_row] + i * 32);
-  }
-};
-
-// --- statistics per token --------------------------------------------------------------------------------------------
-
-// One scaler for all channels that a lane brings of a row.
-struct TokenScaler {
-  Scaler s;
-  __device__ __forceinline__ float zero(int) const { return s.zero; }
-  __device__ __forceinline__ float inverse(int) const { return s.inverse; }
-  __device__ __forceinline__ Scaler scaler(int) const { return s; }
-};
-
-// The same of codes by thresholds.
-struct TokenThresholds {
-  uint32_t at[3];
-  __device__ __forceinline__ uint32_t threshold(int nth, int) const { return at[nth]; }
-};
-template <class Places, class Element>
-using TokenCoder = std::conditional_t<by_thresholds<typename Places::Quant, Element>(), TokenThresholds, TokenScaler>;
-
-// From the lane of the row that run_words it.
-__device__ __forceinline__ void broadcast(const Scaler& s, int from, TokenScaler& all) {
-  all.s = {__shfl_sync(~0u, s.zero, from), __shfl_sync(~0u, s.scale, from), __shfl_sync(~0u, s.inverse, from)};
-}
-__device__ __forceinline__ void broadcast(const uint32_t (&thresholds)[2], int from, TokenThresholds& all) {
-  const uint32_t first = __shfl_sync(~0u, thresholds[0], from), last = __shfl_sync(~0u, thresholds[1], from);
-  all = {__byte_perm(first, 0, 0x1010), __byte_perm(first, 0, 0x3232), __byte_perm(last, 0, 0x1010)};
-}
-
-// Scalers of a lane's rows, whose vectors are those of one group. A row's four lanes know the same extremes: each makes the scaler
-// of another row and writes its params.
-template <class Places, class Element, int kCount>
-__device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element, kCount>& vectors, int token, int x, uint8_t* block,
-                                              TokenCoder<Places, Element> (&scalers)[Places::kLaneRows]) {
-  using Quant = typename Places::Quant;
-  constexpr int kLaneRows = Places::kLaneRows;
-  const int lane = threadIdx.x % 32, mine = lane % kLaneRows;
-  Range<Element> own;
-#pragma unroll
-  for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
-    Range<Element> range;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint4 v = vectors(lane_row, i);
-      if (i == 0) range = {v.x, v.x};
-      range.include(v.x), range.include(v.y), range.include(v.z), range.include(v.w);
-    }
-    range.include_lane(1);
-    range.include_lane(2);
-    if (lane_row == 0 || lane_row == mine) own = range;
-  }
-  __half params[2];
-  const Scaler s = make_scaler<Quant>(own.lowest(), own.highest(), params);
-  if (lane % 4 < kLaneRows) {
-#pragma unroll
-    for (int kind = 0; kind < Quant::kParams; ++kind)
-      *reinterpret_cast<__half*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, x * 32)) = params[kind];
-  }
-  const int row = lane / 4 * 4;
-  if constexpr (by_thresholds<Quant, Element>()) {
-    const uint32_t thresholds[2] = {threshold<1>(s.zero, s.scale) | threshold<2>(s.zero, s.scale) << 16, threshold<3>(s.zero, s.scale)};
-    __syncwarp();  // the division, or a search, may have split the warp
-#pragma unroll
-    for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) broadcast(thresholds, row + lane_row, scalers[lane_row]);
-  } else {
-    __syncwarp();
-#pragma unroll
-    for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) broadcast(s, row + lane_row, scalers[lane_row]);
-  }
-}
-
-// --- codes -----------------------------------------------------------------------------------------------------------
 
 template <int kWords>
 __device__ __forceinline__ void store_words_at(uint8_t* address, const uint32_t* words) {
@@ -139,7 +29,7 @@ __device__ __forceinline__ void unpack_vector(const uint4& v, float (&values)[8]
   }
 }
 
-// get(index) of `count` that are in registers, where a loop is not unrolled.
+// Returns get(index) of `count` values in registers, which a loop that is not unrolled cannot index.
 template <int kCount, class Get>
 __device__ __forceinline__ auto picked(Get&& get, int index) {
   auto x = get(0);
@@ -149,14 +39,14 @@ __device__ __forceinline__ auto picked(Get&& get, int index) {
   return x;
 }
 
-// A lane's words of 32 channels. Ties are looked for in all of its rows first: one branch, seldom taken, whose code is small.
+// Encodes a lane's words of 32 channels. Near ties are corrected after all rows are encoded: one branch, which is rarely taken and short.
 template <class Places, class Element, class Vector, class Scalers>
 __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers, uint32_t (&words)[Places::kWordsPerRun]) {
   using Quant = typename Places::Quant;
   Fields<Places> fields;
   float values[8];
   uint32_t codes[8];
-  uint32_t close = 0;  // a bit for each lane_row
+  uint32_t close = 0;  // one bit per lane row
 #pragma unroll
   for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
     unpack_vector<Element>(vector(lane_row), values);
@@ -178,7 +68,7 @@ __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers,
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = fields.word(w);
 }
 
-// The same by thresholds.
+// The same for coding by thresholds.
 template <class Places, class Vector, class Scalers>
 __device__ __forceinline__ void count_words(Vector&& vector, Scalers&& scalers, uint32_t (&words)[Places::kWordsPerRun]) {
   HalfFields<Places> fields;
@@ -195,8 +85,8 @@ __device__ __forceinline__ void count_words(Vector&& vector, Scalers&& scalers, 
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = fields.word(w);
 }
 
-// Packs 32 * kCount channels from 32 * x of the tile at `token`. `vector(lane_row, i)` gives what the lane brings of the i-th 32,
-// `scalers(lane_row, i)` what quantizes it.
+// Packs 32 * kCount channels from 32 * x of the tile at `token`. `vector(lane_row, i)` gives the lane's vector of the i-th run,
+// `scalers(lane_row, i)` its scaler.
 template <class Places, class Element, int kCount, class Vector, class Scalers>
 __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, uint8_t* block, Scalers&& scalers) {
   using Quant = typename Places::Quant;
@@ -219,24 +109,24 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
         for (int j = 0; j < 4; ++j) pairs[lane_row][j] = component(run(lane_row), j);
       assemble_pairs<Places>(pairs, run_words);
     }
-    if constexpr (!Places::kKey) __syncwarp();  // the division may have split the warp
+    if constexpr (!Places::kKey) __syncwarp();  // the division may have diverged the warp
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)
       words[i * Places::kWordsPerRun + w] = Places::kKey ? run_words[w] : ptx::transpose(run_words[w]);
 #pragma unroll
-    for (int w = 0; w < kCount * Places::kWordsPerRun; w += kStore)  // as soon as its last word is run_words
+    for (int w = 0; w < kCount * Places::kWordsPerRun; w += kStore)  // stored as soon as the last word is complete
       if ((w + kStore - 1) / Places::kWordsPerRun == i)
         store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, threadIdx.x % 32),
                                words + w);
   }
 }
 
-// K per channel, once its scalers are known: warps share (tile, chunk) pairs.
+// Packs K per channel, whose scalers are known. The warps distribute (tile, chunk) pairs.
 template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, const uint8_t* smem) {
   using Places = kvgen::Places<Format, Which::key>;
   using Element = typename Format::Element;
-  constexpr int kChunk = greatest_common_divisor(2, Places::kChannelRuns);  // stores are wide, and loads few enough for registers
+  constexpr int kChunk = greatest_common_divisor(2, Places::kChannelRuns);  // wide stores, and few enough loads for the registers
   constexpr int kChunks = Places::kChannelRuns / kChunk;
 #pragma unroll 1
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
@@ -247,7 +137,7 @@ __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, co
   }
 }
 
-// K or V per token, or not quantized: each warp packs whole tiles.
+// Packs K or V per token or not quantized: each warp packs whole tiles.
 template <class Format, Which kWhich, int kThreads, class Row>
 __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   using Places = kvgen::Places<Format, kWhich>;
@@ -271,7 +161,7 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   }
 }
 
-// Asks for rows early: they are on their way while K is packed.
+// Prefetches the rows of V into L2 while K is packed.
 template <class Format, int kThreads, class Row>
 __device__ __forceinline__ void prefetch_rows(Row&& row) {
   constexpr int kLines = ceil_div(Format::kHeadDim * 2, 128);
@@ -281,15 +171,15 @@ __device__ __forceinline__ void prefetch_rows(Row&& row) {
 
 }  // namespace packing
 
-// Shared memory that `pack_block` needs, in bytes.
+// Bytes of shared memory that `pack_block` needs.
 template <class Format>
 constexpr int pack_smem_bytes() {
   return packing::ChannelStats<Format>::kBytes > 16 ? packing::ChannelStats<Format>::kBytes : 16;
 }
 
-// Quantizes and packs the Format::kTokens tokens of one block of one head. All kThreads threads of the CTA call it; `k_row(token)`
-// and `v_row(token)` give the token's channels in global memory, 16-byte aligned; `smem` holds pack_smem_bytes, 16-byte aligned.
-// Ends with a barrier.
+// Quantizes and packs the Format::kTokens tokens of one block of one head. All kThreads threads of the CTA call it. `k_row(token)` and
+// `v_row(token)` give a token's channels in global memory, 16-byte aligned; `smem` holds pack_smem_bytes, 16-byte aligned. The function
+// ends with a barrier.
 template <class Format, int kThreads, class KRow, class VRow>
 __device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem) {
   static_assert(Format::Value::kAxis == Axis::token || !Format::Value::kQuantized, "V has params per token");

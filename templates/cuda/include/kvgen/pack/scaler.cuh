@@ -1,4 +1,5 @@
-// Numbers to codes, bit for bit as kvgen/reference/quantize.py: fp32 statistics, params rounded to fp16 first, exact division.
+// Quantizes numbers to codes, bit for bit as kvgen/reference/quantize.py does: fp32 statistics, params rounded to fp16 first, exact
+// division.
 #pragma once
 #include "kvgen/format/packed_format.cuh"
 
@@ -12,16 +13,16 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 
 __device__ __forceinline__ __half saturated_half(float x) { return __float2half_rn(fminf(fmaxf(x, -kLargestHalf), kLargestHalf)); }
 
-// What the values of one group are quantized with. `inverse` is 1 / scale where multiplying by it and rounding finds the code
-// unless the product is close to a tie; 0 where all codes are 0; NaN where only the division will do: scales that were
-// denormal or saturated when they were rounded, zeros that were not stored exactly.
+// The params of one group as the encoder uses them. `inverse` is 1 / scale if the rounded product value * inverse is the code unless it is
+// close to a tie; 0 if all codes are 0; NaN if only a division gives the code: for scales that were denormal or saturated before rounding,
+// and for zeros that fp16 does not represent exactly.
 struct Scaler {
   float zero = 0.f;
   float scale = 0.f;
   float inverse = 0.f;
 };
 
-// From the extremes of a group; params[0] is the scale to store, params[1] the zero (asymmetric formats).
+// Computes a scaler from the extremes of a group; params[0] is the scale to store, params[1] the zero (asymmetric formats).
 template <class Quant>
 __device__ __forceinline__ Scaler make_scaler(float low, float high, __half (&params)[2]) {
   Scaler s;
@@ -47,10 +48,11 @@ __device__ __forceinline__ uint32_t exact_code(float distance, float scale) {
   return static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(code, Quant::kZero ? 0.f : -kMost), kMost)) + Quant::kOffset);
 }
 
-// A code in the low byte; above it lies rubbish. Sets `close` where it is too close to a tie to be trusted.
+// Returns a code in the low byte; the higher bytes are undefined. Sets `close` if the value is so close to a tie that the code may be
+// wrong.
 //
-// value * inverse differs from the correctly rounded quotient by at most 2^bits * 2^-23; so both round to the same code unless
-// the product is that close to a tie. Adding 1.5 * 2^23 rounds to the nearest even integer.
+// value * inverse differs from the correctly rounded quotient by at most 2^bits * 2^-23, so both round to the same code unless the product
+// is that close to a tie. Adding 1.5 * 2^23 rounds to the nearest even integer.
 template <class Quant>
 __device__ __forceinline__ uint32_t quick_code(float value, float zero, float inverse, bool& close) {
   constexpr float kRound = 12582912.f + Quant::kOffset;
@@ -62,7 +64,7 @@ __device__ __forceinline__ uint32_t quick_code(float value, float zero, float in
   return __float_as_uint(rounded);
 }
 
-// Codes of eight values, and whether one of them is not to be trusted. `scalers` gives zero(i) and inverse(i).
+// Encodes eight values. Returns whether one of them is close to a tie. `scalers` gives zero(i) and inverse(i).
 template <class Quant, class Scalers>
 __device__ __forceinline__ bool encode(const float (&values)[8], const Scalers& scalers, uint32_t (&codes)[8]) {
   bool close = false;
@@ -71,7 +73,7 @@ __device__ __forceinline__ bool encode(const float (&values)[8], const Scalers& 
   return close;
 }
 
-// What the division adds to a quick code.
+// The difference between the exact code and the quick code.
 template <class Quant, class Scalers>
 __device__ __forceinline__ uint32_t correction(float value, const Scalers& scalers, int i) {
   const Scaler s = scalers.scaler(i);

@@ -1,5 +1,5 @@
-// Two-bit codes of fp16 elements without their distances: a code is the number of thresholds that an element has reached, two
-// elements to an instruction. The thresholds of a group are found so that codes are those of the division, bit for bit.
+// Two-bit codes of fp16 elements by comparison: a code is the number of thresholds that an element reaches, and one instruction compares
+// two elements. The thresholds of a group are chosen so that the codes equal those of the division, bit for bit.
 #pragma once
 #include <type_traits>
 
@@ -14,7 +14,7 @@ constexpr bool by_thresholds() {
   return Quant::kBits == 2 && Quant::kZero && std::is_same_v<Element, __half>;
 }
 
-// Halves as integers of the same order; both zeros are 0, infinities -kInfinity and kInfinity.
+// Maps halves to integers of the same order; both zeros are 0, infinities -kInfinity and kInfinity.
 constexpr int kInfinity = 0x7c00;
 __device__ __forceinline__ int order_of(__half x) {
   const int bits = reinterpret_cast<const uint16_t&>(x);
@@ -23,16 +23,16 @@ __device__ __forceinline__ int order_of(__half x) {
 __device__ __forceinline__ uint32_t bits_of_order(int order) { return order < 0 ? 0x8000 - order : order; }
 __device__ __forceinline__ float float_of_order(int order) { return __low2float(ptx::as_half2(bits_of_order(order))); }
 
-// Whether an element's code is nth (1, 2, 3) or more. A correctly rounded quotient lies on the same side of nth - 1/2 as the exact
-// one, for (nth - 1/2) * scale has no rounding; at a tie, 1/2 and 5/2 go down and 3/2 goes up.
+// Whether an element's code is kNth (1, 2, 3) or more. A correctly rounded quotient lies on the same side of kNth - 1/2 as the exact one,
+// because (kNth - 1/2) * scale is exact. At a tie, 1/2 and 5/2 round down and 3/2 rounds up.
 template <int kNth>
 __device__ __forceinline__ bool reaches(int order, float zero, float bound) {
   const float distance = __fsub_rn(float_of_order(order), zero);
   return kNth == 2 ? distance >= bound : distance > bound;
 }
 
-// The smallest half whose code is kNth or more. Nearly always it is what zero + bound rounds to, or the next; where the distances of
-// halves near it are themselves rounded, it is searched for. NaN, which nothing reaches, where all codes are 0.
+// The smallest half whose code is kNth or more. It is nearly always zero + bound, rounded, or the next half. If the distances of halves
+// near it are rounded themselves, a binary search finds it. If all codes are 0, the threshold is NaN, which no element reaches.
 template <int kNth>
 __device__ __forceinline__ uint32_t threshold(float zero, float scale) {
   const float bound = (kNth - 0.5f) * scale;
@@ -53,19 +53,19 @@ __device__ __forceinline__ uint32_t threshold(float zero, float scale) {
   return scale == 0.f ? 0x7fffu : bits_of_order(first);
 }
 
-// How many of its three thresholds each of two elements has reached, as halves; `at(nth)` gives two thresholds.
+// The number of thresholds that each of two elements reaches, as halves; `at(nth)` gives two thresholds.
 template <class At>
 __device__ __forceinline__ __half2 reached(uint32_t pair, At&& at) {
   const __half2 x = ptx::as_half2(pair);
   return __hadd2(__hadd2(__hge2(x, ptx::as_half2(at(0))), __hge2(x, ptx::as_half2(at(1)))), __hge2(x, ptx::as_half2(at(2))));
 }
 
-// Bytes of two-bit fields as halves 1024 + byte, exact to the end: two neighbouring channels at a time, and no shifts.
+// Bytes of two-bit fields as halves 1024 + byte, which are exact: one FMA adds the fields of two consecutive channels, without shifts.
 template <class Places>
 struct HalfFields {
   __half2 bytes[Places::kWordsPerRun][2];
 
-  // Takes the codes of one lane_row; octets come in order.
+  // Adds the codes of one lane row; lane rows are added in order.
   __device__ __forceinline__ void add(int lane_row, const __half2 (&codes)[4]) {
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)

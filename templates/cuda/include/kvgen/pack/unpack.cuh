@@ -1,5 +1,5 @@
-// Dequantizes a cache: for prompts, for tests and for conversion between layouts. A warp takes the words of a tile apart as the
-// packer put them together, so that it loads and stores 16 bytes at a time.
+// Dequantizes a cache: for extend attention, for tests and for conversion between layouts. A warp inverts the packer's order of words, so
+// it loads and stores 16 bytes at a time.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/pack/assemble.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ Element rounded(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// Whole numbers below 2^23 as floats, minus `offset`: cheaper than a conversion.
+// Converts integers below 2^23 to floats, minus `offset`, which is cheaper than a conversion instruction.
 __device__ __forceinline__ float to_float_code(uint32_t code, int offset) {
   return __uint_as_float(0x4b000000u | code) - (8388608.f + offset);
 }
@@ -28,7 +28,7 @@ __device__ __forceinline__ float param(const uint8_t* block, int kind, int token
   return __half2float(*reinterpret_cast<const __half*>(block + Places::param_offset(kind, token, channel)));
 }
 
-// Scales and zeros of eight neighbouring channels of a token.
+// Scales and zeros of eight consecutive channels of a token.
 template <class Places>
 struct Affine {
   using Quant = typename Places::Quant;
@@ -48,7 +48,7 @@ struct Affine {
   }
 };
 
-// Codes of eight channels of every lane_row, from the words that a lane has of 32 channels.
+// Extracts the codes of eight channels of every lane row from a lane's words of 32 channels.
 template <class Places>
 __device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&codes)[Places::kLaneRows][8]) {
   constexpr int kBits = Places::kBits;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&
       }
 }
 
-// Eight channels of every lane_row of a tile, 16 bytes each, from a lane's words of the 32 channels from 32 * x.
+// Dequantizes eight channels of every lane row of a tile, 16 bytes each, from a lane's words of the 32 channels from 32 * x on.
 template <class Places, class Element>
 __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kLaneRows]) {
   using Quant = typename Places::Quant;
@@ -104,7 +104,8 @@ __device__ __forceinline__ void load_words_at(const uint8_t* address, uint32_t* 
   }
 }
 
-// The first `tokens` tokens of a packed block; `row(token)` is where a token's channels go. Warps share (tile, chunk) pairs.
+// Unpacks the first `tokens` tokens of a block; `row(token)` is the destination of a token's channels. The warps distribute (tile, chunk)
+// pairs.
 template <class Format, Which kWhich, class Row>
 __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens, Row&& row) {
   using Places = kvgen::Places<Format, kWhich>;
@@ -123,7 +124,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
       load_words_at<kLoad>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, lane), words + w);
     if constexpr (!Places::kKey) {
 #pragma unroll
-      for (uint32_t& word : words) word = ptx::transpose(word);  // transposing twice is nothing
+      for (uint32_t& word : words) word = ptx::transpose(word);  // undoes the packer's transpose
     }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
   }
 }
 
-// A CTA per (head, block, sequence); the last block of a sequence may be the residual.
+// One CTA per (head, block, sequence); the last block of a sequence may be the residual.
 template <class Format, bool kPaged>
 __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs args) {
   using Element = typename Format::Element;

@@ -1,33 +1,33 @@
-// The KV tile iterator of a warp: where its packed tiles lie, through the block table if the cache is paged.
+// The KV tile iterator of a warp. It gives the addresses of packed tiles, through the block table if the cache is paged.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/pipeline/ring.cuh"
 
 namespace kvgen {
 
-// Where the KV tiles of a head lie, for a lane.
+// Computes the addresses of a head's KV tiles, for one lane.
 template <class Traits>
 struct TileAddresses {
-  static constexpr int kEntries = Traits::kTileBlocks;  // of the block table, for a tile
-  const uint8_t* start;                                 // of the head's blocks; in a paged cache, of the head within each page
-  const int* pages;                                     // of the sequence
-  int lane, stride;                                     // from one tile of the warp to the next
-  int first_block = 0;                                  // pages before it may be missing: the sliding window has passed them
+  static constexpr int kEntries = Traits::kTileBlocks;  // block-table entries per tile
+  const uint8_t* start;                                 // the head's blocks; in a paged cache, the head's blocks within page 0
+  const int* pages;                                     // the sequence's row of the block table
+  int lane, stride;                                     // distance of the warp's tiles
+  int first_block = 0;                                  // earlier blocks may have no page, since the sliding window has passed them
 
   __device__ TileAddresses(int lane_, int stride_) : lane(lane_), stride(stride_) {}
   __device__ __forceinline__ void set_head(const AttendArgs& args, const Head& head) {
-    // Lanes exchange the addresses of a gathered tile, so that these have no offset of the lane.
+    // The lanes of a gathered tile exchange block addresses, so the lane's offset is added later.
     start = args.cache.packed + head.head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);
     if constexpr (Traits::kPaged)
       pages = args.cache.block_table + static_cast<int64_t>(head.sequence) * args.cache.table_stride;
     else
       start += head.sequence * args.cache.outer_stride_bytes;
   }
-  // The table's entry for the `which`-th block of a tile. `length`: of the sequence.
+  // The block-table entry of the `which`-th block of a tile. `length` is the sequence's.
   __device__ __forceinline__ const int* entry(int tile, int which, int length) const {
     return pages + block_of(tile, which, length) / Traits::kPageBlocks;
   }
-  // A tile on a page; of a gathered tile, each lane's block on a page of its own.
+  // The address of a tile on a page. Of a gathered tile, each lane gets the address of one block, on its own page.
   __device__ __forceinline__ TileAddress address(const AttendArgs& args, int tile, int page, int length) const {
     int64_t block = block_of(tile, min(lane, kEntries - 1), length);
     const uint8_t* base = start;
@@ -41,8 +41,8 @@ struct TileAddresses {
   }
 
  private:
-  // A gathered tile may reach beyond the sequence, or before the window. A block that exists stands in for one that does not: masked tokens
-  // enter the MMA with weight 0, so their bytes must decode to finite values.
+  // A gathered tile may extend beyond the sequence or before the window. Existing blocks replace the missing ones: masked tokens still
+  // enter the MMA with weight 0, so their bytes must decode to finite values (0 x NaN = NaN).
   __device__ __forceinline__ int block_of(int tile, int which, int length) const {
     if constexpr (!Traits::kGathered) return tile / Traits::kTilesPerBlock;
     const int block = min(tile * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);
@@ -50,16 +50,15 @@ struct TileAddresses {
   }
 };
 
-// Prefetches a warp's entries of the block table. An entry that is loaded when it is needed would wait behind a ring's worth of copies.
-// Those of the first tiles come in registers; each later one comes to shared memory by a copy that is issued kTilesInFlight + 1 tiles
-// ahead.
+// Prefetches a warp's block-table entries. An entry loaded on demand would wait behind a ring's worth of copies. The entries of the first
+// tiles are loaded into registers. Each later entry is copied to shared memory kTilesInFlight + 1 tiles ahead.
 template <class Traits>
 struct PagePrefetch {
   static constexpr int kEntries = TileAddresses<Traits>::kEntries, kTiles = 2 * Traits::kTilesInFlight;
   static_assert(!Traits::kPaged || (Traits::kTilesInFlight + 1) * kEntries <= 32);
   int* words;     // [kTiles][kEntries], in shared memory
-  int first = 0;  // lane i * kEntries + j: the j-th of the i-th tile
-  int round = 0;  // place in `words` of the tile to be filled next
+  int first = 0;  // in lane i * kEntries + j: the j-th entry of the i-th tile
+  int round = 0;  // slot of `words` for the next tile to be filled
 
   __device__ explicit PagePrefetch(int* words_) : words(words_) {}
   __device__ __forceinline__ void begin(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
@@ -70,13 +69,13 @@ struct PagePrefetch {
   __device__ __forceinline__ int of_first(int tile, int lane) const {
     return __shfl_sync(~0u, first, tile * kEntries + min(lane, kEntries - 1));
   }
-  // With the tile that is about to be filled.
+  // Called when a tile is filled: copies the entry of a later one.
   __device__ __forceinline__ void request(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
     const int later = tile + (Traits::kTilesInFlight + 1) * addresses.stride;
     if (addresses.lane < kEntries && later < end)
       ptx::copy_async<4>(ptx::shared_address(words + round * kEntries + addresses.lane), addresses.entry(later, addresses.lane, length));
   }
-  // When the oldest tile is released: the page of the one after the last.
+  // Called when the oldest tile is released: the page of the tile that replaces it.
   __device__ __forceinline__ int next(int lane) {
     if constexpr (Traits::kCopy != Copy::cp_async) {
       ptx::copy_wait_all();
@@ -88,7 +87,7 @@ struct PagePrefetch {
   }
 };
 
-// The KV tiles of one warp: every `stride`-th of a head, from `tile` to `end`.
+// The KV tiles of one warp: every `stride`-th tile of a head, from `tile` to `end`.
 template <class Traits>
 struct KvTiles {
   const AttendArgs* args;
@@ -96,12 +95,12 @@ struct KvTiles {
   PagePrefetch<Traits> pages;
   int tile = 0, end = 0, length = 0;
 
-  // `words`: the warp's own, for entries of the block table.
+  // `words`: the warp's array for block-table entries.
   __device__ KvTiles(const AttendArgs& args_, const Head& head, int stride, int* words, int lane)
       : args(&args_), addresses(lane, stride), pages(words) {
     addresses.set_head(*args, head);
   }
-  // Where the warp begins, before the sequence's length is known: as far as memory goes.
+  // Sets the first tile before the length is known. The cache's capacity bounds it.
   __device__ __forceinline__ void begin_early(int first) {
     static_assert(!Traits::kGathered);
     tile = first;
@@ -113,24 +112,24 @@ struct KvTiles {
     limit(end_, length_);
     if constexpr (Traits::kPaged) pages.begin(addresses, tile, end, length);
   }
-  // The first tile, if memory goes that far; the sequence may be shorter. For contiguous caches.
+  // The first tile, if the cache's capacity includes it; the sequence may be shorter. For contiguous caches.
   __device__ __forceinline__ TileAddress first_allocated() const {
     return tile < allocated_tiles() ? addresses.address(*args, tile, 0, 0) : TileAddress{};
   }
-  // The `number`-th of the warp's first tiles.
+  // The `number`-th of the tiles that fill the ring first.
   __device__ __forceinline__ TileAddress initial(int number) const {
     int page = 0;
     if constexpr (Traits::kPaged) page = pages.of_first(number, addresses.lane);
     return at(page);
   }
   __device__ __forceinline__ void step() { tile += addresses.stride; }
-  // After `step`, when the oldest tile is released.
+  // After `step`: the tile that replaces the oldest one.
   __device__ __forceinline__ TileAddress next() {
     int page = 0;
     if constexpr (Traits::kPaged) page = pages.next(addresses.lane);
     return at(page);
   }
-  // What the first stage of a tile brings along: an entry of the block table.
+  // Copies the block-table entry that belongs to a tile's first stage.
   __device__ __forceinline__ void prefetch_page() {
     if constexpr (Traits::kPaged) pages.request(addresses, tile, end, length);
   }

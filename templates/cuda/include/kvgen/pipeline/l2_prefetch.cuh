@@ -1,5 +1,5 @@
-// Prefetches into L2 that a launch issues before griddepcontrol.wait: packed bytes where its warps begin, and residuals. The launches
-// before it may still write there. That is harmless: nothing of what is prefetched is looked at, and L2 stays coherent with its writers.
+// L2 prefetches that a launch issues before griddepcontrol.wait: the first packed bytes of its warps, and residuals. Earlier launches may
+// still write there. That is harmless, because a prefetch returns no values and L2 is coherent with all writers.
 #pragma once
 #include <algorithm>
 
@@ -12,14 +12,14 @@ namespace kvgen {
 template <class Traits>
 struct L2Prefetch {
   using Format = typename Traits::Format;
-  // Packed bytes for a multiprocessor: twice as many gain nothing, since it takes them from L2 no faster than it works, and delay the
-  // launch before.
+  // Packed bytes per SM. Twice as many gain nothing, since an SM does not read from L2 faster than it computes, and they delay the previous
+  // launch.
   static constexpr int kSmBytes = 32 * 1024;
   static constexpr int kWarpLimit = kSmBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
-  static constexpr int kWarpBytes = std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // the next unit is another warp's
+  static constexpr int kWarpBytes = std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // beyond is another warp's tile
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
 
-  // What a warp begins with: a head's bytes from unit `unit` on; from its block on, if it is the block's first.
+  // Prefetches a warp's first tile. If it is the first of its block, the block's header is included.
   __device__ __forceinline__ static void prefetch_tiles(const AttendArgs& args, const Head& head, int tile, int lane) {
 #if KVGEN_SM90
     const int within = tile % Traits::kTilesPerBlock, block = tile / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
@@ -30,7 +30,7 @@ struct L2Prefetch {
         min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
     if constexpr (Traits::kPaged) {
-      const int at = static_cast<int>(begin / kPageBytes) + lane;  // a page to a lane
+      const int at = static_cast<int>(begin / kPageBytes) + lane;  // each lane has one page
       const int64_t start = static_cast<int64_t>(at) * kPageBytes, first = max(begin, start), last = min(end, start + kPageBytes);
       if (first >= last) return;
       const int page = ptx::load_relaxed(cache.block_table + static_cast<int64_t>(head.sequence) * cache.table_stride + at);
@@ -42,8 +42,8 @@ struct L2Prefetch {
 #endif
   }
 
-  // A head's residual, as long as it seems to be. For launches of one wave: of several, those of all heads at once are more than a moment's
-  // traffic.
+  // Prefetches a head's residual, whose length may be stale. Only launches of one wave do so: with several waves, the residuals of all
+  // heads together would delay the first wave's packed bytes.
   __device__ __forceinline__ static void prefetch_residual(const AttendArgs& args, const Head& head, int lane) {
 #if KVGEN_SM90
     if (lane > 1) return;

@@ -1,4 +1,4 @@
-// A warp's pipeline: its ring of KV tiles, filled from its tile iterator.
+// A warp's pipeline: its ring of KV tiles, and the iterator that fills the ring.
 #pragma once
 #include "kvgen/pipeline/kv_tiles.cuh"
 
@@ -9,16 +9,16 @@ struct Pipeline {
   Ring<Traits> ring;
   KvTiles<Traits> tiles;
   TileAddress upcoming;
-  int slot = 0;    // of the oldest tile
-  int issued = 0;  // stages whose copies were issued before the others
+  int slot = 0;    // slot of the oldest tile
+  int issued = 0;  // stages of the first tile whose copies are already issued
 
   __device__ Pipeline(uint32_t rings, const KvTiles<Traits>& tiles_, int warp, int lane) : ring(rings, warp, lane), tiles(tiles_) {}
-  // Issues the first stage before the length is known.
+  // Issues the first stage before the sequence length is known.
   __device__ __forceinline__ void fill_early() {
     ring.fill(0, 0, tiles.first_allocated());
     issued = 1;
   }
-  // Begins with the tiles of an iterator: its first stage is issued before all else.
+  // Starts with the tiles of an iterator, and issues the first stage.
   __device__ __forceinline__ void begin(const KvTiles<Traits>& tiles_) {
     tiles = tiles_, slot = 0, issued = 1;
     tiles.prefetch_page();
@@ -27,7 +27,7 @@ struct Pipeline {
   // Fills the ring.
   __device__ __forceinline__ void fill() {
     upcoming = tiles.initial(0);
-    // The loops are not unrolled: a CTA runs this once, and fetching the code costs more than running it.
+    // The loops are not unrolled: a CTA runs this code once, and fetching more instructions costs more than the loop does.
 #pragma unroll 1
     for (int i = 0; i < Traits::kTilesInFlight; ++i) {
       if (i || !issued) tiles.prefetch_page();
@@ -38,13 +38,13 @@ struct Pipeline {
       upcoming = tiles.initial(i + 1);
     }
   }
-  // A stage of the oldest tile is no longer read: it is refilled.
+  // Refills a stage of the oldest tile, which the warp no longer reads.
   __device__ __forceinline__ void release(int stage) {
     ring.release(stage);
     if (stage == 0) tiles.prefetch_page();
     ring.fill(slot, stage, upcoming);
   }
-  // The oldest tile is no longer read.
+  // Advances to the next tile, after all stages of the oldest one are released.
   __device__ __forceinline__ void step() {
     tiles.step();
     upcoming = tiles.next();

@@ -1,5 +1,5 @@
-// A warp's own ring of units in shared memory. Nobody else fills or reads it, so no barrier of the CTA is needed.
-// A slot holds the unit's K channel params, then its sub-tiles, of which one or some are a stage.
+// A warp's ring of KV tiles in shared memory. No other warp fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's K
+// channel params and its sub-tiles. A stage is one sub-tile or several.
 #pragma once
 #include <algorithm>
 
@@ -8,16 +8,16 @@
 
 namespace kvgen {
 
-// Where a unit lies in global memory, or nowhere. Addresses are a lane's own: each copies every 32nd vector of 16 bytes, and bulk copies
-// are lane 0's. Of a gathered unit, lane i has block i's.
+// The address of a KV tile in global memory. Addresses include the lane's offset: each lane copies every 32nd vector of 16 bytes; bulk
+// copies are issued by lane 0. Of a gathered tile, lane i has block i's address.
 struct TileAddress {
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
   bool exists = false;
 };
 
-// Copies kBytes by rows of 512, of which each lane has 16 bytes at `shared` and `global`. What is left over goes by smaller pieces to all
-// lanes, if it can: lanes that stand aside cost a branch.
+// Copies kBytes in rows of 512 bytes, of which each lane copies 16 bytes at `shared` and `global`. The remainder is copied with 8 or 4
+// bytes per lane where it divides evenly, since predicating lanes off costs a branch.
 template <int kBytes>
 __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* global, int lane) {
   constexpr int kRows = kBytes / 512 * 512, kRest = kBytes % 512;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
-// A stage of a gathered unit: runs of tokens that lie in one block each.
+// The runs of a gathered tile's stage: consecutive tokens of one block.
 template <class Traits>
 struct StageRuns {
   using Format = typename Traits::Format;
@@ -43,7 +43,7 @@ struct StageRuns {
   static constexpr int kCount = Traits::kStageSubtiles * 32 / kTokens;
   static constexpr int kBytes = kTokens / Format::kSubtile * Format::kSubtileBytes;
 
-  // Where token `token` of the unit lies in its slot, and in its block; all lanes ask.
+  // The offset of a token in the tile's slot, and its address in its block. Warp-collective.
   __device__ static int offset(int token) { return token / Format::kSubtile * Format::kSubtileBytes; }
   __device__ static const uint8_t* address(const uint8_t* block, int token) {
     const unsigned long long mine = reinterpret_cast<unsigned long long>(block);
@@ -51,9 +51,9 @@ struct StageRuns {
   }
 };
 
-// `fill` copies stage `stage` of a unit to slot `slot_idx`.
+// `fill` copies stage `stage` of a tile to slot `slot_idx`.
 
-// cp.async by all lanes. One commit group per stage, empty ones too, so that counting groups counts stages.
+// cp.async by all lanes. Every stage commits one group, even an empty one, so the number of pending groups is the number of pending stages.
 template <class Traits>
 struct Ring<Traits, Copy::cp_async> {
   uint32_t base;
@@ -76,8 +76,8 @@ struct Ring<Traits, Copy::cp_async> {
     }
     ptx::copy_commit();
   }
-  // Waits for a stage of the oldest slot. Stages of one span are refilled together, after all were waited for: as many fewer may
-  // still be under way.
+  // Waits for a stage of the oldest slot. The stages of one softmax step are refilled together, after the last of them; so fewer groups are
+  // pending at the later stages of a step.
   __device__ __forceinline__ void wait(int, int stage) {
     constexpr int kStepStages = Traits::kStepSubtiles / Traits::kStageSubtiles, kOthers = Traits::kStages - 1;
     static_assert(kStepStages <= 4);
@@ -89,7 +89,7 @@ struct Ring<Traits, Copy::cp_async> {
     }
     __syncwarp();
   }
-  // The oldest stage is done with: every lane's last look at it comes before what refills it.
+  // The refill must not overtake other lanes' reads of the stage.
   __device__ __forceinline__ void release(int) { __syncwarp(); }
   __device__ __forceinline__ void next_round() {}
 
@@ -105,7 +105,7 @@ struct Ring<Traits, Copy::cp_async> {
 };
 
 #if KVGEN_SM90
-// 1-D bulk copies by one lane, per stage or per unit, completing on barriers.
+// 1-D bulk copies by one lane, per stage or per tile. They complete on mbarriers.
 template <class Traits, bool kWholeTile>
 struct BulkRing {
   static constexpr int kBarriers = kWholeTile ? Traits::kTilesInFlight : Traits::kStages;
@@ -127,13 +127,14 @@ struct BulkRing {
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
-    if (kWholeTile && stage != Traits::kTileStages - 1) return;  // refilled when its last sub-tile is done
+    if (kWholeTile && stage != Traits::kTileStages - 1) return;  // the whole tile is refilled after its last stage
     if (Traits::kGathered && tile.exists) return gather(slot_idx, stage, tile.subtiles);
     const int first = kWholeTile ? 0 : stage, count = kWholeTile ? Traits::kTileStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
     const uint32_t to = slot(slot_idx) + Traits::kTileParamBytes + first * kBytes, barrier = barrier_of(slot_idx, stage);
     if (lane == 0 && tile.exists) {
-      const int params = first == 0 ? Traits::kTileParamBytes : 0, beside = Traits::kTilesPerBlock == 1 ? params : 0;  // copied at once
+      // If a block is one tile, the params precede the sub-tiles in memory, so that one copy has both.
+      const int params = first == 0 ? Traits::kTileParamBytes : 0, beside = Traits::kTilesPerBlock == 1 ? params : 0;
       ptx::barrier_expect(barrier, count * kBytes + params);
       if (params > beside) ptx::copy_bulk(slot(slot_idx), tile.params, params, barrier);
       ptx::copy_bulk(to - beside, tile.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
@@ -147,11 +148,12 @@ struct BulkRing {
     if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
     __syncwarp();
   }
-  // After every slot was used once, completions have the other parity.
+  // The phase parity of the barriers flips when all slots were used once.
   __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
-  // A run to each lane. What arrives before it is expected does not complete the barrier, whose one arrival is lane 0's.
+  // Each lane copies one run. Bytes that arrive before expect_tx do not complete the barrier, since its single arrival is lane 0's
+  // expect_tx.
   __device__ __forceinline__ void gather(int slot_idx, int stage, const uint8_t* block) {
     using Runs = StageRuns<Traits>;
     constexpr int kRuns = Runs::kCount * (kWholeTile ? Traits::kTileStages : 1);

@@ -1,4 +1,4 @@
-// The plan of a step, computed on the device from the lengths (kvgen/schedule/plan.hpp says what it holds), and the lengths after it.
+// Computes the plan of a step from the lengths on the device (kvgen/schedule/plan.hpp describes the plan), and advances lengths.
 #pragma once
 #include "kvgen/ptx.cuh"
 #include "kvgen/schedule/plan.hpp"
@@ -6,14 +6,14 @@
 namespace kvgen {
 
 constexpr int kMaxPlanThreads = 1024;
-constexpr int kMaxPlanBatch = 2048;  // sequences, whose places every CTA keeps in shared memory
+constexpr int kMaxPlanBatch = 2048;  // every CTA keeps their positions in the row in shared memory
 
 struct PlanArgs {
   PlanShape shape;
   const int* lengths = nullptr;
   int* plan = nullptr;
-  int* overflow = nullptr;  // host memory; becomes 1 where a sequence has no room
-  int limit = 0;            // most tokens of a sequence
+  int* overflow = nullptr;  // host memory; set to 1 if a sequence has no room
+  int limit = 0;            // maximum length of a sequence
   bool skip_empty = false;
 };
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ int inclusive_sum(int mine, int lane) {
   return mine;
 }
 
-// Exclusive prefix sums over the CTA of two numbers of every thread, and their totals.
+// Exclusive prefix sums over the CTA of two numbers per thread, and their totals.
 struct BlockSums {
   int before[2], total[2];
 
@@ -48,7 +48,7 @@ struct BlockSums {
   }
 };
 
-// Where the heads of a sequence lie: `length` is negative for sequences that take no part.
+// The position of a sequence's heads in the row. `length` is negative for sequences that do not attend.
 struct SequencePlaces {
   int length, at, number;
 };
@@ -58,8 +58,8 @@ struct PlanShared {
   SequencePlaces sequences[kMaxPlanBatch];
 };
 
-// Reads the lengths and places all heads, in every CTA alike; the first lists empty sequences and reports overflows. Gives
-// the places of all heads.
+// Reads the lengths and computes the positions of all heads; every CTA does so for itself. CTA 0 also lists empty sequences and reports
+// overflows. Returns the length of the row.
 __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int threads = static_cast<int>(blockDim.x);
@@ -82,7 +82,7 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
   return places;
 }
 
-// Writes the work tiles of all heads: a group of `lanes` threads has a head, each thread some of its workers.
+// Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its workers.
 __device__ inline void write_work_tiles(const PlanArgs& args, const PlanShared& shared, int total) {
   const PlanShape& shape = args.shape;
   const int heads = shape.batch * shape.heads, each = shape.places_each(total);
@@ -112,9 +112,9 @@ struct AdvanceArgs {
   int batch;
   const int* counts;  // tokens of each sequence; null: `count`
   int count;
-  bool skip_empty;  // a sequence without tokens gets none, unless it has a count of its own
-  int limit;        // most tokens of a sequence; one that has no room keeps its length
-  int* overflow;    // becomes 1 then
+  bool skip_empty;  // an empty sequence stays empty, unless `counts` gives it tokens
+  int limit;        // maximum length; a sequence without room keeps its length
+  int* overflow;    // set to 1 then
 };
 
 static __global__ void advance_kernel(const __grid_constant__ AdvanceArgs args) {

@@ -1,4 +1,4 @@
-// Into how many parts to cut heads that all have as many: the host's choice.
+// The host's model of how many splits a head gets, where all heads get the same number.
 #pragma once
 #include <algorithm>
 
@@ -6,17 +6,18 @@
 
 namespace kvgen {
 
-// What a multiprocessor could read while a CTA starts, merges and combines.
+// Bytes that an SM could read while a CTA starts, merges and reduces.
 constexpr int kStartBytes = 96 * 1024;
 
-// A launch of `cells` heads (or runs of their columns), `resident` CTAs at a time, over units of `unit_bytes`.
+// A launch of `heads` heads (or runs of their query rows), `resident` CTAs at a time, over KV tiles of `tile_bytes`.
 struct SplitModel {
   int heads, resident, tile_bytes;
 
-  // No length gets more: what a workspace must hold.
+  // Upper bound over all lengths, for the size of the workspace.
   int most(int limit) const { return std::clamp(2 * resident / heads, 1, limit); }
 
-  // The cheapest for heads of `units`: CTAs run in waves, each as long as a part and a start; results of more parts take longer to add.
+  // The cheapest number of splits for heads of `tiles` tiles. CTAs run in waves; a wave lasts as long as a split and a CTA's start.
+  // Reducing more splits takes longer.
   int cheapest(int tiles, int limit) const {
     const double start = static_cast<double>(kStartBytes) / tile_bytes;
     int best = 1;

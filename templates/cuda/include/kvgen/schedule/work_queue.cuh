@@ -1,4 +1,4 @@
-// The work tiles of a CTA, read from the plan. Each warp keeps the first and its latest three in shared memory, where they cost no
+// The work tiles of a CTA, read from the plan. Each warp keeps the first one and the latest three in shared memory, where they cost no
 // registers.
 #pragma once
 #include "kvgen/host/args.cuh"
@@ -27,23 +27,24 @@ class WorkQueue {
  public:
   static constexpr int kWarpBytes = 4 * sizeof(WorkTile);
 
-  // `memory`: the warp's own kWarpBytes.
+  // kWarpBytes of shared memory for each warp
   __device__ WorkQueue(const Plan& plan, WorkTile* memory, int lane)
       : tiles_(plan.tiles), range_address_(plan.ranges + blockIdx.x), max_tiles_(plan.max_tiles), memory_(memory), lane_(lane) {}
 
-  // Loads the first work tile. Before griddepcontrol.wait it may be anything, good for a prefetch only; `open` loads it again.
+  // Speculative first work tile: loaded before griddepcontrol.wait, so it may hold stale values and serves prefetches only.
+  // `load_confirmed` loads it again.
   __device__ __forceinline__ const WorkTile& load_speculative() {
     range_ = load_range();
     load_first(range_.begin);
     return memory_[kFirst];
   }
-  // Gives whether the first work tile is of another head than `peek` said.
+  // Loads the first work tile after the wait. Returns whether its head differs from the speculative one.
   __device__ __forceinline__ bool load_confirmed() {
     const WorkTile seen = memory_[kFirst];
     const int guess = range_.begin;
     __syncwarp();
     range_ = load_range();
-    load_first(guess);  // in one trip with the range, which has most often not changed
+    load_first(guess);  // issued together with the range, which rarely differs from the speculative one
     if (range_.begin != guess) load_first(range_.begin);
     const WorkTile& first = memory_[kFirst];
     if (lane_ < 8) reinterpret_cast<int*>(memory_)[lane_] = reinterpret_cast<const int*>(&first)[lane_];
@@ -52,12 +53,12 @@ class WorkQueue {
     return seen.sequence != first.sequence || seen.head != first.head;
   }
   __device__ __forceinline__ bool has(int index) const { return index < range_.end - range_.begin; }
-  // A work tile of the CTA: the latest that was requested, or one of the two before it.
+  // A work tile of the CTA: the latest one requested, or one of the two before it.
   __device__ __forceinline__ const WorkTile& operator[](int index) const { return memory_[index % kLatest]; }
   __device__ __forceinline__ const WorkTile& first() const { return memory_[kFirst]; }
-  // All of them, in device memory.
+  // Any work tile, read from device memory.
   __device__ __forceinline__ const WorkTile& in_plan(int index) const { return tiles_[range_.begin + index]; }
-  // Requests a work tile, which is there after the warp's next copy_wait_all and __syncwarp.
+  // Starts the copy of a work tile. It has arrived after the warp's next copy_wait_all and __syncwarp.
   __device__ __forceinline__ void request(int index) const {
     if (lane_ < 2 && has(index))
       ptx::copy_async16(ptx::shared_address(memory_ + index % kLatest) + lane_ * 16,
@@ -73,12 +74,12 @@ class WorkQueue {
   int lane_;
   WorkRange range_;
 
-  // All lanes have what two of them loaded: before griddepcontrol.wait two loads of one index may differ.
+  // Two lanes load the range for all: before griddepcontrol.wait, loads of one address by several lanes may give different values.
   __device__ __forceinline__ WorkRange load_range() const {
     const int field = ptx::load_relaxed(reinterpret_cast<const int*>(range_address_) + lane_ % 2);
     return {__shfl_sync(~0u, field, 0), __shfl_sync(~0u, field, 1)};
   }
-  // Lane i loads the i-th field. The index is bounded, since a range that was read early may be anything.
+  // Lane i loads the i-th field. The index is clamped, since a speculative range may hold any values.
   __device__ __forceinline__ void load_first(int index) const {
     const int* from = reinterpret_cast<const int*>(tiles_ + min(max(index, 0), max_tiles_ - 1));
     if (lane_ < 8) reinterpret_cast<int*>(memory_ + kFirst)[lane_] = ptx::load_relaxed(from + lane_);
