@@ -28,6 +28,8 @@ EQUAL: Lengths = (300, 290, 310)
 RAGGED: Lengths = (2100, 0, 1, 128, 700)
 FULL: Lengths = (127, 128, 255, 254)
 MANY: Lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
+WHOLE: Lengths = (256, 128, 384)
+"""Whole blocks: no residual tells a warp how large scores are."""
 LONG: Lengths = (5000,)
 MIXED: Lengths = (1535, 0, 127, 126)
 EMPTIES: Lengths = (5, 0, 2500, 0, 2600)
@@ -132,7 +134,7 @@ def live(kind: str, name: str, templates: Path, folder: Path) -> None:
         built = Emulated(case.spec, case.block, launch(**case.launch), folder)
     for number, (lengths, processors) in enumerate(case.attends):
         attend(built, lengths, processors, hard=number == 0)
-    attend(built, EQUAL, 4, constant=True)
+    attend(built, WHOLE, 4, constant=True)
     for lengths, processors in case.decodes:
         for planned, backwards in product((False, True), (False, True)):
             decode(built, lengths, processors, planned, backwards)
