@@ -28,6 +28,8 @@ EQUAL: Lengths = (300, 290, 310)
 RAGGED: Lengths = (2100, 0, 1, 128, 700)
 FULL: Lengths = (127, 128, 255, 254)
 MANY: Lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
+WHOLE: Lengths = (256, 128, 384)
+"""Whole blocks: no residual tells a warp how large scores are."""
 LONG: Lengths = (5000,)
 MIXED: Lengths = (1535, 0, 127, 126)
 EMPTIES: Lengths = (5, 0, 2500, 0, 2600)
@@ -132,6 +134,7 @@ def live(kind: str, name: str, templates: Path, folder: Path) -> None:
         built = Emulated(case.spec, case.block, launch(**case.launch), folder)
     for number, (lengths, processors) in enumerate(case.attends):
         attend(built, lengths, processors, hard=number == 0)
+    attend(built, WHOLE, 4, constant=True)
     for lengths, processors in case.decodes:
         for planned, backwards in product((False, True), (False, True)):
             decode(built, lengths, processors, planned, backwards)
@@ -150,19 +153,19 @@ def plan(folder: Path) -> None:
         require(advanced(planner, lengths, counts, 3, 2900), f"advance of {named(lengths)}")
 
 
-def held_by(built: Emulated, lengths: Lengths, hard: bool) -> tuple[ReferenceCache, torch.Tensor]:
-    """A reference cache of these lengths, and queries."""
+def held_by(built: Emulated, lengths: Lengths, hard: bool = False, constant: bool = False) -> tuple[ReferenceCache, torch.Tensor]:
+    """A reference cache of these lengths, and queries; with `constant`, all channels of a token of V are the same."""
     make = structured if hard else normal
     inputs = make(built.spec, len(lengths), max(1, *lengths), q_len=built.spec.attention.q_len, seed=1)
     held = ReferenceCache(built.spec, len(lengths), built.layout.tokens)
-    held.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
+    held.prefill(inputs.k, inputs.v[..., :1].expand_as(inputs.v) if constant else inputs.v, torch.tensor(lengths, dtype=torch.int32))
     return held, inputs.q
 
 
-def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool) -> None:
+def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool = False, constant: bool = False) -> None:
     """Calls of both kernels with as many query tokens as they hold, and with fewer."""
-    held, q = held_by(built, lengths, hard)
-    where = f"attend at {named(lengths)}{', structured' if hard else ''}"
+    held, q = held_by(built, lengths, hard, constant)
+    where = f"attend at {named(lengths)}{', structured' if hard else ''}{', constant V' if constant else ''}"
     for queries in sorted({q.shape[1], max(1, q.shape[1] - 2)}):
         few = q[:, :queries].contiguous()
         want = held.attend(few)
@@ -174,7 +177,7 @@ def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool) -> No
 
 def decode(built: Emulated, lengths: Lengths, processors: int, planned: bool, backwards: bool) -> None:
     """One step: output, LSE, lengths, residuals, and the blocks that became full."""
-    held, q = held_by(built, lengths, False)
+    held, q = held_by(built, lengths)
     q_len = q.shape[1]
     new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
     step = Step(built, held, q, (new.k, new.v), backwards, processors, planned)
@@ -195,7 +198,7 @@ def decode(built: Emulated, lengths: Lengths, processors: int, planned: bool, ba
 
 def overflow(built: Emulated, lengths: Lengths, processors: int) -> None:
     """A step for which the longest sequence has no room: nothing of it is written, in its own memory, and the static kernel says so."""
-    held, q = held_by(built, lengths, False)
+    held, q = held_by(built, lengths)
     q_len = q.shape[1]
     new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
     limit = max(lengths) + q_len - 1

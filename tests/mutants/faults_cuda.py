@@ -147,7 +147,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-chunk", "planned-many", "work tiles of sequences from the 1,025th on lie over those of the first",
-            "places += sums.total[0], heads +=", "places += sums.total[0], heads =",
+            "heads + (sums.before[1] & 0xffff) * shape.heads};", "(sums.before[1] & 0xffff) * shape.heads};",
         ),
         (
             "plan-empty", "planned", "empty sequences that are to be skipped take part in the step",

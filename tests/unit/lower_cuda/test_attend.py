@@ -122,6 +122,22 @@ def test_attend_agrees_with_the_reference(
 
 
 @by_scheduler
+@pytest.mark.parametrize("case", [PLAIN, CASES[1], CASES[3], GATHERED_WINDOW], ids=lambda case: case[0])
+def test_constant_values_bound_weights_too(kernel: Make, case: Case, planned: bool) -> None:
+    """Groups of V whose scale is 0: their weights are 0 however far a score lies above the running maximum, which must rise anyway.
+
+    No residual tells a warp how large scores are.
+    """
+    built, lengths = kernel(case), (256, 128, 384)
+    inputs = normal(built.spec, 3, max(lengths), q_len=built.spec.attention.q_len, seed=1)
+    held = ReferenceCache(built.spec, 3, built.layout.tokens)
+    held.prefill(inputs.k, inputs.v[..., :1].expand_as(inputs.v), torch.tensor(lengths, dtype=torch.int32))
+    step = Step(built, held, inputs.q, planned=planned)
+    step.run()
+    agree(step, held.attend(inputs.q))
+
+
+@by_scheduler
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("lengths", [(127, 128, 255, 254), (1535, 0, 127, 126)], ids=["equal", "ragged"])
 @pytest.mark.parametrize("case", DECODED, ids=lambda case: case[0])
