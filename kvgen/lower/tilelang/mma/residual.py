@@ -42,6 +42,15 @@ def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first
 
 
 @T.macro
+def clear_rows(p: Any, r: Any) -> None:
+    """Begin the rows anew. Not every warp loads rows: those of one work tile would otherwise live until the next, in registers of the
+    packed loop."""
+    for i in T.unroll(p.chunks * 8):
+        r.k_rows[i] = T.uint32(0)
+        r.v_rows[i] = T.uint32(0)
+
+
+@T.macro
 def load_residual(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> None:
     """Start to load a tile of the warp."""
     if first_token(p, at, index) < work.residual:

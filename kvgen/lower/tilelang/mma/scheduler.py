@@ -12,6 +12,7 @@ import tilelang.language as T
 from kvgen.lower.tilelang.mma.mask import first_tile
 from kvgen.lower.tilelang.mma.query import load_query
 from kvgen.lower.tilelang.mma.reduction import write_output
+from kvgen.lower.tilelang.mma.residual import clear_rows
 from kvgen.lower.tilelang.mma.state import Place, Work, registers
 from kvgen.lower.tilelang.mma.step import advance_length
 
@@ -21,9 +22,8 @@ WORK_TILE = 8
 """int32 of a work tile: sequence, head, first, end, split_idx, num_splits, slot, length."""
 
 
-def place_at(batch: Any, head: Any, q_row: Any, cell: Any, split: Any, splits: Any, first_slot: Any) -> Place:
-    """The place of a thread."""
-    thread = T.get_thread_binding(0)
+def place_at(thread: Any, batch: Any, head: Any, q_row: Any, cell: Any, split: Any, splits: Any, first_slot: Any) -> Place:
+    """The place of thread `thread` of a CTA."""
     lane = thread % 32
     return Place(batch, head, q_row, cell, split, splits, first_slot, thread, thread // 32, lane, lane // 4, lane % 4)
 
@@ -35,7 +35,7 @@ def static_place(p: Any, k: Any, cell: Any, split: Any, splits: Any) -> Any:
     place[0] = cell // p.kv_heads if p.one_run else T.truncdiv(cell, p.kv_heads * k.runs)
     place[1] = cell % p.kv_heads if p.one_run else T.truncdiv(T.truncmod(cell, p.kv_heads * k.runs), k.runs)
     place[2] = 0 if p.one_run else T.truncmod(cell, k.runs) * (8 * p.column_tiles)
-    return place_at(place[0], place[1], place[2], cell, split, splits, cell * splits)
+    return place_at(T.get_thread_binding(0), place[0], place[1], place[2], cell, split, splits, cell * splits)
 
 
 @T.macro
@@ -74,13 +74,15 @@ def schedule_static(p: Any, k: Any, cell: Any, split: Any, splits: Any, t: Any, 
 
 @T.macro
 def work_tile_place(p: Any, k: Any, tile: Any) -> Any:
-    """The place of a thread while it has a work tile, whose head is a KV head and a run of its q rows."""
-    place = T.alloc_local((4,), "int32")
+    """The place of a thread while it has a work tile, whose head is a KV head and a run of its q rows. The thread's number is pinned, so
+    that what is derived from it does not live through the loop over work tiles: that takes 50 registers, and spills."""
+    place = T.alloc_local((5,), "int32")
     place[0] = tile[1] if p.one_run else T.truncdiv(tile[1], k.runs)
     place[1] = 0 if p.one_run else T.truncmod(tile[1], k.runs) * (8 * p.column_tiles)
     place[2] = tile[0] * (p.kv_heads if p.one_run else p.kv_heads * k.runs) + tile[1]
     place[3] = tile[6] - tile[4]
-    return place_at(tile[0], place[0], place[1], place[2], tile[4], tile[5], place[3])
+    place[4] = T.call_extern("int32", "kvgen::ptx::pinned", T.get_thread_binding(0))
+    return place_at(place[4], tile[0], place[0], place[1], place[2], tile[4], tile[5], place[3])
 
 
 @T.macro
@@ -116,6 +118,7 @@ def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attention
         at = work_tile_place(p, k, tile)
         load_query(p, k, at, r)
         work = planned_work(p, k, tile)
+        clear_rows(p, r)
         attention(p, k, at, work, r, t, memory)
         T.sync_threads()
 
@@ -128,7 +131,7 @@ def write_empty_sequences(p: Any, k: Any, worker: Any, r: Any) -> None:
     r.factor[1] = 0.0
     for i in T.serial(T.truncdiv(k.plan[0] + k.ctas - 1 - worker, k.ctas)):
         for head in T.serial(p.kv_heads):
-            at = place_at(k.plan[k.empty_at + worker + i * k.ctas], head, 0, 0, 0, 1, 0)
+            at = place_at(T.get_thread_binding(0), k.plan[k.empty_at + worker + i * k.ctas], head, 0, 0, 0, 1, 0)
             for index in T.serial(T.ceildiv(p.group * k.q_len * p.dim // 2, p.threads)):
                 item = index * p.threads + at.thread
                 if item < p.group * k.q_len * p.dim // 2:
