@@ -34,7 +34,7 @@ HOST_PARAMETERS = frozenset({"splits"})
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Program:
     """A device kernel as text. `parameters` are the names of its arguments in the order in which it takes them."""
 
     name: str
@@ -43,8 +43,16 @@ class Lowered:
     shared_bytes: int
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """The kernels of a variant: with the static scheduler, and with a plan."""
+
+    static: Program
+    planned: Program
+
+
 def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
-    """The kernel of a schedule.
+    """The kernels of a schedule.
 
     Raises ToolchainMissing without TileLang, CompileError where it fails, aborts or takes longer than `timeout_s`, HostError where
     the disk fails, CompilerCrash where it is killed.
@@ -94,7 +102,8 @@ def _run(request: str, timeout_s: float) -> Lowered:
 
 
 def _from_json(data: dict[str, Any]) -> Lowered:
-    return Lowered(data["name"], data["text"], tuple(data["parameters"]), data["shared_bytes"])
+    programs = (Program(each["name"], each["text"], tuple(each["parameters"]), each["shared_bytes"]) for each in (data["static"], data["planned"]))
+    return Lowered(*programs)
 
 
 def _read(file: Path) -> Lowered | None:
@@ -104,13 +113,13 @@ def _read(file: Path) -> Lowered | None:
         return None
 
 
-def _write(file: Path, kernel: Lowered) -> None:
+def _write(file: Path, lowered: Lowered) -> None:
     with host_errors("write", file):
         file.parent.mkdir(parents=True, exist_ok=True)
         part = tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False)  # noqa: SIM115 - renamed or removed
         try:
             with part:
-                json.dump(asdict(kernel), part)
+                json.dump(asdict(lowered), part)
             os.replace(part.name, file)
         except BaseException:
             Path(part.name).unlink(missing_ok=True)

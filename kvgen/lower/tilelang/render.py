@@ -1,7 +1,8 @@
-"""Source text of a variant: TileLang's kernel with kvgen's own host side and headers."""
+"""Source text of a variant: TileLang's kernels with kvgen's own host side and headers."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from kvgen._resources import templates
@@ -9,7 +10,7 @@ from kvgen.lower import flags
 from kvgen.lower.base import FUNCTIONS, Source, Target
 from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
-from kvgen.lower.tilelang.isolate import Lowered
+from kvgen.lower.tilelang.isolate import Lowered, Program
 from kvgen.lower.tilelang.plan import Plan
 from kvgen.lower.tilelang.support import TILELANG
 from kvgen.reference.layout import Operand
@@ -22,19 +23,25 @@ def quant(operand: Operand) -> str:
     return f"kvgen::Quant<{operand.bits}, kvgen::Axis::{operand.axis}, {operand.group}, {'true' if operand.zero else 'false'}>"
 
 
-def source(plan: Plan, kernel: Lowered, launch: Params, target: Target) -> Source:
+def arguments(program: Program) -> str:
+    """What the host hands to a program, by the names of its parameters."""
+    return textwrap.fill(", ".join(f"t.{name}" for name in program.parameters), 120, break_long_words=False, break_on_hyphens=False)
+
+
+def source(plan: Plan, programs: Lowered, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
     text = render(
         "tilelang/module.cu.jinja",
         version=TILELANG,
         layout=plan.layout,
         plan=plan,
-        kernel=kernel,
+        static=programs.static,
+        planned=programs.planned,
+        arguments=arguments,
         splits=launch.text("splits"),
         element=ELEMENTS[plan.dtype],
         key=quant(plan.key),
         value=quant(plan.value),
-        arguments=", ".join(f"t.{name}" for name in kernel.parameters),
     )
     return Source(text, "cuda", target, include_folders(), flags.TILELANG, reached_headers(text, include_folders()), FUNCTIONS)
 

@@ -1,4 +1,4 @@
-"""The other process: a spec and a schedule on standard input, the device kernel on standard output, both as JSON."""
+"""The other process: a spec and a schedule on standard input, the device kernels on standard output, both as JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 from kvgen.lower.schedule import Schedule
@@ -24,14 +25,20 @@ KERNEL = 'extern "C" __global__'
 
 
 def lower(plan: Plan, form: str, target: str) -> dict[str, Any]:
-    """Run TileLang; `text` is the generated kernel without TileLang's includes."""
+    """Run TileLang for both programs. The splits of a plan are no cluster: a worker has work tiles of many cells."""
+    program = importlib.import_module(f"kvgen.lower.tilelang.{form}.program").program
+    static = lower_program(program(plan, planned=False), "attend_static", target)
+    return {"static": static, "planned": lower_program(program(replace(plan, cluster=False), planned=True), "attend_planned", target)}
+
+
+def lower_program(program: Any, name: str, target: str) -> dict[str, Any]:
+    """`text` is the generated kernel without TileLang's includes."""
     import tilelang
     from tvm.target import Target
 
-    program = importlib.import_module(f"kvgen.lower.tilelang.{form}.program").program
     cuda = Target({"kind": "cuda", "arch": ARCHS[target]})
     with tilelang.tvm.transform.PassContext(opt_level=3, config=PASSES), cuda:
-        artifact = tilelang.lower(program(plan), target=cuda)
+        artifact = tilelang.lower(program.with_attr("global_symbol", name), target=cuda)
     (function,) = artifact.device_mod.functions.values()
     text = artifact.kernel_source
     return {

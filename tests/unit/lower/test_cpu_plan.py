@@ -131,7 +131,7 @@ def test_the_plan_is_the_oracles(spec: KernelSpec, lengths: list[int], q_len: in
     module, shape = built(spec).module, shape_of(spec, len(lengths), q_len, append)
     assert module.plan_size(len(lengths), max(lengths), q_len) == shape.size
     plan = torch.full((shape.size,), -1, dtype=torch.int32)
-    module.plan(int32(*lengths), plan, q_len, int(append), int(skip_empty), 0, BIG, 0)
+    module.plan(int32(*lengths), plan, q_len, int(append), int(skip_empty), BIG, 0)
     want = make_plan(shape, lengths, BIG, skip_empty)
     assert read_plan(shape, plan.tolist()) == want
     assert plan.tolist() == written_plan(shape, want)

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="untyped-decorator, valid-type"
+# mypy: disable-error-code="untyped-decorator"
 """The tile-level kernel. Codes stay codes: scales are on the query or on scores, zeros are sums apart, as in form "mma"."""
 
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.gemm.sizes import ROWS, lost_row, memory_words, query_tile_rows
 from kvgen.lower.tilelang.gemm.tiles import channel_param, fill_codes, token_param
+from kvgen.lower.tilelang.mma.kernel import kernel
 from kvgen.lower.tilelang.mma.mask import sees, set_limits
-from kvgen.lower.tilelang.mma.program import array, locate, tile_range
-from kvgen.lower.tilelang.mma.query import load_query, normalize_query
+from kvgen.lower.tilelang.mma.query import normalize_query
 from kvgen.lower.tilelang.mma.reduction import (
     finish_sums,
     reduce_all_splits,
@@ -24,8 +24,8 @@ from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
 from kvgen.lower.tilelang.mma.ring import find_block
 from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
 from kvgen.lower.tilelang.mma.softmax import begin_state
-from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, Args, registers, static
-from kvgen.lower.tilelang.mma.step import advance_length, count_reader, flush
+from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, static
+from kvgen.lower.tilelang.mma.step import count_reader, flush
 from kvgen.lower.tilelang.plan import Plan
 
 
@@ -241,19 +241,20 @@ def finish(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
             q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
             reduce_warps(joint, r, memory, q_row, channel)
-            if k.splits == 1:
+            if at.splits == 1:
                 write_output(p, k, at, r, q_row, channel)
             else:
                 store_partial(p, k, at, r, q_row, channel)
 
 
+def states(p: Plan) -> Plan:
+    """The plan of the last reduction: the tiles' state is that of one more warp."""
+    return replace(p, warps=p.warps + 1)
+
+
 @T.macro
-def attention(p: Any, joint: Any, k: Any, at: Any, memory: Any) -> None:
-    """One CTA: a split of a KV head of a sequence. The residual is that of form "mma"."""
-    r = registers(p)
-    work = tile_range(p, k, at)
-    t = allocate(p)
-    load_query(p, k, at, r)
+def attention(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, memory: Any) -> None:
+    """A work tile, whose query is being loaded. The residual is that of form "mma"."""
     begin_state(p, r)
     set_limits(p, k, at, work, r)
     normalize_query(p, k, at, r)
@@ -261,45 +262,18 @@ def attention(p: Any, joint: Any, k: Any, at: Any, memory: Any) -> None:
     load_residual(p, k, at, work, r, 0)
     attend_residual(p, k, at, work, r)
     finish_sums(p, r)
-    store_warps(joint, at, r, memory)
+    store_warps(states(p), at, r, memory)
     for index in T.serial(work.count):
         attend_kv_tile(p, k, at, work, r, t, work.first + index)
     T.sync_threads()
     count_reader(k, at, r)
-    store_tiles(p, joint, t, memory)
+    store_tiles(p, states(p), t, memory)
     T.sync_threads()
-    finish(p, joint, k, at, r, memory)
+    finish(p, states(p), k, at, r, memory)
     reduce_all_splits(p, k, at, r, memory)
-    advance_length(p, k, at, r)
     flush(p, k, at, work, r, memory)
 
 
-def program(p: Plan) -> Any:
+def program(p: Plan, planned: bool) -> Any:
     """The program as a TileLang function, with the arguments of form "mma"."""
-    joint = replace(p, warps=p.warps + 1)
-
-    @T.prim_func
-    def attend(
-        q: array("uint32"), packed: array("uint32"), k_residual: array("uint32"), v_residual: array("uint32"),
-        lengths: array("int32"), table: array("int32"), out: array("uint32"), lse: array("float32"),
-        partial: array("float32"), stats: array("float32"),
-        arrivals: array("int32"), flushed: array("int32"), readers: array("int32"),
-        q_batch: T.int64, q_token: T.int64, q_head: T.int64, out_batch: T.int64, out_token: T.int64, out_head: T.int64,
-        fresh_k: T.int64, fresh_v: T.int64, fresh_k_batch: T.int64, fresh_k_token: T.int64, fresh_k_head: T.int64,
-        fresh_v_batch: T.int64, fresh_v_token: T.int64, fresh_v_head: T.int64,
-        packed_outer: T.int64, packed_head: T.int64, table_stride: T.int64,
-        fresh: T.int32, q_len: T.int32, with_lse: T.int32, scale: T.float32, cells: T.int32, runs: T.int32, splits: T.int32,
-    ) -> None:  # fmt: skip
-        with T.Kernel(cells, splits, threads=p.threads) as (cell, split):
-            if p.min_ctas > 1:
-                T.annotate_min_blocks_per_sm(p.min_ctas)
-            memory = T.alloc_shared((memory_words(p),), "uint32")
-            k = Args(
-                q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals, flushed, readers,
-                (q_batch, q_token, q_head), (out_batch, out_token, out_head),
-                (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
-                (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, runs, splits,
-            )  # fmt: skip
-            attention(p, joint, k, locate(p, cell, split, runs), memory)
-
-    return attend
+    return kernel(p, planned, memory_words(p), allocate, attention)

@@ -93,7 +93,7 @@ def write_output(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> N
 @T.macro
 def store_partial(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> None:
     """Store two channels of a split's partial result in the workspace."""
-    row = (at.cell * k.splits + at.split) * p.columns + q_row
+    row = (at.first_slot + at.split) * p.columns + q_row
     for i in static(2):
         k.partial[row * p.dim + channel + i] = r.factor[i]
     if channel == 0:
@@ -142,11 +142,11 @@ def reduce_splits(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> 
     state = T.alloc_local((BATCH * 2,), "float32")
     value = T.alloc_local((BATCH * 2,), "float32")
     begin_partials(r)
-    for index in T.serial(T.ceildiv(k.splits, BATCH)):
+    for index in T.serial(T.ceildiv(at.splits, BATCH)):
         for s in T.unroll(BATCH):
             empty_partial(state, value, s)
-            if index * BATCH + s < k.splits:
-                row = (at.cell * k.splits + index * BATCH + s) * p.columns + q_row
+            if index * BATCH + s < at.splits:
+                row = (at.first_slot + index * BATCH + s) * p.columns + q_row
                 load_pair(state, s * 2, k.stats, row * 2)
                 load_pair(value, s * 2, k.partial, row * p.dim + channel)
         add_partials(r, state, value, BATCH)
@@ -181,14 +181,14 @@ def reduce_in_cluster(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     value = T.alloc_local((CLUSTER * 2,), "float32")
     T.call_extern("int32", "kvgen::cluster_sync")
     for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
-        item = (index * p.threads + at.thread) * k.splits + at.split
+        item = (index * p.threads + at.thread) * at.splits + at.split
         if item < p.columns * p.dim // 2:
             q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
             begin_partials(r)
             for s in T.unroll(CLUSTER):
                 empty_partial(state, value, s)
-                if s < k.splits:
+                if s < at.splits:
                     for i in static(2):
                         state[s * 2 + i] = from_cta(memory, p.merged_at + p.columns * p.dim + q_row * 2 + i, s)
                         value[s * 2 + i] = from_cta(memory, p.merged_at + q_row * p.dim + channel + i, s)
@@ -212,7 +212,7 @@ def reduce_all_warps(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
             q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
             reduce_warps(p, r, memory, q_row, channel)
-            if k.splits == 1:
+            if at.splits == 1:
                 write_output(p, k, at, r, q_row, channel)
             elif p.cluster:
                 store_for_cluster(p, r, memory, q_row, channel)
@@ -222,12 +222,13 @@ def reduce_all_warps(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
 
 @T.macro
 def reduce_in_last_cta(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
-    """The last CTA of a head to arrive reads all partial results. It resets the counter for the next call."""
+    """The last CTA of a cell to arrive completes it: it reads all partial results. It resets the counter for the next call."""
     T.sync_threads()
     if at.thread == 0:
         memory[0] = arrive(k.arrivals, at.cell)
     T.sync_threads()
-    if T.cast(memory[0], "int32") == k.splits - 1:
+    r.completed[0] = T.cast(T.cast(memory[0], "int32") == at.splits - 1, "int32")
+    if r.completed[0] != 0:
         if at.thread == 0:
             k.arrivals[at.cell] = 0
         for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
@@ -239,9 +240,11 @@ def reduce_in_last_cta(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
 
 @T.macro
 def reduce_all_splits(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
-    """Reduce over the splits of a head."""
-    if k.splits > 1:
+    """Reduce over the splits of a cell, which one CTA completes: the last, or the first of a cluster."""
+    r.completed[0] = 1
+    if at.splits > 1:
         if p.cluster:
             reduce_in_cluster(p, k, at, r, memory)
+            r.completed[0] = T.cast(at.split == 0, "int32")
         else:
             reduce_in_last_cta(p, k, at, r, memory)

@@ -17,9 +17,9 @@ from kvgen.lower.tilelang.mma.softmax import raise_row_max
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, q_rows, static
 
 
-def first_token(p: Any, k: Any, at: Any, index: Any) -> Any:
+def first_token(p: Any, at: Any, index: Any) -> Any:
     """First token of the warp's tile."""
-    return ((index * p.warps + (p.warps - 1 - at.warp)) * k.splits + (k.splits - 1 - at.split)) * 16
+    return ((index * p.warps + (p.warps - 1 - at.warp)) * at.splits + (at.splits - 1 - at.split)) * 16
 
 
 def slot_of(p: Any, at: Any, token: Any) -> Any:
@@ -42,11 +42,20 @@ def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first
 
 
 @T.macro
+def clear_rows(p: Any, r: Any) -> None:
+    """Begin the rows anew. Not every warp loads rows: those of one work tile would otherwise live until the next, in registers of the
+    packed loop."""
+    for i in T.unroll(p.chunks * 8):
+        r.k_rows[i] = T.uint32(0)
+        r.v_rows[i] = T.uint32(0)
+
+
+@T.macro
 def load_residual(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> None:
     """Start to load a tile of the warp."""
-    if first_token(p, k, at, index) < work.residual:
-        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first_token(p, k, at, index), r.k_rows)
-        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first_token(p, k, at, index), r.v_rows)
+    if first_token(p, at, index) < work.residual:
+        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first_token(p, at, index), r.k_rows)
+        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first_token(p, at, index), r.v_rows)
 
 
 @T.macro
@@ -130,7 +139,7 @@ def to_code_units(p: Any, r: Any) -> None:
 def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """The warp's tiles of the residual, the first of which is loaded."""
     for index in T.serial(p.tail_turns):
-        first = first_token(p, k, at, index)
+        first = first_token(p, at, index)
         if first < work.residual:
             if work.residual > work.old_residual:
                 keep_fresh(p, k, at, work, r, first)
@@ -139,5 +148,5 @@ def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
             add_rows(p, r)
             if p.tail_turns > 1:
                 load_residual(p, k, at, work, r, index + 1)
-    if first_token(p, k, at, 0) < work.residual:
+    if first_token(p, at, 0) < work.residual:
         to_code_units(p, r)

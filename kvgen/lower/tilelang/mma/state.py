@@ -23,7 +23,10 @@ SCALE_FLOOR = -14.0
 
 @dataclass(frozen=True)
 class Args:
-    """Arguments of the kernel: tensors as flat arrays of words; strides count 16 bytes. Of new tokens, offsets from the residual."""
+    """Arguments of the kernel: tensors as flat arrays of words; strides count 16 bytes. Of new tokens, offsets from the residual.
+    `planned` says which of the two programs this is; `plan` is the plan of a step (kvgen/schedule/plan.hpp), `ctas` the grid's extent."""
+
+    planned: bool
 
     q: Any
     packed: Any
@@ -38,6 +41,8 @@ class Args:
     arrivals: Any
     flushed: Any
     readers: Any
+    plan: Any
+    overflow: Any
     q_strides: tuple[Any, Any, Any]
     out_strides: tuple[Any, Any, Any]
     fresh_k: tuple[Any, Any, Any, Any]
@@ -48,19 +53,26 @@ class Args:
     q_len: Any
     with_lse: Any
     scale: Any
+    ctas: Any
     runs: Any
-    splits: Any
+    limit: Any
+    advance: Any
+    tiles_at: Any
+    empty_at: Any
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a thread is: sequence, KV head, first q row of its CTA, split; lane g * 4 + t of a warp."""
+    """Where a thread is: sequence, KV head, first q row of its CTA; split `split` of `splits`, whose partial results begin in slot
+    `first_slot`; lane g * 4 + t of a warp. A cell is a sequence, a KV head, and as many of its q rows as a CTA holds."""
 
     batch: Any
     head: Any
     q_row: Any
     cell: Any
     split: Any
+    splits: Any
+    first_slot: Any
     thread: Any
     warp: Any
     lane: Any
@@ -70,7 +82,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Work:
-    """What a CTA has to do: packed KV tiles [first, first + count) of the sequence and its part of the residual. The sequence has `blocks`
+    """A work tile: packed KV tiles [first, first + count) of the sequence and its part of the residual. The sequence has `blocks`
     packed blocks, and a residual of `old_residual` tokens before this call and of `residual` with the new ones."""
 
     blocks: Any
@@ -82,7 +94,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Registers:
-    """A thread's registers. n counts column tiles (8 q rows), e the lane's two q rows 2t, 2t + 1 of each (with `halves` those of t % 2)."""
+    """A thread's registers. n counts column tiles (8 q rows), e the lane's two q rows 2t, 2t + 1 of each (with `halves` those of t % 2).
+    `completed` is 1 where this CTA has completed the cell: no other CTA still reads what the cell reads."""
 
     raw: Any
     q: Any
@@ -110,6 +123,7 @@ class Registers:
     top: Any
     factor: Any
     flag: Any
+    completed: Any
     source: Any
     row: Any
     page: Any
@@ -149,6 +163,7 @@ def registers(p: Any) -> Any:
     top = T.alloc_local((n * 2 + 1,), "float32")
     factor = T.alloc_local((n * 2,), "float32")
     flag = T.alloc_local((1,), "int32")
+    completed = T.alloc_local((1,), "int32")
     source = T.alloc_local((1,), "int64")
     row = T.alloc_local((2,), "int64")
     page = T.alloc_local((1,), "int32")
@@ -157,7 +172,7 @@ def registers(p: Any) -> Any:
     ones = T.alloc_local((4,), "uint32")
     return Registers(
         raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, v, row_max, bias, limit,
-        row_sum, zo, top, factor, flag, source, row, page, k_rows, v_rows, ones,
+        row_sum, zo, top, factor, flag, completed, source, row, page, k_rows, v_rows, ones,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What `decode` does after attention: it packs a full residual, and advances lengths once all CTAs have read the old ones."""
+"""What `decode` does after attention: it packs a full residual. The static program also advances lengths, once all CTAs have read the
+old ones."""
 
 from __future__ import annotations
 
@@ -19,32 +20,41 @@ def arrive(counters: Any, at: Any) -> Any:
 def count_reader(k: Any, at: Any, r: Any) -> None:
     """Count this CTA among those that have read the length: a barrier lies between that and here. `advance_length` looks at the count
     later, so no thread waits for the atomic now."""
-    if k.fresh > 0 and at.thread == 0:
-        r.flag[0] = T.call_extern("int32", "atomicAdd", T.access_ptr(k.readers[at.batch], "rw"), 1)
+    if not k.planned:
+        if k.advance != 0 and at.thread == 0:
+            r.flag[0] = T.call_extern("int32", "atomicAdd", T.access_ptr(k.readers[at.batch], "rw"), 1)
 
 
 @T.macro
 def advance_length(p: Any, k: Any, at: Any, r: Any) -> None:
     """The last CTA of a sequence to read the old length writes the new one."""
-    if k.fresh > 0 and at.thread == 0:
-        if r.flag[0] == p.kv_heads * k.runs * k.splits - 1:
+    if k.advance != 0 and at.thread == 0:
+        if r.flag[0] == p.kv_heads * k.runs * at.splits - 1:
             k.readers[at.batch] = 0
             k.lengths[at.batch] = k.lengths[at.batch] + k.fresh
 
 
 @T.macro
-def flush(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
-    """The last CTA of a head to be done with the residual packs it, if this call has filled it; what is left over moves to
-    its front. The packing is that of `pack`."""
-    if k.fresh > 0 and work.residual >= p.tokens:
+def complete_head(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
+    """Of the CTAs that completed the cells of a KV head, keep `completed` in the last."""
+    if not p.one_run:
         T.sync_threads()
         if at.thread == 0:
             memory[0] = arrive(k.flushed, at.batch * p.kv_heads + at.head)
         T.sync_threads()
-        if T.cast(memory[0], "int32") == k.runs * k.splits - 1:
+        r.completed[0] = T.cast(T.cast(memory[0], "int32") == k.runs - 1, "int32")
+        if r.completed[0] != 0 and at.thread == 0:
+            k.flushed[at.batch * p.kv_heads + at.head] = 0
+
+
+@T.macro
+def flush(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
+    """The CTA that completes a head packs its residual, if this call has filled it; what is left over moves to its front. The packing
+    is that of `pack`."""
+    if k.fresh > 0 and work.residual >= p.tokens and r.completed[0] != 0:
+        complete_head(p, k, at, r, memory)
+        if r.completed[0] != 0:
             T.sync_threads()
-            if at.thread == 0:
-                k.flushed[at.batch * p.kv_heads + at.head] = 0
             if p.page_blocks:
                 r.page[0] = k.table[at.batch * k.table_stride + work.blocks // p.page_blocks]
             find_block(p, k, at, r, work.blocks)

@@ -1,9 +1,10 @@
-// The host's side of a kernel that TileLang generated: how many CTAs, where results of splits lie, what the kernel is handed.
+// The host's side of the kernels that TileLang generated: how many CTAs, where partial results lie, what the kernels are handed.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
 #include "kvgen/host/args.cuh"
+#include "kvgen/host/launch.cuh"
 #include "kvgen/schedule/split_model.cuh"
 #include "kvgen/tilelang.cuh"
 
@@ -11,33 +12,29 @@ namespace kvgen {
 
 enum class Splits { automatic, wave };  // by a cost model; as many as run at once
 
-// The kernel's arguments by the names that TileLang gave them. Strides and offsets count 16 bytes.
+// The kernels' arguments by the names that TileLang gave them. Strides and offsets count 16 bytes. The grid is `ctas` x `splits`: with a
+// plan, ctas are workers, and their work tiles lie in the plan as if `tiles_at` others were before them.
 struct TileArgs {
   uint *q, *packed, *k_residual, *v_residual, *out;
-  int *lengths, *table, *arrivals, *flushed, *readers;
+  int *lengths, *table, *arrivals, *flushed, *readers, *plan, *overflow;
   float *lse, *partial, *stats;
   int64_t q_batch, q_token, q_head, out_batch, out_token, out_head;
   int64_t fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head;  // new tokens, as offsets from the residual
   int64_t fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head;
   int64_t packed_outer, packed_head, table_stride;
-  int fresh, q_len, with_lse, cells, runs, splits;
+  int fresh, q_len, with_lse, ctas, runs, splits, limit, advance, tiles_at, empty_at;
   float scale;
 };
 
-// Numbers of a variant: kThreads, kSharedBytes, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kTileTokens,
-// kTileBytes, kQRows (of a CTA), kQTiles, kWindow (0 without a sliding window).
+// Numbers of a variant: kThreads, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kTileTokens, kTileBytes,
+// kRingBytes, kQRows (of a CTA), kQTiles, kWindow (0 without a sliding window).
 template <class Format, class Schedule>
 struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kMaxQLen, 8 * Schedule::kQTiles);
   static constexpr int kMaxSplits = Schedule::kCluster ? 8 : 256;
-  static constexpr int kMostBatch = 65536;
+  static constexpr int kMaxBatch = kMaxPlanBatch;
 
-  static int resident_ctas() {
-    int device = 0, processors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    return processors * Schedule::kCtasPerSm;
-  }
+  static int resident_ctas() { return multiprocessors() * Schedule::kCtasPerSm; }
 
   static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, 8 * Schedule::kQTiles); }
 
@@ -57,22 +54,25 @@ struct TileHost {
     return model(cells).cheapest(units, most);
   }
 
-  // Counters first, at places that depend on the batch alone: every call leaves them zero for the next.
+  // Counters first, at places that depend on the batch alone: every call leaves them zero for the next. Then `slots` partial results.
   struct Workspace {
     int64_t arrivals, flushed, readers, stats, partial, bytes;
-    Workspace(int batch, int kv_heads, int splits) {
-      const int64_t heads = static_cast<int64_t>(batch) * kv_heads, cells = heads * kMaxRuns;
+    Workspace(int batch, int kv_heads, int64_t slots) {
+      const int64_t heads = static_cast<int64_t>(batch) * kv_heads;
       arrivals = 0;
-      flushed = arrivals + cells * 4;
+      flushed = arrivals + heads * kMaxRuns * 4;
       readers = flushed + heads * 4;
       stats = (readers + batch * 4 + 127) / 128 * 128;
-      partial = (stats + cells * splits * Schedule::kQRows * 8 + 127) / 128 * 128;
-      bytes = partial + cells * splits * Schedule::kQRows * Format::kHeadDim * 4;
+      partial = (stats + slots * Schedule::kQRows * 8 + 127) / 128 * 128;
+      bytes = partial + slots * Schedule::kQRows * Format::kHeadDim * 4;
     }
   };
 
+  // Slots for every split of any length, and for the work tiles of a plan.
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
-    return Workspace(batch, kv_heads, most_splits(batch * kv_heads)).bytes;
+    const int heads = batch * kv_heads;
+    const int64_t cells = static_cast<int64_t>(heads) * kMaxRuns;
+    return Workspace(batch, kv_heads, std::max(cells * most_splits(heads), cells + resident_ctas())).bytes;
   }
 
   // Tokens of a split where all lengths are `max_len`; 0 where sequences are not split. What verification takes its lengths from.
@@ -82,9 +82,60 @@ struct TileHost {
     return splits == 1 ? 0 : ceil_div(seen_units(max_len), splits) * Schedule::kTileTokens;
   }
 
-  static bool countable(const AttendArgs&) { return true; }  // nothing is added up over sequences
+  static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
+    PlanShape shape;
+    shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = std::min(resident_ctas(), kMaxPlanWorkers);
+    shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens;
+    // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
+    shape.head_cost = ceil_div(kStartBytes + Schedule::kRingBytes, Schedule::kTileBytes), shape.least_tiles = Schedule::kThreads / 32;
+    shape.window = Schedule::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
+    return shape;
+  }
 
+  static bool countable(const PlanShape& shape, int max_len) { return shape.countable(max_len); }
+
+  // Arguments of the program that takes the plan of `a`, or, where it has none, of the static one.
   static TileArgs arguments(const AttendArgs& a, bool append) {
+    TileArgs t = tensor_arguments(a, append);
+    int64_t slots = 0;
+    if (a.plan) {
+      const PlanShape shape = plan_shape(a.cache.batch, a.cache.kv_heads, a.q_len, append);
+      t.plan = const_cast<int*>(a.plan), t.ctas = shape.workers, t.splits = 1, slots = shape.most_work_tiles();
+      t.tiles_at = shape.tiles_at() / kWorkTile, t.empty_at = shape.empty_at();
+    } else {
+      t.ctas = a.cache.batch * a.cache.kv_heads * t.runs, t.splits = choose_splits(t.ctas, a.max_len);
+      slots = static_cast<int64_t>(t.ctas) * t.splits;
+      t.limit = append ? a.limit : INT32_MAX, t.overflow = a.overflow, t.advance = append && a.advance;
+    }
+    char* work = static_cast<char*>(a.workspace);
+    const Workspace at(a.cache.batch, a.cache.kv_heads, slots);
+    t.arrivals = reinterpret_cast<int*>(work + at.arrivals), t.flushed = reinterpret_cast<int*>(work + at.flushed);
+    t.readers = reinterpret_cast<int*>(work + at.readers);
+    t.stats = reinterpret_cast<float*>(work + at.stats), t.partial = reinterpret_cast<float*>(work + at.partial);
+    return t;
+  }
+
+  // Launches one of the programs, which takes `shared_bytes`; with `clusters` the splits of a cell are one.
+  template <class... Parameters, class... Arguments>
+  static cudaError_t start(void (*kernel)(Parameters...), const TileArgs& t, int shared_bytes, bool clusters, cudaStream_t stream,
+                           Arguments... values) {
+    const int bytes = std::max(shared_bytes, pack_smem_bytes<Format>());
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(t.ctas, t.splits), config.blockDim = dim3(Schedule::kThreads);
+    config.dynamicSmemBytes = bytes, config.stream = stream;
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = cluster.val.clusterDim.z = 1, cluster.val.clusterDim.y = t.splits;
+    config.attrs = &cluster, config.numAttrs = clusters ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(values)...);
+  }
+
+ private:
+  static constexpr int kWorkTile = sizeof(WorkTile) / sizeof(int);
+
+  static TileArgs tensor_arguments(const AttendArgs& a, bool append) {
     constexpr int kElements = 8;  // in 16 bytes
     TileArgs t = {};
     t.q = static_cast<uint*>(a.q.data), t.out = static_cast<uint*>(a.out.data);
@@ -102,32 +153,8 @@ struct TileHost {
     }
     t.packed_outer = a.cache.outer_stride_bytes / 16, t.packed_head = a.cache.head_stride_bytes / 16, t.table_stride = a.cache.table_stride;
     t.q_len = a.q_len, t.scale = a.scale * 1.4426950408889634f, t.runs = runs(a.q_len);
-    t.cells = a.cache.batch * a.cache.kv_heads * t.runs;
-    t.splits = choose_splits(t.cells, a.max_len);
-    char* work = static_cast<char*>(a.workspace);
-    const Workspace at(a.cache.batch, a.cache.kv_heads, t.splits);
-    t.arrivals = reinterpret_cast<int*>(work + at.arrivals), t.flushed = reinterpret_cast<int*>(work + at.flushed);
-    t.readers = reinterpret_cast<int*>(work + at.readers);
-    t.stats = reinterpret_cast<float*>(work + at.stats), t.partial = reinterpret_cast<float*>(work + at.partial);
     return t;
   }
-
-  // Launches the kernel over cells by splits.
-  template <class... Parameters, class... Arguments>
-  static cudaError_t start(void (*kernel)(Parameters...), const TileArgs& t, cudaStream_t stream, Arguments... values) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Schedule::kSharedBytes);
-    if (error != cudaSuccess) return error;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(t.cells, t.splits), config.blockDim = dim3(Schedule::kThreads);
-    config.dynamicSmemBytes = Schedule::kSharedBytes, config.stream = stream;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = cluster.val.clusterDim.z = 1, cluster.val.clusterDim.y = t.splits;
-    config.attrs = &cluster, config.numAttrs = Schedule::kCluster ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(values)...);
-  }
-
- private:
   static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kTileBytes}; }
   static int64_t distance(const void* from, const void* to) {
     return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16;

@@ -64,6 +64,11 @@ struct PlanShape {
     return each > least_tiles ? each : least_tiles;
   }
   KVGEN_HOST_DEVICE int most_work_tiles() const { return batch * heads + workers; }
+  // Whether an int holds the places of all heads of sequences of `max_len` tokens.
+  bool countable(int max_len) const {
+    const int64_t places = head_cost + static_cast<int64_t>(max_len) / tile_tokens + 1;
+    return static_cast<int64_t>(batch) * heads * places <= INT32_MAX / 2;
+  }
 
   // The plan in memory, as offsets in int32: a header, a WorkRange for each worker, the work tiles, the empty sequences.
   static constexpr int kHeader = 8;  // [0]: number of empty sequences

@@ -51,11 +51,7 @@ struct Attend {
     return shape;
   }
 
-  // Whether the row of a plan has fewer tiles than an int can count.
-  static bool countable(const PlanShape& shape, int max_len) {
-    const int64_t tiles = shape.head_cost + static_cast<int64_t>(max_len) / shape.tile_tokens + 1;
-    return shape.batch * shape.heads * tiles <= INT32_MAX / 2;
-  }
+  static bool countable(const PlanShape& shape, int max_len) { return shape.countable(max_len); }
 
   // Enqueues one attend (or, with `append`, decode) step. The caller has checked shapes.
   static cudaError_t launch(const AttendArgs& args, bool append, cudaStream_t stream) {
