@@ -32,10 +32,6 @@ FAULTS: tuple[Fault, ...] = (
             "row_sum += split[C::head_dim + 1] * weight;", "row_sum += split[C::head_dim + 1];",
         ),
         (
-            "merge-empty-split", "splits", "a split that saw no token is merged like any other",
-            "if (split[C::head_dim + 1] == 0) continue;", "",
-        ),
-        (
             "split-begin", "splits", "the last split begins 32 tokens too late",
             "begin = int64_t{tile.first} * C::chunk,",
             "begin = int64_t{tile.first} * C::chunk + (tile.first > 0 && tile.split_idx == tile.num_splits - 1 ? C::subtile : 0),",

@@ -216,6 +216,18 @@ def test_steps_are_those_of_the_reference() -> None:
         assert relative_l2(lse, want_lse) <= 1e-5
 
 
+def test_splits_that_see_nothing_are_not_merged() -> None:
+    """The window of the last of four blocks of query rows begins behind the first KV tile, which is a split of its own."""
+    raw, oracle = Raw((1058,), WINDOWED), ReferenceCache(WINDOWED, 1, BLOCK)
+    oracle.prefill(raw.k, raw.v, int32(1058))
+    plan = make_plan(shape_of(WINDOWED, 1, 120, False), [1058], BIG)
+    assert (3, 4, 5, 2) in {(tile.head, tile.first, tile.end, tile.num_splits) for worker in plan.workers for tile in worker}
+    out, lse = raw.attend(120)  # the workspace is full of NaNs
+    want, want_lse = oracle.attend(raw.draw(120, 4, 3), scale=0.125)
+    assert relative_l2(out, want) <= tolerance(torch.float16)
+    assert relative_l2(lse, want_lse) <= 1e-5
+
+
 def test_skipped_sequences_give_zeros_and_get_no_tokens() -> None:
     raw = Raw((40, 0, 31, 0))
     before = raw.state()
