@@ -84,7 +84,7 @@ struct TileHost {
 
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
     PlanShape shape;
-    shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = std::min(resident_ctas(), kMaxPlanWorkers);
+    shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = resident_ctas();
     shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens;
     // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
     shape.head_cost = ceil_div(kStartBytes + Schedule::kRingBytes, Schedule::kTileBytes), shape.least_tiles = Schedule::kThreads / 32;

@@ -71,9 +71,7 @@ struct Attend {
       args.slots = shape.most_work_tiles();
       constexpr int kBytes = kSharedBytes<PlannedTraits>;
       Launch launch(dim3(shape.workers), PlannedTraits::kThreads, kBytes, stream, Schedule::kOverlap);
-      const cudaError_t error = launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
-      if (error != cudaSuccess || !kAppend || !args.advance) return error;
-      return launch_advance({args.cache.lengths, batch, nullptr, args.q_len, false, args.limit, args.overflow}, stream, Schedule::kOverlap);
+      return launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
     }
     const int count = splits(batch, kv_heads, args.max_len);
     args.slots = heads * count, args.one_wave = heads * count <= resident_splits();

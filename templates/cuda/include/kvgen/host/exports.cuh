@@ -94,6 +94,9 @@ struct Exports {
       a.plan = call.plan.as<int>();
       if (a.plan) check_plan(name, call.plan, shape(name, a.cache.batch, call.q_len, append));
       detail::check(Attend::launch(a, append, stream(call.device)), name);
+      if (!append || !a.plan || !a.advance) return false;  // the static scheduler's launch advances the lengths itself
+      const AdvanceArgs advance{a.cache.lengths, a.cache.batch, nullptr, a.q_len, false, a.limit, a.overflow};
+      detail::check(launch_advance(advance, stream(call.device), Schedule::kOverlap), name);
       return false;
     });
   }
