@@ -42,7 +42,8 @@ FAULTS: tuple[Fault, ...] = (
         "pack/quantize",
         (
             "ties", "last", "codes that are close to a tie are not divided again",
-            "close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;", "encode<Quant>(values, scalers(lane_row), codes);",
+            "close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;",
+            "encode<Quant>(values, scalers(lane_row), codes);",
         ),
     ),
     *_in(
