@@ -134,14 +134,6 @@ FAULTS: tuple[Fault, ...] = (
             "sequence.at + head * shape.cost(sequence.length)", "sequence.at + head * (shape.cost(sequence.length) - 1)",
         ),
         (
-            "plan-range", "planned", "the last work tile of a worker is not in its range",
-            "atomicMax(&shared.ends[w], index + 1);", "atomicMax(&shared.ends[w], index);",
-        ),
-        (
-            "plan-lanes", "planned", "of the splits of a head every second run of as many as it has threads is not written",
-            "w <= places.last_worker; w += lanes)", "w <= places.last_worker; w += 2 * lanes)",
-        ),
-        (
             "plan-warps", "planned-batch", "heads of the first 32 sequences do not count for where those that follow begin",
             " + (warp > 0 ? warps[i][warp - 1] : 0)", "",
         ),
@@ -155,30 +147,34 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-overflow", "planned", "the host is not told that a sequence of a plan has no room",
-            "if (step == SequenceStep::overflows && args.overflow) *args.overflow = 1;", "",
-        ),
-        (
-            "plan-advance", "planned", "a plan that advances lengths advances those of sequences without room too",
-            "if (works && args.advance)", "if (args.advance)",
+            "if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;", "",
         ),
         (
             "prefill-advance", "batch", "neither a prefill nor a step advances the lengths of sequences from the 129th on",
-            "b < batch; b += gridDim.x", "b < min(batch, 128); b += gridDim.x",
+            "b < args.batch; b += blockDim.x", "b < min(args.batch, 128); b += blockDim.x",
         ),
         (
             "advance-empty", "planned", "the end of a step adds its tokens to empty sequences",
-            "counts ? counts[b] : length > 0 ? count : 0;", "counts ? counts[b] : count;",
+            "args.counts[b] : length > 0 || !args.skip_empty ? args.count : 0;", "args.counts[b] : args.count;",
         ),
         (
             "advance-room", "planned", "the end of a step adds tokens to a sequence that has no room",
-            "if (more > limit - length)", "if (more > limit)",
+            "if (more > args.limit - length)", "if (more > args.limit)",
         ),
     ),
     *_in(
         "schedule/plan.hpp",
         (
+            "plan-range", "planned", "the last work tile of a worker is not in its range",
+            "ranges[w].end = index(w) + 1;", "ranges[w].end = index(w);",
+        ),
+        (
+            "plan-lanes", "planned", "of the splits of a head every second run of as many as it has threads is not written",
+            "w <= last_worker; w += step)", "w <= last_worker; w += 2 * step)",
+        ),
+        (
             "plan-no-tiles", "planned", "a head without packed tokens has no work tile",
-            "last_worker = (tiles_at + (n > 1 ? n : 1) - 1) / each;", "last_worker = (tiles_at + n) / each - 1;",
+            "return head_cost + (n > 1 ? n : 1);", "return head_cost + n;",
         ),
         (
             "plan-end", "planned", "a work tile that another worker goes on with ends one KV tile early",
@@ -319,7 +315,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "residual-window", "window", "the sliding window does not hide tokens of the residual",
-            "token < Traits::Mask::first_token(position) || ", "",
+            "visible = visible && token >= Traits::Mask::first_token(position);", ";",
         ),
         (
             "residual-cap", "cap", "scores of the residual are not capped",

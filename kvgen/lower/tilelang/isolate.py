@@ -102,7 +102,9 @@ def _run(request: str, timeout_s: float) -> Lowered:
 
 
 def _from_json(data: dict[str, Any]) -> Lowered:
-    programs = (Program(each["name"], each["text"], tuple(each["parameters"]), each["shared_bytes"]) for each in (data["static"], data["planned"]))
+    programs = (
+        Program(each["name"], each["text"], tuple(each["parameters"]), each["shared_bytes"]) for each in (data["static"], data["planned"])
+    )
     return Lowered(*programs)
 
 

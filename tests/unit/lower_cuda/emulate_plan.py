@@ -22,15 +22,15 @@ extern "C" int64_t size(const int* numbers) { return shape_of(numbers).size(); }
 extern "C" bool host_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
   return make_plan(shape_of(numbers), lengths, limit, skip_empty, plan);
 }
-extern "C" int device_plan(const int* numbers, int* lengths, int limit, bool skip_empty, bool advance, int* plan) {
+extern "C" int device_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
   int overflow = 0;
-  const PlanArgs args{shape_of(numbers), lengths, plan, &overflow, limit, skip_empty, advance};
+  const PlanArgs args{shape_of(numbers), lengths, plan, &overflow, limit, skip_empty};
   if (launch_plan(args, nullptr, true) != cudaSuccess) return -1;
   return overflow;
 }
 extern "C" int advance(int* lengths, int batch, const int* counts, int count, int limit) {
   int overflow = 0;
-  if (launch_advance(lengths, batch, counts, count, limit, &overflow, nullptr, true) != cudaSuccess) return -1;
+  if (launch_advance({lengths, batch, counts, count, true, limit, &overflow}, nullptr, true) != cudaSuccess) return -1;
   return overflow;
 }
 """
@@ -56,10 +56,10 @@ class Planner:
         """int32 of a plan."""
         return int(self._library.size(_shape(shape)))
 
-    def device(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool, advance: bool) -> Made:
+    def device(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
         """The plan kernel's plan."""
         held, plan = _ints(lengths), _ints([STALE] * shape.size)
-        overflow = self._library.device_plan(_shape(shape), held, limit, ctypes.c_bool(skip_empty), ctypes.c_bool(advance), plan)
+        overflow = self._library.device_plan(_shape(shape), held, limit, ctypes.c_bool(skip_empty), plan)
         return Made(list(plan), bool(overflow), list(held))
 
     def host(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
@@ -75,11 +75,11 @@ class Planner:
         return Made([], bool(overflow), list(held))
 
 
-def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool, advance: bool) -> list[str]:
+def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> list[str]:
     """In what the plans of device and host differ from the oracle's."""
     want = make_plan(shape, lengths, limit, skip_empty)
     found = [] if planner.size(shape) == shape.size else ["size"]
-    device, host = planner.device(shape, lengths, limit, skip_empty, advance), planner.host(shape, lengths, limit, skip_empty)
+    device, host = planner.device(shape, lengths, limit, skip_empty), planner.host(shape, lengths, limit, skip_empty)
     header = HEADER + 2 * shape.workers
     for name, made in (("device", device), ("host", host)):
         if made.plan[:header] != written_plan(shape, want)[:header]:
@@ -88,10 +88,7 @@ def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limi
             found.append(f"{name}: work tiles")
         if made.overflow != bool(want.overflowing):
             found.append(f"{name}: overflow")
-    skipped = {*want.empty, *want.overflowing}
-    if device.lengths != [n + shape.fresh * (advance and b not in skipped) for b, n in enumerate(lengths)]:
-        found.append("lengths")
-    return found
+    return found if device.lengths == list(lengths) else [*found, "lengths"]
 
 
 def advanced(planner: Planner, lengths: Sequence[int], counts: Sequence[int] | None, count: int, limit: int) -> bool:

@@ -44,12 +44,12 @@ def test_device_and_host_make_the_oracles_plan(planner: Planner) -> None:
     """Any lengths, also without room for the step's tokens; empty sequences that take part and that do not."""
 
     @settings(max_examples=60, deadline=None, database=None)
-    @given(shapes(), st.lists(LENGTH, min_size=1, max_size=12), st.sampled_from([NO_LIMIT, 600, 128]), st.booleans(), st.booleans())
-    @example(PlanShape(0, 2, 8, 64, 128, 13, 8, fresh=1), [300, 0, 4000], 4000, True, True)
-    @example(PlanShape(0, 3, 400, 64, 128, 13, 1), [0, 0], NO_LIMIT, False, False)
-    @example(PlanShape(0, 1, 400, 64, 128, 0, 1), [60000], NO_LIMIT, False, False)
-    def check(shape: PlanShape, lengths: list[int], limit: int, skip_empty: bool, advance: bool) -> None:
-        assert differences(planner, replace(shape, batch=len(lengths)), lengths, limit, skip_empty, advance) == []
+    @given(shapes(), st.lists(LENGTH, min_size=1, max_size=12), st.sampled_from([NO_LIMIT, 600, 128]), st.booleans())
+    @example(PlanShape(0, 2, 8, 64, 128, 13, 8, fresh=1), [300, 0, 4000], 4000, True)
+    @example(PlanShape(0, 3, 400, 64, 128, 13, 1), [0, 0], NO_LIMIT, False)
+    @example(PlanShape(0, 1, 400, 64, 128, 0, 1), [60000], NO_LIMIT, False)
+    def check(shape: PlanShape, lengths: list[int], limit: int, skip_empty: bool) -> None:
+        assert differences(planner, replace(shape, batch=len(lengths)), lengths, limit, skip_empty) == []
 
     check()
 
@@ -58,7 +58,7 @@ def test_device_and_host_make_the_oracles_plan(planner: Planner) -> None:
 def test_plans_of_many_sequences(planner: Planner, batch: int, heads: int, workers: int) -> None:
     """More heads than the kernel has threads, and more sequences."""
     shape, lengths = PlanShape(batch, heads, workers, 64, 128, 13, 8, q_len=2, fresh=2), unlike(batch)
-    assert differences(planner, shape, lengths, 29000, True, True) == []
+    assert differences(planner, shape, lengths, 29000, True) == []
     plan = make_plan(shape, lengths, 29000, True)
     assert len(plan.overflowing) == 1
     assert len(plan.empty) > 10
@@ -67,7 +67,7 @@ def test_plans_of_many_sequences(planner: Planner, batch: int, heads: int, worke
 def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> None:
     lengths = unlike(40)
     shape = PlanShape(len(lengths), 2, 66, 64, 128, 13, 8)
-    plan = read_plan(shape, planner.device(shape, lengths, NO_LIMIT, False, False).plan)
+    plan = read_plan(shape, planner.device(shape, lengths, NO_LIMIT, False).plan)
     work = [tile for tiles in plan.workers for tile in tiles]
     had = [(tile.sequence, tile.head, number) for tile in work for number in range(tile.first, tile.end)]
     assert len(had) == len(set(had))

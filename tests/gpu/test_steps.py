@@ -1,0 +1,134 @@
+"""Steps on a GPU: a plan for all layers within a CUDA graph, whose replays follow the lengths; free places; steps without room."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.errors import CacheMismatch
+from kvgen.lower.backends import get_backend
+from kvgen.spec import load_spec
+from kvgen.spec.target import resolve
+from kvgen.toolchain import build
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
+from kvgen.toolchain.module import load
+
+LAYERS, LENGTHS = 2, [9000, 0, 130, 4000, 127]
+
+
+@pytest.fixture(scope="module", params=["cuda", "tilelang"])
+def variant(request: pytest.FixtureRequest) -> Variant:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    spec = load_spec(
+        {
+            "name": "steps",
+            "attention": {"q_heads": 8, "kv_heads": 2, "head_dim": 128},
+            "key": {"bits": 4, "axis": "channel", "group": 128},
+            "value": {"bits": 4, "axis": "token", "group": 128},
+            "workloads": [{"batch": 4, "kv_len": 4096}],
+        }
+    )
+    backend, target = get_backend(request.param), resolve(spec.arch)
+    schedule = backend.default(spec, target)
+    return Variant(spec, backend.layout(spec, schedule.layout), load(build(backend.lower(spec, schedule, target)).path))
+
+
+def random(tokens: int, heads: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(len(LENGTHS), tokens, heads, 128, generator=generator, device="cuda").half()
+
+
+def filled(variant: Variant, max_len: int) -> list[KVCache]:
+    first = variant.new_cache(len(LENGTHS), max_len, "cuda")
+    caches = [first, *(variant.cache_like(first) for _ in range(LAYERS - 1))]
+    for number, cache in enumerate(caches):
+        variant.prefill(cache, random(9000, 2, number), random(9000, 2, 9 + number), LENGTHS, advance=False)
+    first.advance(LENGTHS)
+    return caches
+
+
+def test_replays_of_a_step_follow_the_lengths(variant: Variant) -> None:
+    """150 steps, in which every residual becomes a block, against calls that plan for themselves."""
+    caches, alone = filled(variant, 9200), []
+    for number in range(LAYERS):
+        cache = variant.new_cache(len(LENGTHS), 9200, "cuda")
+        variant.prefill(cache, random(9000, 2, number), random(9000, 2, 9 + number), LENGTHS)
+        alone.append(cache)
+    q, k, v = (torch.empty_like(random(1, heads, 0)) for heads in (8, 2, 2))
+    variant.decode(q, k, v, caches[0], plan=variant.plan(caches[0]))  # loads the module before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan = variant.plan(caches[0])
+        outs = [variant.decode(q, k, v, cache, lse=True, plan=plan) for cache in caches]
+        caches[0].advance(1)
+    for step in range(150):
+        for tensor, seed in ((q, step), (k, 1000 + step), (v, 2000 + step)):
+            tensor.copy_(random(1, tensor.shape[2], seed))
+        graph.replay()
+        for (out, lse), cache in zip(outs, alone, strict=True):
+            want, want_lse = variant.decode(q, k, v, cache, lse=True)
+            taking_part = [b for b, length in enumerate(LENGTHS) if length]
+            assert torch.equal(out[taking_part], want[taking_part])
+            assert torch.equal(lse[taking_part], want_lse[taking_part])
+            assert not out[1].any()
+            assert (lse[1] == -torch.inf).all()
+    assert caches[1].lengths.tolist() == [n + 150 if n else 0 for n in LENGTHS]
+    assert caches[0].bound == caches[0].max_len
+    for mine, other in zip(caches, alone, strict=True):
+        for a, b in zip(variant.unpack(mine), variant.unpack(other), strict=True):
+            assert a.shape[1] == 9150
+            assert all(torch.equal(a[i, : n + 150], b[i, : n + 150]) for i, n in enumerate(LENGTHS) if n)
+
+
+def test_a_replay_without_room_writes_nothing_and_is_reported(variant: Variant) -> None:
+    caches = filled(variant, 9001)
+    q, k, v = random(1, 8, 0), random(1, 2, 1), random(1, 2, 2)
+    out = torch.empty_like(q)
+    variant.decode(q, k, v, caches[0], plan=variant.plan(caches[0]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan = variant.plan(caches[0])
+        variant.decode(q, k, v, caches[0], out=out, plan=plan)
+        caches[0].advance(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert caches[0].lengths.tolist() == [9001, 0, 131, 4001, 128]
+    variant.attend(q, caches[0])
+    before = caches[0].k_residual[0].clone()
+    out.fill_(7)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert caches[0].lengths.tolist() == [9001, 0, 132, 4002, 129]
+    assert torch.equal(caches[0].k_residual[0], before)
+    assert (out[0] == 7).all()
+    assert not (out[2] == 7).all()
+    with pytest.raises(CacheMismatch, match="had no room"):
+        variant.attend(q, caches[0])
+    variant.attend(q, caches[0])
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_plan_of_another_place_is_refused_within_a_capture(variant: Variant, uniform: bool) -> None:
+    cache = filled(variant, 9200)[0]
+    q, k, v = random(1, 8, 0), random(1, 2, 1), random(1, 2, 2)
+    plan = variant.plan(cache, uniform=uniform)
+    variant.decode(q, k, v, cache, plan=plan)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with pytest.raises(ValueError, match="outside of this CUDA graph"):
+            variant.decode(q, k, v, cache, plan=plan)
+        inner = variant.plan(cache, uniform=uniform)
+        variant.decode(q, k, v, cache, plan=inner)
+    with pytest.raises(ValueError, match="within a CUDA graph"):
+        variant.decode(q, k, v, cache, plan=inner)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_promise_of_equal_lengths_changes_no_result_beyond_rounding(variant: Variant, uniform: bool) -> None:
+    cache = filled(variant, 9200)[0]
+    q = random(1, 8, 0)
+    out = variant.attend(q, cache, plan=variant.plan(cache, append=False, uniform=uniform))
+    want = variant.attend(q, cache)
+    assert float((out.float() - want.float()).norm() / want.float().norm()) < 2e-3
