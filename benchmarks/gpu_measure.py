@@ -22,7 +22,8 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain.launch import DTYPES
-from kvgen.toolchain.module import Module, load, load_library
+from kvgen.toolchain.module import Module
+from kvgen.toolchain.sequences import OverflowFlag, load, load_library
 
 COLD_BYTES = 192 << 20
 LEAST_CAPTURED = 20
@@ -121,14 +122,26 @@ class Runner:
         size = int(module.workspace_bytes(work.batch, caches.room, work.q_len))
         self.workspace = torch.zeros(max(16, size), dtype=torch.uint8, device="cuda")
         self.out = torch.full_like(caches.q, torch.nan)
+        self.overflow = OverflowFlag(gpu=True)
+        self.plans = [self._plan(lengths, work.q_len) for lengths in caches.lengths]
+
+    def _plan(self, lengths: torch.Tensor, q_len: int) -> torch.Tensor | None:
+        """The plan of `attend` over unequal lengths; a decode step appends nothing that would change it. None for equal ones."""
+        if len(set(lengths.tolist())) == 1:
+            return None
+        plan = torch.empty(self.module.plan_size(len(lengths), self.caches.room, q_len), dtype=torch.int32, device="cuda")
+        self.module.plan(lengths, plan, q_len, 0, 1, self.caches.room, self.overflow.address)
+        return plan
 
     def attend(self, i: int, decode: bool = False) -> None:
         """One call over cache `i`."""
         c = self.caches
         new = c.new if decode else ()
         function = self.module.decode if decode else self.module.attend
+        step = (c.room, self.overflow.address, 1) if decode else ()
         function(
-            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], self.out, None, self.workspace, self.scale, c.room
+            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], None, self.out, None, self.workspace,
+            self.plans[i], self.scale, c.room, *step,
         )  # fmt: skip
 
     def error(self) -> float:

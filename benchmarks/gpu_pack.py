@@ -92,7 +92,7 @@ def measure(words: str, work: Workload, copy: Callable[..., object]) -> dict[str
 
 def pack(variant: Variant, cache: Any, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor) -> None:
     """Fill an empty cache; its lengths go back to zero."""
-    variant.module.pack(k, v, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table)
+    variant.module.pack(k, v, new, *cache.tensors, cache.max_len, cache.sequences.overflow.address, 1)
     cache.lengths.zero_()
 
 

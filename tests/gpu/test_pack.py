@@ -101,7 +101,7 @@ def test_unpacking_rounds_the_reference_once(point: Point) -> None:
     cache, done = new_cache(v, 3, 4 * n), [0, 0, 0]
     append(v, cache, k, x, done, lengths)
     out = [torch.full((3, 2 * n + 2, *k.shape[2:]), 7.0, dtype=k.dtype, device="cuda") for _ in range(2)]
-    v.module.unpack(cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, *out)
+    v.module.unpack(*cache.tensors, *out)
     table = None if cache.block_table is None else cache.block_table.cpu()
     for b, length in enumerate(lengths):
         full = length // n

@@ -99,17 +99,17 @@ PACKED: dict[str, EmulatedCase] = {
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
 }
-Plan = tuple[PlanShape, Lengths, int, bool, bool]
+Plan = tuple[PlanShape, Lengths, int, bool]
 PLANS: tuple[Plan, ...] = (
-    (PlanShape(3, 2, 8, 64, 128, 13, 8, fresh=1), (300, 0, 4000), 4000, True, True),
-    (PlanShape(4, 2, 40, 64, 128, 13, 1, fresh=1), (0, 5, 0, 9000), NO_LIMIT, False, False),
-    (PlanShape(1, 1, 400, 64, 128, 0, 1), (60000,), NO_LIMIT, False, False),
-    (PlanShape(2, 2, 20, 64, 128, 0, 1), (0, 100), NO_LIMIT, False, False),
-    (PlanShape(4, 2, 60, 128, 32, 3, 1, window=300, q_len=3, fresh=3), (20, 290, 303, 7000), NO_LIMIT, False, False),
-    (PlanShape(200, 2, 132, 64, 128, 13, 8, q_len=2, fresh=2), tuple(unlike(200)), 29000, True, True),
-    (PlanShape(1500, 1, 264, 64, 128, 13, 8), tuple(unlike(1500)), NO_LIMIT, False, False),
+    (PlanShape(3, 2, 8, 64, 128, 13, 8, fresh=1), (300, 0, 4000), 4000, True),
+    (PlanShape(4, 2, 40, 64, 128, 13, 1, fresh=1), (0, 5, 0, 9000), NO_LIMIT, False),
+    (PlanShape(1, 1, 400, 64, 128, 0, 1), (60000,), NO_LIMIT, False),
+    (PlanShape(2, 2, 20, 64, 128, 0, 1), (0, 100), NO_LIMIT, False),
+    (PlanShape(4, 2, 60, 128, 32, 3, 1, window=300, q_len=3, fresh=3), (20, 290, 303, 7000), NO_LIMIT, False),
+    (PlanShape(200, 2, 132, 64, 128, 13, 8, q_len=2, fresh=2), tuple(unlike(200)), 29000, True),
+    (PlanShape(1500, 1, 264, 64, 128, 13, 8), tuple(unlike(1500)), NO_LIMIT, False),
 )
-"""Shape, lengths, limit, whether empty sequences are skipped, and whether the plan advances lengths."""
+"""Shape, lengths, limit, and whether empty sequences are skipped."""
 
 
 @contextmanager
@@ -145,8 +145,8 @@ def live(kind: str, name: str, templates: Path, folder: Path) -> None:
 def plan(folder: Path) -> None:
     """Plans of the device and of the host, and lengths that advance."""
     planner = Planner(folder)
-    for shape, lengths, limit, skip_empty, advance in PLANS:
-        if found := differences(planner, shape, lengths, limit, skip_empty, advance):
+    for shape, lengths, limit, skip_empty in PLANS:
+        if found := differences(planner, shape, lengths, limit, skip_empty):
             raise Wrong(f"a plan of {named(lengths)}: {', '.join(found)}")
     lengths = tuple(unlike(200))
     for counts in (None, [b % 5 for b in range(200)]):
