@@ -10,7 +10,7 @@ HEADERS = "templates/tilelang/include/kvgen"
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "tilelang-splits-last", f"{PROGRAMS}/reduction.py", "tilelang", "of more than 16 splits, those from the 17th on are not combined",
-        "for index in T.serial(T.ceildiv(k.splits, BATCH)):", "for index in T.serial(1):",
+        "for index in T.serial(T.ceildiv(at.splits, BATCH)):", "for index in T.serial(1):",
     ),
     Fault(
         "tilelang-counter", f"{PROGRAMS}/reduction.py", "tilelang", "the counter of arrived splits is left at one: the second call differs",
@@ -31,14 +31,15 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "tilelang-flush", f"{PROGRAMS}/step.py", "tilelang", "a residual that is exactly full is not packed",
-        "if k.fresh > 0 and work.residual >= p.tokens:", "if k.fresh > 0 and work.residual > p.tokens:",
+        "if k.fresh > 0 and work.residual >= p.tokens and r.completed[0] != 0:",
+        "if k.fresh > 0 and work.residual > p.tokens and r.completed[0] != 0:",
     ),
     Fault(
         "tilelang-page", f"{PROGRAMS}/ring.py", "tilelang-queries", "pages are looked up as if splits began at the sequence's first unit",
         "(work.first + at.warp + index * p.warps) // p.units // p.page_blocks", "(at.warp + index * p.warps) // p.units // p.page_blocks",
     ),
     Fault(
-        "tilelang-split-end", f"{PROGRAMS}/program.py", "tilelang", "the last split leaves out its last unit",
+        "tilelang-split-end", f"{PROGRAMS}/scheduler.py", "tilelang", "the last split leaves out its last unit",
         "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))",
         "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3] - T.min(at.split, 1)))",
     ),
@@ -54,6 +55,23 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "tilelang-workspace", f"{HEADERS}/tilelang_host.cuh", "tilelang", "sums of splits lie over their totals",
-        "partial = (stats + cells * splits * Schedule::kQRows * 8 + 127) / 128 * 128;", "partial = stats;",
+        "partial = (stats + slots * Schedule::kQRows * 8 + 127) / 128 * 128;", "partial = stats;",
+    ),
+    Fault(
+        "tilelang-slot", f"{PROGRAMS}/scheduler.py", "tilelang",
+        "each split of a planned head looks for the first one's result in its own slot",
+        "place[3] = tile[6] - tile[4]", "place[3] = tile[6]",
+    ),
+    Fault(
+        "tilelang-num-splits", f"{PROGRAMS}/scheduler.py", "tilelang", "every work tile writes the output as if its head had no other",
+        "tile[4], tile[5], place[3]", "tile[4], 1, place[3]",
+    ),
+    Fault(
+        "tilelang-next-tile", f"{PROGRAMS}/scheduler.py", "tilelang", "a worker does its first work tile only",
+        "T.serial(bounds[0], bounds[1])", "T.serial(bounds[0], T.min(bounds[1], bounds[0] + 1))",
+    ),
+    Fault(
+        "tilelang-empty", f"{PROGRAMS}/scheduler.py", "tilelang", "the output of the last empty sequence of a plan is not written",
+        "k.plan[0] + k.ctas - 1 - worker", "k.plan[0] + k.ctas - 2 - worker",
     ),
 )  # fmt: skip

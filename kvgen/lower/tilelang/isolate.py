@@ -26,7 +26,7 @@ from kvgen.lower.tilelang.plan import make_plan
 from kvgen.lower.tilelang.support import TILELANG, missing
 from kvgen.spec import KernelSpec
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 LOG_CHARS = 4000
 FULL = "No space left on device"
 HOST_PARAMETERS = frozenset({"splits"})

@@ -1,4 +1,4 @@
-"""A lowered kernel on the CPU: its text compiled by g++ over emulator.hpp, called with torch tensors."""
+"""A lowered variant on the CPU: the text of its two kernels compiled by g++ over emulator.hpp, called with torch tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 from kvgen.lower.schedule import Params, Schedule, Value
-from kvgen.lower.tilelang.isolate import Lowered, lower_apart
+from kvgen.lower.tilelang.isolate import Program, lower_apart
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.plan import PlanShape, written_plan
+from kvgen.reference.plan import make_plan as plan_step
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compilers import find_gxx
 
@@ -40,36 +42,58 @@ def schedule(block: int = 128, **launch: Value) -> Schedule:
 
 @dataclass(frozen=True)
 class Emulated:
-    """A compiled kernel. `kinds` are the C++ types of its parameters."""
+    """A compiled variant: its kernels by the names of their entries in the library."""
 
     spec: KernelSpec
     plan: Plan
-    kernel: Lowered
-    kinds: tuple[str, ...]
+    programs: dict[str, Program]
     library: ctypes.CDLL
 
     def __post_init__(self) -> None:
         self.library.flushed.restype = ctypes.c_long
 
-    def __call__(self, values: dict[str, torch.Tensor | int | float], cells: int, splits: int) -> None:
-        """Run the whole grid."""
+    def __call__(self, entry: str, values: dict[str, torch.Tensor | int | float]) -> None:
+        """Run the whole grid of a kernel."""
         held: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_int64 | ctypes.c_float] = []
-        for name, kind in zip(self.kernel.parameters, self.kinds, strict=True):
+        program = self.programs[entry]
+        for name, kind in zip(program.parameters, kinds(program), strict=True):
             value = values[name]
             held.append(ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else CTYPES[kind](value))  # type: ignore[arg-type]
-        self.library.emulate((ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)), cells, splits)
+        getattr(self.library, entry)((ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)), values["ctas"], values["splits"])
+
+    def plan_shape(self, batch: int, q_len: int, fresh: int, workers: int) -> PlanShape:
+        """What the plan of a step depends on besides the lengths, as the host's side has it but for the costs."""
+        p = self.plan
+        window = {"window": p.window or 0, "q_len": q_len, "fresh": fresh}
+        return PlanShape(batch, p.kv_heads * self.runs(q_len), workers, p.unit_tokens, p.tokens, head_cost=1, least_tiles=1, **window)
+
+    def runs(self, q_len: int) -> int:
+        """CTAs that share the q rows of a KV head."""
+        return -(-self.plan.group * q_len // (8 * self.plan.column_tiles))
+
+
+def kinds(program: Program) -> tuple[str, ...]:
+    """C++ types of a kernel's parameters."""
+    signature = re.search(rf"{program.name}\((.*?)\);", program.text)
+    assert signature is not None
+    return tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))
+
+
+def entry(name: str, program: Program, plan: Plan, cluster: bool) -> str:
+    """A kernel's text, and a function that runs its grid."""
+    arguments = ", ".join(f"*static_cast<{kind}*>(a[{i}])" for i, kind in enumerate(kinds(program)))
+    return (
+        f'{program.text}\nextern "C" void {name}(void** a, int x, int y) '
+        f"{{ flushes.clear(); emulator::launch(x, y, {plan.threads}, {int(cluster)}, [=] {{ {program.name}({arguments}); }}); }}\n"
+    )
 
 
 def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     """Lower and compile. Raises what the back end and the compiler raise."""
-    plan, kernel = make_plan(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
-    signature = re.search(rf"{kernel.name}\((.*?)\);", kernel.text)
-    assert signature is not None
-    kinds = tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))
-    arguments = ", ".join(f"*static_cast<{kind}*>(a[{i}])" for i, kind in enumerate(kinds))
+    plan, lowered = make_plan(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
     text = (
-        f'#include "emulator.hpp"\nusing uint = unsigned;\n{kernel.text}\nextern "C" void emulate(void** a, int x, int y) '
-        f"{{ flushes.clear(); emulator::launch(x, y, {plan.threads}, {int(plan.cluster)}, [=] {{ {kernel.name}({arguments}); }}); }}\n"
+        f'#include "emulator.hpp"\nusing uint = unsigned;\n{entry("static_", lowered.static, plan, plan.cluster)}'
+        f"{entry('planned', lowered.planned, plan, False)}"
         'extern "C" long flushed(int i, const char* from) '
         "{ return i < int(flushes.size()) ? reinterpret_cast<const char*>(flushes[i].block) - from : -1; }\n"
     )
@@ -77,18 +101,26 @@ def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     source.write_text(text)
     flags = ["-O1", "-std=c++17", "-fno-strict-aliasing", "-mf16c", "-w", "-shared", "-fPIC", f"-I{HERE}"]
     subprocess.run([str(find_gxx().path), *flags, str(source), "-o", str(output)], check=True)
-    return Emulated(spec, plan, kernel, kinds, ctypes.CDLL(str(output)))
+    return Emulated(spec, plan, {"static_": lowered.static, "planned": lowered.planned}, ctypes.CDLL(str(output)))
 
 
 @dataclass
 class Step:
-    """One call over a cache that a reference holds too; memory that no call may read is NaN."""
+    """One call over a cache that a reference holds too; memory that no call may read is NaN.
+
+    With `workers` it takes a plan for them. Lengths advance in the static program alone, so those of a planned call are anything.
+    """
 
     kernel: Emulated
     reference: ReferenceCache
     q: torch.Tensor
     splits: int = 1
     fresh: tuple[torch.Tensor, torch.Tensor] | None = None
+    workers: int = 0
+    skip_empty: bool = False
+    limit: int = 2**30
+    advance: bool = True
+    overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
     lengths: torch.Tensor = field(init=False)
@@ -107,22 +139,28 @@ class Step:
         self.residual = self._residual()
         self.out = torch.full_like(self.q, torch.nan)
         self.lse = torch.full((batch, q_heads, q_len), torch.nan)
-        runs = -(-plan.group * q_len // (8 * plan.column_tiles))
-        cells = batch * plan.kv_heads * runs
+        fresh = 0 if self.fresh is None else q_len
+        cells = batch * plan.kv_heads * self.kernel.runs(q_len)
+        shape = self.kernel.plan_shape(batch, q_len, fresh, self.workers)
+        numbers = written_plan(shape, plan_step(shape, self.lengths.tolist(), self.limit, self.skip_empty)) if self.workers else [0]
         self.counters = torch.zeros(3, cells, dtype=torch.int32)
-        partial = torch.full((cells * self.splits * plan.columns, plan.dim), torch.nan)
+        self.overflow = torch.zeros(1, dtype=torch.int32)
+        slots = cells + self.workers if self.workers else cells * self.splits
+        partial = torch.full((slots * plan.columns, plan.dim), torch.nan)
         values: dict[str, torch.Tensor | int | float] = {
             "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
             "table": table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
             "arrivals": self.counters[0], "flushed": self.counters[1], "readers": self.counters[2],
+            "plan": torch.tensor(numbers, dtype=torch.int32), "overflow": self.overflow, "limit": self.limit,
+            "advance": int(self.advance and fresh > 0), "tiles_at": shape.tiles_at // 8, "empty_at": shape.empty_at,
             "packed_outer": packed.stride(0) // 16, "packed_head": packed.stride(1) // 16, "table_stride": table.stride(0),
-            "q_len": q_len, "with_lse": 1, "scale": spec.attention.head_dim**-0.5 * LOG2E,
-            "cells": cells, "runs": runs, "splits": self.splits, "fresh": 0 if self.fresh is None else q_len,
+            "q_len": q_len, "with_lse": 1, "scale": spec.attention.head_dim**-0.5 * LOG2E, "fresh": fresh,
+            "ctas": self.workers or cells, "runs": self.kernel.runs(q_len), "splits": 1 if self.workers else self.splits,
             **_strides("q", self.q), **_strides("out", self.out),
         }  # fmt: skip
         for name, new, held in zip(("fresh_k", "fresh_v"), self.fresh or self.residual, self.residual, strict=True):
             values |= {name: (new.data_ptr() - held.data_ptr()) // 16, **_strides(name, new)}
-        self.kernel(values, cells, self.splits)
+        self.kernel("planned" if self.workers else "static_", values)
         self.flushed = self._flushed(packed)
 
     def _flushed(self, packed: torch.Tensor) -> list[tuple[int, int, int]]:

@@ -289,6 +289,7 @@ namespace ptx {
 inline float exp2(float x) { return std::exp2(x); }
 inline unsigned pack_half2(float low, float high) { return emulator::to_half(low) | emulator::to_half(high) << 16; }
 inline unsigned odd_bytes(unsigned x) { return x >> 8 & 0x00ff00ff; }
+inline int pinned(int x) { return x; }
 inline int arrive(int* counter) { return (*counter)++; }
 inline unsigned transpose(unsigned x) {
   auto& warp = emulator::warp();

@@ -18,7 +18,10 @@ from kvgen.spec import KernelSpec
 
 TARGETS: tuple[Target, ...] = ("sm90", "sm89", "sm80")
 WORDS = ("k4v4", "k8v8", "k2v2", "k8v8:d256", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token:kg32:vg32", "k8v8:d256:h16/1:q2")
-KERNEL = {"name": "attend_kernel", "text": "// text\n", "parameters": ["q", "splits"], "shared_bytes": 1024}
+KERNELS = {
+    which: {"name": f"attend_{which}_kernel", "text": f"// {which}\n", "parameters": ["q", "splits"], "shared_bytes": 1024}
+    for which in ("static", "planned")
+}
 
 
 def spec(words: str, *workloads: str) -> KernelSpec:
@@ -131,7 +134,7 @@ def test_without_tilelang_only_lowering_fails(own_cache: Path, monkeypatch: pyte
 
 
 def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = answer(monkeypatch, json.dumps(KERNEL))
+    requests = answer(monkeypatch, json.dumps(KERNELS))
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
     split = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "splits": "wave"}))
@@ -143,7 +146,7 @@ def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.Monk
 
 
 def test_name_arch_and_workloads_leave_no_trace(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, json.dumps(KERNEL))
+    answer(monkeypatch, json.dumps(KERNELS))
     backend = get_backend("tilelang")
     first = spec("k4v4")
     other = first.model_copy(update={"name": "another", "arch": "native", "workloads": (workload_of("1x100"),)})
@@ -169,7 +172,7 @@ def test_tilelang_keeps_its_files_in_the_cache(own_cache: Path, monkeypatch: pyt
 
     def run(command: list[str], *, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[str]:
         seen.append(env["TILELANG_CACHE_DIR"])
-        return subprocess.CompletedProcess(command, 0, json.dumps(KERNEL), "")
+        return subprocess.CompletedProcess(command, 0, json.dumps(KERNELS), "")
 
     monkeypatch.setattr(isolate.subprocess, "run", run)
     monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)

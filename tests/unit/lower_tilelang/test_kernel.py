@@ -138,3 +138,84 @@ def test_repeated_calls_agree_bit_for_bit(kernel: Make) -> None:
         step.run()
     assert torch.equal(steps[0].out, steps[1].out)
     assert torch.equal(steps[0].lse, steps[1].lse)
+
+
+PLANNED: tuple[tuple[str, dict[str, Value]], ...] = (
+    ("k4v4:h8/2", {}),
+    ("k8v4:token:h8/1:q4:page128:cap30:window64", {"unit": 2}),
+    ("k2v8:token:kg64:vg32:h4/1:q3:bf16:page256:window64", {"unit": 1, "stages": 2, "column_tiles": 2}),
+    ("k2v4:token:sym:h4/2", {"unit": 1, "combine": "cluster"}),
+    ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "unit": 2}),
+)
+"""Windows, softcap, several runs of q rows, pages, both forms; the splits of a plan are no cluster."""
+
+
+@pytest.mark.parametrize(("words", "launch"), PLANNED)
+@pytest.mark.parametrize("workers", [3, 11])
+def test_a_planned_attend_agrees_with_the_reference(kernel: Make, words: str, launch: dict[str, Value], workers: int) -> None:
+    built = kernel(words, **launch)
+    cache, q = reference(built, [1100, 0, 1, 128, 700])
+    steps = [Step(built, cache, q, workers=workers) for _ in range(2)]
+    for step in steps:
+        step.run()
+    agree(steps[0], cache.attend(q))
+    assert torch.equal(steps[0].out, steps[1].out)
+    assert torch.equal(steps[0].lse, steps[1].lse)
+
+
+@pytest.mark.parametrize(("words", "launch"), PLANNED)
+@pytest.mark.parametrize("workers", [2, 9])
+def test_a_planned_decode_keeps_tokens_and_flushes(kernel: Make, words: str, launch: dict[str, Value], workers: int) -> None:
+    built = kernel(words, **launch)
+    cache, q = reference(built, [1023, 200, 0, 383])
+    new = normal(built.spec, 4, q.shape[1], q_len=q.shape[1], seed=2)
+    step = Step(built, cache, q, fresh=(new.k, new.v), workers=workers)
+    step.run()
+    old = cache.lengths.tolist()
+    agree(step, cache.decode(q, new.k, new.v))
+    assert step.lengths.tolist() == old
+    heads = range(built.plan.kv_heads)
+    assert step.flushed == [(b, head, old[b] // built.plan.tokens) for b in (0, 3) for head in heads]
+    for held, expected in zip(step.residual, cache.residual(), strict=True):
+        for b in (1, 2):
+            rest = (old[b] + q.shape[1]) % built.plan.tokens
+            assert torch.equal(held[b, :, :rest], expected[b, :, :rest])
+
+
+@pytest.mark.parametrize("workers", [0, 5])
+def test_a_sequence_without_room_is_left_as_it_is(kernel: Make, workers: int) -> None:
+    built = kernel("k4v4:h8/2")
+    cache, q = reference(built, [300, 100, 299])
+    new = normal(built.spec, 3, 1, seed=2)
+    step = Step(built, cache, q, 2, (new.k, new.v), workers=workers, limit=300)
+    step.run()
+    assert step.overflow.tolist() == [0 if workers else 1], "with a plan, the plan's kernel reports it"
+    assert step.lengths.tolist() == ([300, 100, 299] if workers else [300, 101, 300])
+    want, _ = cache.decode(q, new.k, new.v)
+    assert step.out[0].isnan().all()
+    assert relative_l2(step.out[1:], want[1:]) <= tolerance(q.dtype)
+    assert step.residual[0][0, :, 300 % built.plan.tokens :].isnan().all()
+    assert not step.counters.any()
+
+
+def test_lengths_advance_only_where_the_call_is_told_to(kernel: Make) -> None:
+    built = kernel("k4v4:h8/2")
+    cache, q = reference(built, [300, 100])
+    new = normal(built.spec, 2, 1, seed=2)
+    step = Step(built, cache, q, 2, (new.k, new.v), advance=False)
+    step.run()
+    assert step.lengths.tolist() == [300, 100]
+    agree(step, cache.decode(q, new.k, new.v))
+
+
+def test_a_planned_decode_skips_empty_sequences(kernel: Make) -> None:
+    built = kernel("k4v4:h8/2")
+    cache, q = reference(built, [300, 0, 0])
+    new = normal(built.spec, 3, 1, seed=2)
+    step = Step(built, cache, q, fresh=(new.k, new.v), workers=4, skip_empty=True)
+    step.run()
+    assert not step.out[1:].any()
+    assert torch.equal(step.lse[1:], torch.full_like(step.lse[1:], -torch.inf))
+    want, _ = cache.decode(q, new.k, new.v)
+    assert relative_l2(step.out[:1], want[:1]) <= tolerance(q.dtype)
+    assert step.residual[0][1:].isnan().all()

@@ -233,7 +233,7 @@ def store_tiles(p: Any, joint: Any, t: Any, memory: Any) -> None:
 
 
 @T.macro
-def finish(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
+def store_result(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     """Reduce over the warps' residuals and the tiles, and store the output, or a partial result where the head is split."""
     for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
         item = index * p.threads + at.thread
@@ -253,8 +253,8 @@ def states(p: Plan) -> Plan:
 
 
 @T.macro
-def attention(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, memory: Any) -> None:
-    """A work tile, whose query is being loaded. The residual is that of form "mma"."""
+def attend(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, memory: Any) -> None:
+    """Attend to a work tile, whose query is being loaded. The residual is that of form "mma"."""
     begin_state(p, r)
     set_limits(p, k, at, work, r)
     normalize_query(p, k, at, r)
@@ -265,15 +265,20 @@ def attention(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, memory: Any) -
     store_warps(states(p), at, r, memory)
     for index in T.serial(work.count):
         attend_kv_tile(p, k, at, work, r, t, work.first + index)
+
+
+@T.macro
+def finish(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, memory: Any) -> None:
+    """Reduce over warps and splits, store, and pack the residual."""
     T.sync_threads()
     count_reader(k, at, r)
     store_tiles(p, states(p), t, memory)
     T.sync_threads()
-    finish(p, states(p), k, at, r, memory)
+    store_result(p, states(p), k, at, r, memory)
     reduce_all_splits(p, k, at, r, memory)
     flush(p, k, at, work, r, memory)
 
 
 def program(p: Plan, planned: bool) -> Any:
     """The program as a TileLang function, with the arguments of form "mma"."""
-    return kernel(p, planned, memory_words(p), allocate, attention)
+    return kernel(p, planned, memory_words(p), allocate, attend, finish)

@@ -15,11 +15,11 @@ def array(dtype: str) -> Any:
     return T.Tensor((T.dynamic("extent", "int64"),), dtype)
 
 
-def kernel(p: Plan, planned: bool, words: int, allocate: Any, attention: Any) -> Any:
+def kernel(p: Plan, planned: bool, words: int, allocate: Any, attend_tile: Any, finish: Any) -> Any:
     """The program as a TileLang function. One module serves all batches and lengths: every extent is a run-time number.
 
-    The grid is cells by splits, or workers. `attention(p, k, at, work, r, tiles, memory)` attends to one work tile, `words` is the size
-    of its `memory`, and `tiles` is what `allocate(p)` gave.
+    The grid is cells by splits, or workers. `attend_tile` and `finish` attend to one work tile and store the result, both called with
+    (p, k, at, work, r, tiles, memory). `words` is the size of `memory`, `tiles` is what `allocate(p)` gave.
     """
 
     @T.prim_func
@@ -41,14 +41,15 @@ def kernel(p: Plan, planned: bool, words: int, allocate: Any, attention: Any) ->
             memory = T.alloc_shared((words,), "uint32")
             tiles = allocate(p)
             k = Args(
-                planned, q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats, arrivals, flushed, readers, plan, overflow,
+                planned, q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats,
+                arrivals, flushed, readers, plan, overflow,
                 (q_batch, q_token, q_head), (out_batch, out_token, out_head),
                 (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
                 (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, ctas, runs, limit, advance, tiles_at, empty_at,
             )  # fmt: skip
             if planned:
-                schedule_planned(p, k, cta, tiles, memory, attention)
+                schedule_planned(p, k, cta, tiles, memory, attend_tile, finish)
             else:
-                schedule_static(p, k, cta, split, splits, tiles, memory, attention)
+                schedule_static(p, k, cta, split, splits, tiles, memory, attend_tile, finish)
 
     return attend

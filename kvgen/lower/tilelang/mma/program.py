@@ -44,8 +44,8 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> No
 
 
 @T.macro
-def attention(p: Any, k: Any, at: Any, work: Any, r: Any, tiles: Any, memory: Any) -> None:
-    """A work tile, whose query is being loaded."""
+def attend(p: Any, k: Any, at: Any, work: Any, r: Any, _: Any, memory: Any) -> None:
+    """Attend to a work tile, whose query is being loaded."""
     load_residual(p, k, at, work, r, 0)
     prefetch_page(p, k, at, work, r, 0)
     for stage in static(p.stages):
@@ -58,6 +58,11 @@ def attention(p: Any, k: Any, at: Any, work: Any, r: Any, tiles: Any, memory: An
         store_query(p, at, r, memory)
     attend_residual(p, k, at, work, r)
     attend_packed(p, k, at, work, r, memory)
+
+
+@T.macro
+def finish(p: Any, k: Any, at: Any, work: Any, r: Any, _: Any, memory: Any) -> None:
+    """Reduce over warps and splits, store, and pack the residual."""
     reduce_all_warps(p, k, at, r, memory)
     reduce_all_splits(p, k, at, r, memory)
     flush(p, k, at, work, r, memory)
@@ -65,4 +70,4 @@ def attention(p: Any, k: Any, at: Any, work: Any, r: Any, tiles: Any, memory: An
 
 def program(p: Plan, planned: bool) -> Any:
     """The program as a TileLang function."""
-    return kernel(p, planned, p.shared_bytes // 4, lambda _: None, attention)
+    return kernel(p, planned, p.shared_bytes // 4, lambda _: None, attend, finish)

@@ -58,7 +58,7 @@ def static_work(p: Any, k: Any, at: Any) -> Any:
 
 
 @T.macro
-def schedule_static(p: Any, k: Any, cell: Any, split: Any, splits: Any, t: Any, memory: Any, attention: Any) -> None:
+def schedule_static(p: Any, k: Any, cell: Any, split: Any, splits: Any, t: Any, memory: Any, attend: Any, finish: Any) -> None:
     """One split of a cell. Of a sequence that has no room for the step's tokens nothing is written."""
     r = registers(p)
     at = static_place(p, k, cell, split, splits)
@@ -68,14 +68,15 @@ def schedule_static(p: Any, k: Any, cell: Any, split: Any, splits: Any, t: Any, 
         if at.thread == 0:
             k.overflow[0] = 1
     else:
-        attention(p, k, at, work, r, t, memory)
+        attend(p, k, at, work, r, t, memory)
+        finish(p, k, at, work, r, t, memory)
         advance_length(p, k, at, r)
 
 
 @T.macro
 def work_tile_place(p: Any, k: Any, tile: Any) -> Any:
     """The place of a thread while it has a work tile, whose head is a KV head and a run of its q rows. The thread's number is pinned, so
-    that what is derived from it does not live through the loop over work tiles: that takes 50 registers, and spills."""
+    that what is derived from it does not live through the loop over work tiles."""
     place = T.alloc_local((5,), "int32")
     place[0] = tile[1] if p.one_run else T.truncdiv(tile[1], k.runs)
     place[1] = 0 if p.one_run else T.truncmod(tile[1], k.runs) * (8 * p.column_tiles)
@@ -105,8 +106,9 @@ def load_work_tile(k: Any, index: Any, tile: Any) -> None:
 
 
 @T.macro
-def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attention: Any) -> None:
-    """The work tiles of a worker, one after another. The rings lie where the last work tile was reduced, hence the barrier."""
+def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attend: Any, finish: Any) -> None:
+    """The work tiles of a worker, one after another. The rings lie where the last work tile was reduced, hence the barrier. A work tile
+    is loaded again before its result is stored: its numbers would otherwise take registers of the packed loop, and some would spill."""
     r = registers(p)
     tile = T.alloc_local((WORK_TILE,), "int32")
     bounds = T.alloc_local((2,), "int32")
@@ -117,9 +119,10 @@ def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attention
         load_work_tile(k, index, tile)
         at = work_tile_place(p, k, tile)
         load_query(p, k, at, r)
-        work = planned_work(p, k, tile)
         clear_rows(p, r)
-        attention(p, k, at, work, r, t, memory)
+        attend(p, k, at, planned_work(p, k, tile), r, t, memory)
+        load_work_tile(k, T.call_extern("int32", "kvgen::ptx::pinned", index), tile)
+        finish(p, k, work_tile_place(p, k, tile), planned_work(p, k, tile), r, t, memory)
         T.sync_threads()
 
 
