@@ -450,7 +450,14 @@ class Variant:
             raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
 
 
-_CACHE = ("the cache's blocks", "the cache's K residual", "the cache's V residual", "the cache's lengths", "the cache's block table", "the cache's residual slots")
+_CACHE = (
+    "the cache's blocks",
+    "the cache's K residual",
+    "the cache's V residual",
+    "the cache's lengths",
+    "the cache's block table",
+    "the cache's residual slots",
+)
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
