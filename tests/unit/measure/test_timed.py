@@ -31,7 +31,7 @@ def variant(**wrapped: Callable[..., object]) -> Variant:
     for name, wrapper in wrapped.items():
         functions[name] = lambda *args, f=functions[name], w=wrapper: w(f, *args)
     spec = naive_spec()
-    return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None, split_tokens=module.split_tokens))  # type: ignore[arg-type]
+    return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
 
 
 def timed(workload: Workload, **wrapped: Callable[..., object]) -> TimedCheck:
