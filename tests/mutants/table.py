@@ -29,7 +29,7 @@ def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 def outcome(row: Mapping[str, Any] | None) -> str:
     """What came of a fault in one place, in a cell."""
-    if row is None:
+    if row is None or row["kind"] == NOT_RUN:
         return NOT_RUN
     if row["kind"] == NOT_REACHED:
         return NOT_REACHED
@@ -42,7 +42,7 @@ def outcome(row: Mapping[str, Any] | None) -> str:
 
 def survives(row: Mapping[str, Any] | None) -> bool:
     """Planted, reached, and not caught."""
-    return row is not None and not row["caught"] and row["kind"] != NOT_REACHED
+    return row is not None and not row["caught"] and row["kind"] not in (NOT_REACHED, NOT_RUN)
 
 
 def by_name(result: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:

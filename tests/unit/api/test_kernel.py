@@ -89,7 +89,7 @@ def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
     called = []
     for name, variant in (("short", short), ("long", long)):
         real = variant.attend
-        variant.attend = lambda *args, _real=real, _name=name: (called.append(_name), _real(*args))[1]
+        variant.attend = lambda *args, _real=real, _name=name, **more: (called.append(_name), _real(*args, **more))[1]
     cache = kernel.new_cache(BATCH, 4096)
     assert len(cache.workspaces) == 2
     k, v = _tensors(spec, 1500), _tensors(spec, 1500, seed=1)

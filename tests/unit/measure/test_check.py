@@ -26,7 +26,6 @@ def variant(paged: bool = False, **wrapped: Callable[..., object]) -> Variant:
     for name, wrapper in wrapped.items():
         functions[name] = lambda *args, f=functions[name], w=wrapper: w(f, *args)
     spec = naive_spec(paged)
-    functions["split_tokens"] = module.split_tokens
     return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
 
 

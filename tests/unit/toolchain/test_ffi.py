@@ -46,9 +46,11 @@ def probe(library: Any, **changes: torch.Tensor) -> int:
         "v_residual": torch.zeros(3, 2, 32, 8, dtype=HALF),
         "lengths": torch.zeros(3, dtype=torch.int32),
         "block_table": torch.zeros(3, 3, dtype=torch.int32),
+        "residual_slots": None,
         "out": torch.zeros(3, 1, 4, 8, dtype=HALF),
         "lse": torch.zeros(3, 4, 1),
         "workspace": torch.zeros(16, dtype=torch.uint8),
+        "plan": None,
     }
     assert changes.keys() <= given.keys()
     return int(library.get_function("probe")(*(given | changes).values(), 0.5, 100))
