@@ -22,8 +22,8 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain.launch import DTYPES
-from kvgen.toolchain.module import Module
-from kvgen.toolchain.sequences import OverflowFlag, load, load_library
+from kvgen.toolchain.module import Module, load, load_library
+from kvgen.toolchain.sequences import OverflowFlag
 
 COLD_BYTES = 192 << 20
 LEAST_CAPTURED = 20
