@@ -44,6 +44,13 @@ class Module:
             setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
         forks.watch(self)
 
+    def __copy__(self) -> Module:
+        other = Module.__new__(Module)
+        for name in ("path", "_library", *FUNCTIONS, *OPTIONAL):
+            if hasattr(self, name):
+                setattr(other, name, getattr(self, name))
+        return other
+
     def __reduce__(self) -> tuple[Callable[[Path], Module], tuple[Path]]:
         return load, (self.path,)  # a copy of a cache calls the same library
 
