@@ -106,14 +106,17 @@ class Kernel:
         CUDA graph all of this is captured, and replays follow the lengths. Sequences without tokens take no part: nothing is appended,
         and their output is 0. Of sequences that have no room for the step nothing is written, and the next call raises.
 
-        `uniform` promises that all lengths are equal (or declines to): then the step has a static schedule and needs no plan on the
-        device. By default the host says what it knows. `bound` is what no length exceeds after the step, for a captured one during all
-        replays (by default `max_len`); it sizes a static schedule, and no result depends on it.
+        `uniform` promises that all lengths are equal and above 0 (or declines to): then the step has a static schedule and needs no plan
+        on the device. By default the host says what it knows, and within a capture, whose replays it does not see, it promises nothing.
+        `bound` is what no length exceeds after the step, for a captured one during all replays (by default `max_len`); it sizes a static
+        schedule, and no result depends on it.
 
         Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold.
         """
-        length = bound if bound is not None else cache.bound + q_len if append else cache.bound
-        variant = self._only or (self._pick(cache, length, q_len) if isinstance(cache, KVCache) else self._variants[0])
+        variant = self._only or self._variants[0]  # which says what is wrong with what is no cache
+        if self._only is None and isinstance(cache, KVCache):
+            length = cache.bound + (q_len if append else 0) if bound is None else bound
+            variant = self._pick(cache, length, q_len)
         return variant.plan(cache, q_len, append=append, bound=bound, uniform=uniform)
 
     def decode(
@@ -140,8 +143,8 @@ class Kernel:
         attend (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step, kernel or cache, and without a plan
         where caches share lengths.
         """
-        variant = plan.variant if plan is not None else self._only or self._for_call(q, cache, appended=True)
-        return self._own(variant).decode(q, k_new, v_new, cache, out, lse, scale, plan=plan)
+        variant = self._only or (self._of_plan(plan) if plan is not None else self._for_call(q, cache, appended=True))
+        return variant.decode(q, k_new, v_new, cache, out, lse, scale, plan=plan)
 
     def attend(
         self,
@@ -154,8 +157,8 @@ class Kernel:
         plan: Plan | None = None,
     ) -> Any:
         """Attend with `q`, the last q_len positions of each sequence; nothing is appended. Returns and raises as `decode` does."""
-        variant = plan.variant if plan is not None else self._only or self._for_call(q, cache, appended=False)
-        return self._own(variant).attend(q, cache, out, lse, scale, plan=plan)
+        variant = self._only or (self._of_plan(plan) if plan is not None else self._for_call(q, cache, appended=False))
+        return variant.attend(q, cache, out, lse, scale, plan=plan)
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
@@ -187,10 +190,9 @@ class Kernel:
 
     # --- choice of launch ------------------------------------------------------------------------------------------------
 
-    def _own(self, variant: Variant) -> Variant:
-        if variant is not self._only and variant not in self._variants:
-            raise ValueError("the plan was made by another kernel")
-        return variant
+    def _of_plan(self, plan: Plan) -> Variant:
+        """The launch that a plan is for; any, which refuses the plan, where it is another kernel's."""
+        return plan.variant if plan.variant in self._variants else self._variants[0]
 
     def _for_call(self, q: torch.Tensor, cache: KVCache, *, appended: bool) -> Variant:
         """The variant of a call; any, which will say what is wrong, where q or the cache is no such thing."""

@@ -90,23 +90,23 @@ def scale(value: Any, softcap: float) -> float:
     return number
 
 
-def lengths(given: Any, batch: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """New tokens per sequence as int32 [batch] on the device, and the most that the host knows of them.
+def lengths(given: Any, batch: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, int, bool]:
+    """New tokens per sequence as int32 [batch] on the device, the most of them, and whether the host knows that they are equal.
 
     Those on the host are checked to lie in 0..tokens. Those on a GPU are not looked at, so they have to be int32 already.
     """
     if given is None:
-        return torch.full((batch,), tokens, dtype=torch.int32, device=device), tokens
+        return torch.full((batch,), tokens, dtype=torch.int32, device=device), tokens, True
     if isinstance(given, torch.Tensor) and given.device.type != "cpu":
         tensor("lengths", given, (batch,), torch.int32, device)
-        return given, tokens
+        return given, tokens, False
     counts = _host_lengths(given)
     if len(counts) != batch:
         raise ValueError(f"lengths must have shape [{batch}], not [{len(counts)}]")
     low, high = min(counts), max(counts)
     if low < 0 or high > tokens:
         raise ValueError(f"lengths must lie in 0..{tokens}, the tokens of k, not in {low}..{high}")
-    return torch.tensor(counts, dtype=torch.int32, device=device), high
+    return torch.tensor(counts, dtype=torch.int32, device=device), high, low == high
 
 
 def _host_lengths(given: Any) -> list[int]:

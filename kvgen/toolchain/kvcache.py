@@ -14,8 +14,14 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 """packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
 
 
+class _Referable:
+    """Instances can be referred to weakly, which a dataclass with slots allows by itself from Python 3.11 on."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(slots=True, eq=False)
-class KVCache:
+class KVCache(_Referable):
     """Quantized keys and values of `batch` sequences; shapes are those of `docs/abi.md`.
 
     Lengths stay on the device. Several caches may have the same sequences (`new_cache(like=...)`): the layers of a model, whose lengths
@@ -34,6 +40,7 @@ class KVCache:
     def __post_init__(self) -> None:
         self.device = self.packed.device
         self.gpu = self.sequences.gpu
+        self.sequences.layers.add(self)
 
     @property
     def tensors(self) -> Tensors:

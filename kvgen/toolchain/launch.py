@@ -101,8 +101,6 @@ class Variant:
         shape = (packed.shape[0], self._kv_tail[0], packed.shape[2], layout.block_bytes)
         if other.block_table is not None and packed.shape[2] * layout.tokens != self.spec.cache.page:
             raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
-        with other.turns.lock:
-            other.sequences.caches += 1
         cache = self._allocate(shape, other.sequences)
         self.prepare(cache)
         return cache
@@ -184,9 +182,9 @@ class Variant:
         checks.tensor("v", v, shape, self.dtype, cache.device)
         if check_finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
             raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
-        new, longest = checks.lengths(lengths, cache.batch, tokens, cache.device)
+        new, longest, uniform = checks.lengths(lengths, cache.batch, tokens, cache.device)
         sequences = cache.sequences
-        if advance and sequences.caches > 1:
+        if advance and sequences.shared:
             raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
         with sequences.turns.lock:
             sequences.overflow.check()
@@ -197,7 +195,7 @@ class Variant:
                 sequences.turns.follow(cache.gpu)
             self.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
             if advance:
-                sequences.appended(bound, uniform=lengths is None or cache.batch == 1)
+                sequences.appended(bound, uniform=uniform)
 
     def plan(self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
         """The plan of a step over the present lengths: see `Kernel.plan`."""
@@ -209,35 +207,32 @@ class Variant:
             known = sequences.after(q_len if append else 0)
             capturing = sequences.capturing
             numbers = None
-            if not self._static(sequences, uniform):
+            if uniform is None:  # the static scheduler appends to empty sequences too, and a capture outlives what the host knows
+                uniform = sequences.uniform and sequences.bound > 0 and not capturing
+            if cache.gpu is None or not uniform:
                 if cache.gpu is not None:
                     sequences.turns.follow(cache.gpu)
                 numbers = self._planned(sequences, q_len, append=append, skip_empty=True)
             bound = known if bound is None else checks.whole("bound", bound, 0)
             return Plan(self, sequences, q_len, append, max(1, bound), numbers, sequences.version, capturing)
 
-    def _static(self, sequences: Sequences, uniform: bool | None = None) -> bool:
-        """Whether a step needs no plan: on the CPU, where calls plan for themselves, and where all sequences have as much work."""
-        if sequences.gpu is None or sequences.batch == 1:
-            return True
-        return sequences.uniform if uniform is None else uniform
-
     def _planned(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> torch.Tensor:
         """The numbers of a plan, which the device computes."""
         key = (sequences.batch, q_len)
         size = self._plan_sizes.get(key)
         if size is None:
-            with torch.cuda.device(sequences.gpu):
+            with torch.cuda.device(sequences.gpu) if sequences.gpu is not None else nullcontext():
                 size = self._plan_sizes[key] = int(self.module.plan_size(sequences.batch, sequences.max_len, q_len))
         numbers = torch.empty(size, dtype=torch.int32, device=sequences.lengths.device)
         self.module.plan(sequences.lengths, numbers, q_len, int(append), int(skip_empty), sequences.max_len, sequences.overflow.address)
         return numbers
 
     def _numbers(self, sequences: Sequences, plan: Plan | None, q_len: int, *, append: bool) -> torch.Tensor | None:
-        """The numbers of the caller's plan; without one those of a plan of the call's own."""
+        """The numbers of the caller's plan; without one those of a plan of the call's own. None for the static scheduler, and on the
+        CPU, whose modules plan for themselves."""
         if plan is not None:
             return plan.numbers
-        if self._static(sequences):
+        if sequences.gpu is None or sequences.batch == 1 or sequences.uniform:
             return None
         return self._planned(sequences, q_len, append=append, skip_empty=not append)
 
@@ -292,7 +287,7 @@ class Variant:
             sequences.overflow.check()
             if plan is not None:
                 plan.check(self, sequences, tokens, append=True)
-            elif sequences.caches > 1:
+            elif sequences.shared:
                 raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
             bound = sequences.after(tokens) if plan is None else plan.bound
             if cache.gpu is not None:

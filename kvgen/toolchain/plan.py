@@ -29,7 +29,7 @@ class Plan:
     bound: int
     """What no length exceeds after the step."""
     numbers: torch.Tensor | None
-    """int32, as `docs/abi.md` says; None for the static scheduler, and on the CPU, where every call plans for itself."""
+    """int32, as `docs/abi.md` says; None for the static scheduler."""
     version: int
     captured: bool
 

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from ctypes import c_int32
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.toolchain import checks, forks
 from kvgen.toolchain.module import Module
+
+if TYPE_CHECKING:
+    from kvgen.toolchain.kvcache import KVCache
 
 
 class Turns:
@@ -50,6 +54,13 @@ class Turns:
 
     def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
         return Turns, ()  # a deep copy of a cache is another cache
+
+
+class Layers(WeakSet["KVCache"]):
+    """The caches that have the same sequences, as long as they live. A deep copy of a cache stands alone."""
+
+    def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
+        return Layers, ()
 
 
 class OverflowFlag:
@@ -94,12 +105,11 @@ class Sequences:
     max_len: int
     module: Module
     """Whose `advance` writes the lengths."""
-    caches: int = 1
-    """How many caches have these sequences."""
+    layers: Layers = field(default_factory=Layers, repr=False)
     bound: int = 0
     """No sequence is longer, as far as the host has counted; see `longest`."""
     uniform: bool = True
-    """Whether the host knows that all lengths are equal."""
+    """Whether the host knows that all lengths are equal. As long as nothing was captured, all of them are `bound` then."""
     version: int = 0
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
@@ -118,6 +128,11 @@ class Sequences:
     def capturing(self) -> bool:
         """Whether calls are being captured in a CUDA graph."""
         return self.gpu is not None and torch.cuda.is_current_stream_capturing()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several caches have these sequences."""
+        return len(self.layers) > 1
 
     @property
     def longest(self) -> int:
@@ -154,18 +169,19 @@ class Sequences:
         Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
         """
         counts: torch.Tensor | None = None
+        number, uniform = 0, True
         if isinstance(tokens, int):
             number = most = checks.whole("tokens", tokens, 0)
         else:
-            counts, most = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
-            number = 0
+            counts, most, uniform = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
         with self.turns.lock:
             self.overflow.check()
             bound = self.max_len if tokens is counts else self.after(most)  # of numbers on a GPU, the host knows nothing
             if self.gpu is not None:
                 self.turns.follow(self.gpu)
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
-            self.appended(bound, uniform=counts is None)
+            empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
+            self.appended(0 if empty else bound, uniform=uniform)
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device."""
@@ -176,7 +192,10 @@ class Sequences:
                 self.turns.follow(self.gpu)
             self.lengths.index_fill_(0, rows.to(self.lengths.device, torch.int64), 0)
             self.version += 1
-            self.uniform = self.batch == 1
+            if self.batch == 1 and len(rows):
+                self.bound, self.uniform = 0, True
+            elif len(rows):
+                self.uniform = False
 
     def clear(self) -> None:
         """Forget every token of all sequences; memory is kept."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -127,6 +130,11 @@ def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) ->
     out, lse = variant.attend(q, caches[0], lse=True)
     assert not out[1].any()
     assert (lse[1] == -torch.inf).all()
+    before = caches[0].k_residual[1].clone()
+    out, lse = variant.decode(q, new, new, caches[0], lse=True, plan=variant.plan(caches[0]))
+    assert not out[1].any()
+    assert (lse[1] == -torch.inf).all()
+    assert torch.equal(caches[0].k_residual[1].view(torch.int16), before.view(torch.int16))
     caches[0].advance(1)
     assert caches[0].lengths.tolist() == [41, 0, 61]
     for number, cache in enumerate(caches):
@@ -134,6 +142,32 @@ def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) ->
     caches[0].advance([0, 9, 0])
     assert caches[0].lengths.tolist() == [41, 9, 61]
     variant.decode(q, new, new, caches[0], plan=variant.plan(caches[0]))
+
+
+@pytest.mark.parametrize("forget", [lambda cache: cache.clear(), lambda cache: cache.reset([0, 1, 2])], ids=["clear", "reset"])
+def test_a_step_over_empty_sequences_alone_appends_nothing(variant: Variant, forget: Callable[[KVCache], None]) -> None:
+    cache = prefilled(variant, [40, 40, 40])[0]
+    forget(cache)
+    new = random(1, 2, 1)
+    out = variant.decode(random(1, 4, 0), new, new, cache, plan=variant.plan(cache))
+    assert not out.any()
+    cache.advance(1)
+    assert cache.lengths.tolist() == [0, 0, 0]
+    assert forget(cache) is None
+    variant.prefill(cache, random(5, 2, 1), random(5, 2, 2), [5, 5, 5])
+    assert cache.bound >= 5
+
+
+def test_a_cache_whose_other_layers_are_gone_advances_by_itself(variant: Variant) -> None:
+    caches, new = prefilled(variant, [5, 6, 7]), random(1, 2, 1)
+    alone = copy.deepcopy(caches[1])
+    variant.decode(random(1, 4, 0), new, new, alone)
+    assert alone.lengths.tolist() == [6, 7, 8]
+    last = caches.pop()
+    caches.clear()
+    gc.collect()
+    variant.decode(random(1, 4, 0), new, new, last)
+    assert last.lengths.tolist() == [6, 7, 8]
 
 
 def test_rows_that_are_none_are_refused(variant: Variant) -> None:
