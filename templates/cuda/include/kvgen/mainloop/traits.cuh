@@ -34,6 +34,7 @@ struct Traits : Schedule {
   static constexpr int kHeadDim = Format::kHeadDim;
   static constexpr int kThreads = Schedule::kWarps * 32;
   static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
+  static constexpr int kMaxRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
 
   // Packed-GQA rows are (query, head of the group) pairs. The MMA has them in its 8 columns, so a tile holds 8 rows.
   static constexpr int kQRows = Schedule::kGroup * Schedule::kMaxQLen;
