@@ -98,8 +98,8 @@ class KVCache(_Referable):
     def grow(self, tokens: int) -> int:
         """Count `tokens` more tokens per sequence; the new bound. Raises CacheMismatch beyond `max_len`, which counts nothing.
 
-        For callers of a bare module, who advance lengths without kvgen. Replays of a captured graph do not need it: the device refuses a step
-        beyond `max_len`, and calls that must know the longest sequence ask the device.
+        For callers of a bare module, who advance lengths without kvgen. Replays of a captured graph do not need it: the device refuses
+        a step beyond `max_len`, and calls that must know the longest sequence ask the device.
         """
         tokens = checks.whole("tokens", tokens, 0)
         with self.turns.lock:
