@@ -4,6 +4,7 @@
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
+# Tests run on JOBS processes, the tests of a file on one, where they share what they compile.
 # Everything runs in $(VENV), which is made on first use. SETUP= skips the making (a ready environment, VENV=/path).
 
 PYTHON ?= python3
@@ -13,6 +14,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SPEC   ?= examples/llama31_8b_kv4.yaml
 BUDGET ?= 100s
+JOBS   ?= 2
 HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
@@ -25,7 +27,7 @@ demo: $(SETUP)
 	$(KVGEN) bench $(SPEC)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 cuda-covering: $(SETUP)
 	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py
