@@ -49,6 +49,10 @@ def filled(variant: Variant, max_len: int) -> list[KVCache]:
     return caches
 
 
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert float((got.float() - want.float()).norm() / want.float().norm()) < 2e-3
+
+
 def test_replays_of_a_step_follow_the_lengths(variant: Variant) -> None:
     """150 steps, in which every residual becomes a block, against calls that plan for themselves."""
     caches, alone = filled(variant, 9200), []
@@ -70,8 +74,8 @@ def test_replays_of_a_step_follow_the_lengths(variant: Variant) -> None:
         for (out, lse), cache in zip(outs, alone, strict=True):
             want, want_lse = variant.decode(q, k, v, cache, lse=True)
             taking_part = [b for b, length in enumerate(LENGTHS) if length]
-            assert torch.equal(out[taking_part], want[taking_part])
-            assert torch.equal(lse[taking_part], want_lse[taking_part])
+            close(out[taking_part], want[taking_part])  # splits begin elsewhere where empty sequences take no part
+            close(lse[taking_part], want_lse[taking_part])
             assert not out[1].any()
             assert (lse[1] == -torch.inf).all()
     assert caches[1].lengths.tolist() == [n + 150 if n else 0 for n in LENGTHS]
@@ -131,4 +135,4 @@ def test_a_promise_of_equal_lengths_changes_no_result_beyond_rounding(variant: V
     q = random(1, 8, 0)
     out = variant.attend(q, cache, plan=variant.plan(cache, append=False, uniform=uniform))
     want = variant.attend(q, cache)
-    assert float((out.float() - want.float()).norm() / want.float().norm()) < 2e-3
+    close(out, want)

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 import kvgen
 from kvgen._resources import user_cache
 from kvgen.digest import canonical_json, digest, files_digest
@@ -63,13 +65,7 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
     )
     identity = [request, make_plan(spec, schedule).layout.id, TILELANG, program_digest(schedule.launch.text("form"))]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
-    kept = _read(file)
-    if kept is None:
-        if reason := missing():
-            raise ToolchainMissing(reason)
-        kept = _run(request, timeout_s)
-        _write(file, kept)
-    return kept
+    return _read(file) or _lower_once(request, file, timeout_s)
 
 
 @cache
@@ -78,6 +74,24 @@ def program_digest(form: str) -> str:
     package = Path(__file__).parent
     pieces = [file for part in sorted({"mma", form}) for file in (package / part).glob("*.py")]
     return files_digest([package / "plan.py", package / "worker.py", *pieces])
+
+
+def _lower_once(request: str, file: Path, timeout_s: float) -> Lowered:
+    """Lower and keep. Processes that want the same kernels at the same time wait for the one that began."""
+    if reason := missing():
+        raise ToolchainMissing(reason)
+    with host_errors("write", file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file.with_suffix(".lock"))
+        lock.acquire()
+    try:
+        kept = _read(file)
+        if kept is None:
+            kept = _run(request, timeout_s)
+            _write(file, kept)
+        return kept
+    finally:
+        lock.release()
 
 
 def _run(request: str, timeout_s: float) -> Lowered:
@@ -117,7 +131,6 @@ def _read(file: Path) -> Lowered | None:
 
 def _write(file: Path, lowered: Lowered) -> None:
     with host_errors("write", file):
-        file.parent.mkdir(parents=True, exist_ok=True)
         part = tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False)  # noqa: SIM115 - renamed or removed
         try:
             with part:
