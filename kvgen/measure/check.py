@@ -1,6 +1,6 @@
 """Is a variant right? Against the fp64 reference, on poisoned memory, call after call; the same on every device.
 
-`Checker` lives through small lives of a cache (`scenario`): everything a module exports. `reads.Reads` looks at long sequences and
+`Checker` lives through small lives of a cache (`scenario`, `steps`): everything a module exports. `reads.Reads` looks at long sequences and
 large batches, `timed.TimedCheck` at the caches that are timed. A worker does all three; `check` does too.
 """
 
@@ -17,6 +17,7 @@ from kvgen.measure.filled import Output
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
+from kvgen.measure.steps import PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
 from kvgen.spec import Workload
 from kvgen.toolchain.kvcache import KVCache
@@ -57,6 +58,8 @@ class Checker:
         """All lives. Raises CheckError."""
         for scenario in scenarios(self.variant.spec, self.variant.layout, self.policy, self.device.type):
             self._live(scenario)
+        for steps in (PlannedSteps, StaticSteps):
+            steps(self.variant, self.device, self.policy, self.comparison).run()
         self._long_prefill()
 
     def again(self) -> None:

@@ -16,10 +16,10 @@ import torch
 
 from kvgen.errors import UnsupportedError
 from kvgen.measure.job import CheckPolicy
-from kvgen.reference.attention import attend
+from kvgen.measure.life import Life
 from kvgen.reference.data import Inputs, normal, structured
 from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
+from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes, to_blocks
 from kvgen.reference.quantize import Quantized
 from kvgen.spec import KernelSpec
 
@@ -137,9 +137,7 @@ def _scenario(
     first_q = len(query_lengths(spec))
     inputs = (normal if ragged else _hard)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
     all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
-    blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
-    read = [from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype)]
-    life = _Life(spec, layout, (k, v), (read[0], read[1]))
+    life = Life.of(spec, layout, k, v)
     splits = [tuple(_first_chunk(length, layout.tokens) for length in lengths), lengths] if ragged else [lengths]
     chunks, past = [], (0,) * len(lengths)
     for upto in splits:
@@ -153,7 +151,7 @@ def _scenario(
         after = tuple(length + q_len for length in past)
         steps.append(Step(q, life.slice(0, past, q_len), life.slice(1, past, q_len), *life.attend(q, past, after)))
         past = after
-    codes = {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
+    codes = {which: read_codes(layout, which, life.blocks) for which in OPERANDS if layout.operand(which).quantized}
     return Scenario("ragged" if ragged else "long", tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
 
 
@@ -195,33 +193,3 @@ def _repeated(scenario: Scenario, batch: int) -> Scenario:
         steps=tuple(step(one) for one in scenario.steps),
         lengths=tuple(scenario.lengths[b] for b in at),
     )
-
-
-@dataclass(frozen=True)
-class _Life:
-    """K and V of whole sequences, as given and as they read back from packed blocks."""
-
-    spec: KernelSpec
-    layout: PackedLayout
-    raw: tuple[torch.Tensor, torch.Tensor]
-    read: tuple[torch.Tensor, torch.Tensor]
-
-    def slice(self, which: int, starts: tuple[int, ...], count: int) -> torch.Tensor:
-        """`count` tokens of every sequence from its own start, [batch, count, kv_heads, head_dim]; zeros past the data."""
-        x = self.raw[which]
-        padded = torch.cat([x, x.new_zeros((x.shape[0], count, *x.shape[2:]))], 1)
-        return torch.stack([padded[b, start : start + count] for b, start in enumerate(starts)])
-
-    def seen(self, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V in fp64 as attention sees them: full blocks as they read back, the rest as given."""
-        device, tokens = self.raw[0].device, self.layout.tokens
-        token = torch.arange(self.raw[0].shape[1], device=device)
-        full = torch.tensor([length // tokens * tokens for length in lengths], device=device)
-        packed = (token < full.unsqueeze(1))[..., None, None]
-        return torch.where(packed, self.read[0], self.raw[0].double()), torch.where(packed, self.read[1], self.raw[1].double())
-
-    def attend(self, q: torch.Tensor, packed_upto: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention over `lengths`, with the blocks packed that were full at `packed_upto`."""
-        k, v = self.seen(packed_upto)
-        attention = self.spec.attention
-        return attend(q, k, v, torch.tensor(lengths), softcap=attention.softcap, window=attention.window)

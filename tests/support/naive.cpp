@@ -93,11 +93,19 @@ struct Cache {
   }
 };
 
+// A sequence of `length` tokens must have room for `more`.
+void require_room(int64_t length, int64_t more, int64_t limit) {
+  if (length + more > limit) TVM_FFI_THROW(ValueError) << "a sequence would have more tokens than the limit of " << limit;
+}
+
+int32_t* numbers(const TensorView& tensor) { return static_cast<int32_t*>(tensor.data_ptr()); }
+
 void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed, TensorView k_residual, TensorView v_residual,
-          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, int64_t, int64_t, bool advance) {
+          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, int64_t limit, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
+  for (int64_t b = 0; b < lengths.size(0); ++b) require_room(numbers(lengths)[b], numbers(new_lengths)[b], limit);
   for (int64_t b = 0; b < lengths.size(0); ++b) {
-    const int32_t count = static_cast<const int32_t*>(new_lengths.data_ptr())[b], old = *cache.length(b);
+    const int32_t count = numbers(new_lengths)[b], old = *cache.length(b);
     for (int64_t h = 0; h < cache.heads(); ++h)
       for (int64_t t = 0; t < count; ++t) {
         cache.append(k, v, b, h, t, old + t);
@@ -144,24 +152,22 @@ void run(const TensorView& q, const Cache& cache, const Lengths& length_of, cons
       }
 }
 
-int32_t* numbers(const TensorView& tensor) { return static_cast<int32_t*>(tensor.data_ptr()); }
-
 // The plan of this module is the length of each sequence before the step, -1
 // where it takes no part.
 int64_t plan_size(int64_t batch, int64_t, int64_t) { return batch; }
 
-void plan(TensorView lengths, TensorView made, int64_t, bool append, bool skip_empty, int64_t, int64_t) {
+void plan(TensorView lengths, TensorView made, int64_t tokens, bool append, bool skip_empty, int64_t limit, int64_t) {
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int32_t length = numbers(lengths)[b];
     numbers(made)[b] = length > 0 || (append && !skip_empty) ? length : -1;
+    if (append && numbers(made)[b] >= 0) require_room(length, tokens, limit);
   }
 }
 
-void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, int64_t, int64_t) {
-  for (int64_t b = 0; b < lengths.size(0); ++b) {
-    int32_t& length = numbers(lengths)[b];
-    length += counts ? numbers(counts.value())[b] : length > 0 ? static_cast<int32_t>(tokens) : 0;
-  }
+void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, int64_t limit, int64_t) {
+  const auto more = [&](int64_t b) -> int64_t { return counts ? numbers(counts.value())[b] : numbers(lengths)[b] > 0 ? tokens : 0; };
+  for (int64_t b = 0; b < lengths.size(0); ++b) require_room(numbers(lengths)[b], more(b), limit);
+  for (int64_t b = 0; b < lengths.size(0); ++b) numbers(lengths)[b] += static_cast<int32_t>(more(b));
 }
 
 void attend(TensorView q, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
@@ -172,8 +178,10 @@ void attend(TensorView q, TensorView packed, TensorView k_residual, TensorView v
 
 void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths,
             Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView,
-            Optional<TensorView> plan, double scale, int64_t, int64_t, int64_t, bool advance) {
+            Optional<TensorView> plan, double scale, int64_t, int64_t limit, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
+  for (int64_t b = 0; b < lengths.size(0); ++b)
+    if (numbers(plan ? plan.value() : lengths)[b] >= 0) require_room(numbers(lengths)[b], q.size(1), limit);
   std::vector<int32_t> after;
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int32_t before = numbers(plan ? plan.value() : lengths)[b];

@@ -1,0 +1,225 @@
+"""Verification of steps: lengths that several layers share, sequences that are empty or have no room, pages that are gone.
+
+`PlannedSteps` lives through a captured batch as a serving engine has it: two layers, one plan per step, lengths that advance at its end.
+`StaticSteps` lives through sequences of equal lengths, with the static scheduler, until there is no room. Both compare every output with
+the fp64 reference, and look at what a step must leave alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from kvgen.errors import CacheMismatch, CheckError
+from kvgen.measure.compare import Comparison, poisoned
+from kvgen.measure.job import CheckPolicy
+from kvgen.measure.life import Life
+from kvgen.measure.scenario import query_lengths
+from kvgen.reference.data import normal
+from kvgen.toolchain.kvcache import KVCache
+from kvgen.toolchain.launch import Variant
+
+T = TypeVar("T")
+Lengths = tuple[int, ...]
+LAYERS = 2
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """What both lives need: a variant, a device, and the limits of a comparison."""
+
+    variant: Variant
+    device: torch.device
+    policy: CheckPolicy
+    comparison: Comparison
+
+    @property
+    def q_len(self) -> int:
+        """Query tokens of a step: as many as the kernel takes."""
+        return len(query_lengths(self.variant.spec))
+
+    def life(self, batch: int, tokens: int, seed: int) -> tuple[Life, torch.Tensor]:
+        """Data of a layer for at least `tokens` tokens per sequence, and the queries of its steps and of one `attend` after them."""
+        layout = self.variant.layout
+        whole = -(-tokens // layout.tokens) * layout.tokens
+        inputs = normal(self.variant.spec, batch, whole, q_len=(STEPS + 2) * self.q_len, seed=self.policy.seed + seed)
+        q, k, v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
+        return Life.of(self.variant.spec, layout, k, v), q
+
+    def first_cache(self, batch: int, max_len: int) -> KVCache:
+        """A cache whose memory is all NaN, and before whose first page lies another page of NaN: there a missing page (-1) is read."""
+        cache = self.variant.new_cache(batch, max_len, self.device)
+        if cache.block_table is not None:
+            cache.packed = cache.packed.new_empty((cache.packed.shape[0] + 1, *cache.packed.shape[1:]))[1:]
+            (cache.packed if cache.packed._base is None else cache.packed._base).fill_(255)
+        return poison(cache)
+
+    def outputs(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Poisoned output and LSE of a query."""
+        heads = (q.shape[0], q.shape[2], q.shape[1])
+        return poisoned(q.shape, q.dtype, self.device), poisoned(heads, torch.float32, self.device)
+
+    def attempt(self, where: str, cache: KVCache, call: Callable[[], T], *, overflow: bool) -> T | None:
+        """The result of a call, after which the host must be told whether a sequence had no room; on the CPU the call itself says so."""
+        if overflow and self.device.type == "cpu":
+            with suppress(ValueError):
+                call()
+                raise CheckError(f"{where}: a sequence without room is not refused")
+            return None
+        result = call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        told = False
+        try:
+            cache.sequences.overflow.check()
+        except CacheMismatch:
+            told = True
+        if told != overflow:
+            raise CheckError(f"{where}: the host is {'told' if told else 'not told'} that a sequence has no room")
+        return result
+
+    def same_lengths(self, where: str, cache: KVCache, want: Lengths) -> None:
+        """The lengths on the device."""
+        got = tuple(cache.lengths.tolist())
+        if got != want:
+            raise CheckError(f"{where}: lengths are {list(got)}, not {list(want)}")
+
+    def compare(self, where: str, got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor], rows: list[int]) -> None:
+        """The output of some sequences."""
+        self.comparison.output(where, got[0][rows], got[1][rows], want[0][rows], want[1][rows])
+
+    def untouched(self, where: str, out: torch.Tensor, rows: list[int]) -> None:
+        """The outputs of sequences without room are still poison."""
+        if rows and not bool(torch.isnan(out[rows]).all()):
+            raise CheckError(f"{where}: the output of a sequence without room was written")
+
+    def contents(self, where: str, cache: KVCache, life: Life, lengths: Lengths) -> None:
+        """K and V that the cache holds, up to each length."""
+        got = self.variant.unpack(cache)
+        tokens = min(got[0].shape[1], life.raw[0].shape[1])
+        past = (torch.arange(tokens) >= torch.tensor(lengths).unsqueeze(1)).to(self.device)[..., None, None]
+        held = [x[:, :tokens].masked_fill(past, 0.0) for x in (*got, *life.seen(lengths))]
+        for name, mine, want in (("K", held[0], held[2]), ("V", held[1], held[3])):
+            self.comparison.sequences("unpack", f"{where}: unpacked {name}", mine, want)
+
+
+@dataclass(frozen=True)
+class PlannedSteps(StepCheck):
+    """Two layers over a batch with empty sequences; the longest sequence has room for one step, another one for two."""
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+        block, q_len = self.variant.layout.tokens, self.q_len
+        limit = 3 * block + 7
+        lengths: Lengths = (limit - q_len, 0, block - 1, 2 * block + 5, 1, limit - 2 * q_len, 0)
+        layers = [self.life(len(lengths), limit + q_len, seed) for seed in range(1, LAYERS + 1)]
+        first = self.first_cache(len(lengths), limit)
+        caches = [first, *(poison(self.variant.cache_like(first)) for _ in range(LAYERS - 1))]
+        for cache, (life, _) in zip(caches, layers, strict=True):
+            self.variant.prefill(cache, *life.both((0,) * len(lengths), max(lengths)), lengths, advance=False)
+        first.advance(lengths)
+        for step in range(STEPS):
+            lengths = self._step(step, caches, layers, lengths, limit)
+        for cache, (life, _) in zip(caches, layers, strict=True):
+            self.contents("after steps over a plan", cache, life, lengths)
+        self._after_reset(caches, layers, lengths)
+
+    def _step(self, step: int, caches: list[KVCache], layers: list[tuple[Life, torch.Tensor]], lengths: Lengths, limit: int) -> Lengths:
+        """One step of all layers; the lengths after it."""
+        variant, q_len, where = self.variant, self.q_len, f"step {step + 1} over a plan"
+        sequences = caches[0].sequences
+        sequences.captured = True  # as in replays of a graph: the host does not know the lengths
+        full = [b for b, n in enumerate(lengths) if n + q_len > limit]
+        after = tuple(n + q_len if n and b not in full else n for b, n in enumerate(lengths))
+        plan = self.attempt(f"plan of {where}", caches[0], lambda: variant.plan(caches[0], q_len, uniform=False), overflow=bool(full))
+        if plan is None:
+            self.attempt(f"end of {where}", caches[0], lambda: caches[0].advance(q_len), overflow=True)
+            self.same_lengths(where, caches[0], lengths)
+            return lengths
+        for number, (cache, (life, queries)) in enumerate(zip(caches, layers, strict=True), 1):
+            q = queries[:, step * q_len : (step + 1) * q_len].contiguous()
+            out, lse = self.outputs(q)
+            k, v = life.both(lengths, q_len)
+            variant.decode(q, k, v, cache, out=out, lse=lse, plan=plan)
+            want = life.attend(q, lengths, after)
+            self.compare(f"layer {number}, {where}", (out, lse), want, [b for b in range(len(lengths)) if b not in full])
+            self.untouched(f"layer {number}, {where}", out, full)
+            self.same_lengths(f"layer {number}, {where}", cache, lengths)
+        self.attempt(f"end of {where}", caches[0], lambda: caches[0].advance(q_len), overflow=bool(full))
+        self.same_lengths(f"end of {where}", caches[0], after)
+        return after
+
+    def _after_reset(self, caches: list[KVCache], layers: list[tuple[Life, torch.Tensor]], lengths: Lengths) -> None:
+        """A sequence is emptied, pages before a window are taken away, and all layers attend over one plan."""
+        caches[0].reset([2])
+        lengths = tuple(0 if b == 2 else n for b, n in enumerate(lengths))
+        drop_unseen_pages(self.variant, caches[0], lengths, self.q_len)
+        plan = self.variant.plan(caches[0], self.q_len, append=False, uniform=False)
+        for cache, (life, queries) in zip(caches, layers, strict=True):
+            q = queries[:, STEPS * self.q_len : (STEPS + 1) * self.q_len].contiguous()
+            got = self.outputs(q)
+            self.variant.attend(q, cache, out=got[0], lse=got[1], plan=plan)
+            self.compare("attend over a plan after a reset", got, life.attend(q, lengths, lengths), list(range(len(lengths))))
+
+
+@dataclass(frozen=True)
+class StaticSteps(StepCheck):
+    """Sequences of equal lengths whose residual becomes full in the second step, and that have no room for a fourth."""
+
+    batch: int = 2
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+        block, q_len = self.variant.layout.tokens, self.q_len
+        length, limit = 2 * block - 2 * q_len, 2 * block + q_len
+        life, queries = self.life(self.batch, limit + q_len, 9)
+        cache = self.first_cache(self.batch, limit)
+        lengths: Lengths = (length,) * self.batch
+        self.variant.prefill(cache, *life.both((0,) * self.batch, length))
+        for step in range(STEPS + 1):
+            lengths = self._step(step, cache, life, queries[:, step * q_len : (step + 1) * q_len].contiguous(), lengths, limit)
+        self.contents("after steps of equal lengths", cache, life, lengths)
+        drop_unseen_pages(self.variant, cache, lengths, q_len)
+        q = queries[:, -q_len:].contiguous()
+        got = self.outputs(q)
+        plan = self.variant.plan(cache, q_len, append=False, uniform=True)
+        self.variant.attend(q, cache, out=got[0], lse=got[1], plan=plan)
+        self.compare("attend of equal lengths", got, life.attend(q, lengths, lengths), list(range(self.batch)))
+
+    def _step(self, step: int, cache: KVCache, life: Life, q: torch.Tensor, lengths: Lengths, limit: int) -> Lengths:
+        """One step, in which each sequence advances by itself; the lengths after it."""
+        where, q_len = f"step {step + 1} of equal lengths", self.q_len
+        cache.sequences.captured = True  # as in replays of a graph: the host does not know the lengths
+        full = lengths[0] + q_len > limit
+        after = lengths if full else tuple(n + q_len for n in lengths)
+        out, lse = self.outputs(q)
+        k, v = life.both(lengths, q_len)
+        self.attempt(where, cache, lambda: self.variant.decode(q, k, v, cache, out=out, lse=lse), overflow=full)
+        if full:
+            self.untouched(where, out, list(range(self.batch)))
+        else:
+            self.compare(where, (out, lse), life.attend(q, lengths, after), list(range(self.batch)))
+        self.same_lengths(where, cache, after)
+        return after
+
+
+def poison(cache: KVCache) -> KVCache:
+    """Fill the memory of a cache with bytes that are NaN in every format of scales and residuals."""
+    cache.packed.fill_(255)
+    cache.k_residual.fill_(torch.nan)
+    cache.v_residual.fill_(torch.nan)
+    return cache
+
+
+def drop_unseen_pages(variant: Variant, cache: KVCache, lengths: Lengths, q_len: int) -> None:
+    """Take the pages out of the block table that lie wholly before the window of every query."""
+    window, page = variant.spec.attention.window, variant.spec.cache.page
+    if window is None or page is None or cache.block_table is None:
+        return
+    for b, length in enumerate(lengths):
+        cache.block_table[b, : max(0, length - q_len + 1 - window) // page] = -1
