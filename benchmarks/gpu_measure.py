@@ -105,9 +105,15 @@ def _attention(
         k, v = (torch.cat([x[index[b, :, :full]].flatten(1, 2), r[b, :, :tail].float()], 1) for x, r in zip(read, rest, strict=True))
         rows = q[b].float().reshape(q_len, -1, group, dim).permute(1, 2, 0, 3)  # [heads, group, q_len, dim]
         scores = rows.flatten(1, 2) @ k.transpose(1, 2) * dim**-0.5
+        if softcap := spec.attention.softcap:
+            scores = softcap * (scores / softcap).tanh()
         scores = scores.unflatten(1, (group, q_len))
-        limit = k.shape[1] - q_len + torch.arange(q_len, device="cuda")
-        scores = scores.masked_fill(torch.arange(k.shape[1], device="cuda") > limit.unsqueeze(1), -torch.inf)
+        query = (k.shape[1] - q_len + torch.arange(q_len, device="cuda")).unsqueeze(1)
+        token = torch.arange(k.shape[1], device="cuda")
+        hidden = token > query
+        if window := spec.attention.window:
+            hidden |= token <= query - window
+        scores = scores.masked_fill(hidden, -torch.inf)
         part = scores.softmax(-1).flatten(1, 2) @ v
         out[b] = part.unflatten(1, (group, q_len)).permute(2, 0, 1, 3).reshape(q_len, -1, dim)
     return out

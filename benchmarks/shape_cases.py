@@ -21,6 +21,8 @@ WIDE = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
 PAGES = (*WIDE, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
 """CUDA schedules for units of 128 tokens, on pages too, and for units of 64."""
+RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
+"""CUDA schedules for unequal lengths: a plan takes no clusters."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
 """CUDA schedules for codes of 8 and of 2 bits."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
@@ -81,10 +83,13 @@ SHAPES = (
     Shape("token, page 16", "k4v4:token:page16", sibling="token"),
     Shape("as many bytes as 1x131072+63x1024", "k4v4", "8x24448"),
     Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", ("w8u4d1", "w4u4d1c2", "w8u2d2", "w4u2d2c2"), SPREAD),
-    Shape("ragged, moderate", "k4v4", MODERATE, "plain", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2")),
-    Shape("ragged, moderate, page 128", "k4v4:page128", MODERATE, "page 128", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2"), ()),
-    Shape("as many bytes as 2K to 16K", "k4v4", "32x9216", None, ("w8u4d1", "w8u1d2", "w4u4d1c2"), ()),
-    Shape("ragged, 2K to 16K", "k4v4", MIXED, "as many bytes as 2K to 16K", ("w8u1d2", "w8u1d2.cl2", "w4u4d1c2"), ()),
+    Shape("ragged, moderate", "k4v4", MODERATE, "plain", RAGGED, SPREAD),
+    Shape("ragged, moderate, page 128", "k4v4:page128", MODERATE, "page 128", RAGGED, FINE_TILES),
+    Shape("as many bytes as 2K to 16K", "k4v4", "32x9216", None, ("w8u4d1", "w8u1d2", "w4u4d1c2"), SPREAD),
+    Shape("ragged, 2K to 16K", "k4v4", MIXED, "as many bytes as 2K to 16K", RAGGED, SPREAD),
+    Shape("softcap 50", "k4v4:cap50", sibling="plain"),
+    Shape("as many bytes as a window of 4096", "k4v4", "8x4096"),
+    Shape("window 4096", "k4v4:window4096", sibling="as many bytes as a window of 4096", cuda=(*WIDE, "w8u1d2", "w8u2d2", "w4u1d2c2")),
     Shape("bfloat16", "k4v4:bf16", sibling="plain"),
     Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", ("w8u4d1.cl2", "w8u4d1"), COLUMN_TILES),
     Shape("group 16", "k4v4:h128/8", PLAIN, "plain", ("w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2", "w8u2d2.cl2", "w8u2d1.cl2"), COLUMN_TILES),
@@ -98,8 +103,9 @@ SHAPES = (
     Shape("K 8 bits, V 4 bits", "k8v4", cuda=BYTE, tilelang=("w8u2s2", "w8u2s2.cl", "w8u4s4.cl")),
     Shape("8 bits", "k8v8", cuda=BYTE, tilelang=FINE_TILES),
     Shape("8 bits, token", "k8v8:token", sibling="8 bits", cuda=BYTE, tilelang=FINE_TILES),
-    Shape("ragged, moderate, 8 bits", "k8v8", MODERATE, "8 bits", ("w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ()),
+    Shape("ragged, moderate, 8 bits", "k8v8", MODERATE, "8 bits", ("w8u1d2", "w8u2d1", "w4u2d1c2"), FINE_TILES),
     Shape("2 bits", "k2v2", cuda=CRUMB, tilelang=CRUMB_TILES),
+    Shape("ragged, moderate, 2 bits", "k2v2", MODERATE, "2 bits", ("w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3"), SPREAD),
     Shape("as many bytes as 1x131072 of one KV head", "k4v4", "1x16384", cuda=("w8u4d1", "w8u1d2.cl8", "w8u4d1.cl8"), tilelang=SPREAD),
     Shape(
         "one KV head, one sequence",
