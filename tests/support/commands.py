@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,15 @@ class Machine:
         return [sys.executable, "-m", "kvgen", *map(str, words)]
 
     def start(self, *words: object) -> subprocess.Popen[str]:
+        """Start a command. It hears SIGINT even where the tests run in the background, whose processes inherit that it is ignored."""
         return subprocess.Popen(
-            self.command(*words), env=self.environment, cwd=self.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            self.command(*words),
+            env=self.environment,
+            cwd=self.root,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no other thread forks here
         )
 
     def run(self, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
