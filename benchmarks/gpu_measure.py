@@ -122,8 +122,8 @@ def _attention(
 class Runner:
     """One module's calls over a workload's caches."""
 
-    def __init__(self, spec: KernelSpec, module: Module, caches: Caches, work: Workload) -> None:
-        self.module, self.caches = module, caches
+    def __init__(self, spec: KernelSpec, module: Module, caches: Caches, work: Workload, *, planned: bool = False) -> None:
+        self.module, self.caches, self.planned = module, caches, planned
         self.scale = spec.attention.head_dim**-0.5
         size = int(module.workspace_bytes(work.batch, caches.room, work.q_len))
         self.workspace = torch.zeros(max(16, size), dtype=torch.uint8, device="cuda")
@@ -132,8 +132,8 @@ class Runner:
         self.plans = [self._plan(lengths, work.q_len) for lengths in caches.lengths]
 
     def _plan(self, lengths: torch.Tensor, q_len: int) -> torch.Tensor | None:
-        """The plan of `attend` over unequal lengths; a decode step appends nothing that would change it. None for equal ones."""
-        if len(set(lengths.tolist())) == 1:
+        """The plan of `attend`; a decode step appends nothing that would change it. None for equal lengths, unless a plan is asked for."""
+        if not self.planned and len(set(lengths.tolist())) == 1:
             return None
         plan = torch.empty(self.module.plan_size(len(lengths), self.caches.room, q_len), dtype=torch.int32, device="cuda")
         self.module.plan(lengths, plan, q_len, 0, 1, self.caches.room, self.overflow.address)

@@ -1,0 +1,102 @@
+"""What a plan costs: the kernels that compute a plan and advance lengths, and `attend` with a plan beside the static scheduler.
+
+    python benchmarks/gpu_plan.py [--spec k4v4] [--schedule n128.w8u1d2] [--rounds 9]
+
+Plans are of batches whose lengths differ (log-uniform, 512 to 8K tokens). `attend` is timed at equal lengths, where both schedulers do the
+same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmarks/results) as h200_plan.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks.gpu_measure import Runner, capture, make_caches, timed
+from benchmarks.gpu_results import write_rows
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.cli.bench import facts
+from kvgen.lower.backends import get_backend
+from kvgen.measure import yardstick
+from kvgen.measure.job import TimingPolicy
+from kvgen.spec import KernelSpec
+from kvgen.toolchain import build
+from kvgen.toolchain.module import Module, load
+from kvgen.toolchain.sequences import OverflowFlag
+
+BATCHES = (8, 128, 1024)
+EQUAL = ("1x4096", "8x8192", "8x32768", "32x8192", "128x8192")
+CALLS = 100
+POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.02, samples=10)
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Compile, time, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spec", default="k4v4")
+    parser.add_argument("--schedule", default="n128.w8u1d2")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    spec = spec_of(options.spec, "sm90", [workload_of(word) for word in EQUAL])
+    backend = get_backend("cuda")
+    (schedule,) = schedules_of(options.schedule, backend, spec, "sm90")
+    module = load(build(backend.lower(spec, schedule, "sm90")).path)
+    yardstick.yardstick("sm90")
+    rows = [row for batch in BATCHES for row in bookkeeping(module, batch, options.rounds)]
+    rows += [row for word in EQUAL for row in schedulers(spec, module, backend.layout(spec, schedule.layout), word, options.rounds)]
+    for row in rows:
+        print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
+    told = {name: fact for name, fact in facts("sm90", POLICY).items() if name != "threads"}
+    write_rows("h200_plan", [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], told)
+
+
+def bookkeeping(module: Module, batch: int, rounds: int) -> list[Row]:
+    """The plan of a decode step, and the end of the step, for sequences of unequal lengths."""
+    random = torch.Generator().manual_seed(batch)
+    lengths = (512 * 2 ** (4 * torch.rand(batch, generator=random))).to(torch.int32).cuda()
+    room, flag = 1 << 20, OverflowFlag(gpu=True)
+    plan = torch.empty(module.plan_size(batch, room, 1), dtype=torch.int32, device="cuda")
+    calls = {
+        "plan": partial(module.plan, lengths, plan, 1, 1, 1, room, flag.address),
+        "advance": partial(module.advance, lengths, None, 1, room, flag.address),
+    }
+    graphs = {name: capture([call], CALLS) for name, call in calls.items()}
+    return [
+        {"kernel": name, "workload": f"batch {batch}", "us": round(median(timed(*graph) for _ in range(rounds)), 2), "read_fraction": ""}
+        for name, graph in graphs.items()
+    ]
+
+
+def schedulers(spec: KernelSpec, module: Module, layout: Any, word: str, rounds: int) -> list[Row]:
+    """`attend` at equal lengths: with the static scheduler, and with a plan."""
+    work = workload_of(word)
+    caches = make_caches(spec, layout, work, [work.kv_len] * work.batch, 4.0)
+    graphs = {}
+    runners = [Runner(spec, module, caches, work, planned=planned) for planned in (False, True)]
+    for name, runner in zip(("static", "planned"), runners, strict=True):
+        if runner.error() > 2e-3:
+            raise SystemExit(f"{name} at {word} is wrong")
+        graphs[name] = capture([partial(runner.attend, i) for i in range(len(caches.packed))])
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    reads: list[float] = []
+    for number in range(rounds):
+        for name, graph in graphs.items():
+            samples[name].append(timed(*graph))
+        if number % 3 == 0:
+            reads += yardstick.yardstick("sm90").samples(caches.bytes, POLICY)
+    return [
+        {"kernel": f"attend, {name}", "workload": word, "us": round(median(us), 2), "read_fraction": round(median(reads) / median(us), 4)}
+        for name, us in samples.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
