@@ -48,8 +48,6 @@ class Backend(Protocol):
 
     name: str
     targets: tuple[Target, ...]
-    shares_by_length: bool
-    """Whether kernels find out that lengths differ, and give longer sequences more of the machine."""
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why this back end cannot lower the spec for the target, in one clause; None if it can."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvgen.lower.schedule import Params, Schedule
@@ -19,11 +19,6 @@ LAUNCHES = 5
 """Launches per workload that the best layout sends to the final."""
 RIVALS = 1
 """Other layouts that send their best launch."""
-RIGID = 1.05
-"""What the times of a rigid back end are multiplied by at workloads of several sequences. All are timed over equal lengths; over
-lengths that differ it took 1.3 to 5 times as long as one that shares work by them (benchmarks/results/h200_shapes.csv). How much that
-is worth is a choice.
-"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +34,11 @@ class Decision:
     why: str
 
 
-def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Point], rigid: Collection[str] = ()) -> list[Point]:
+def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Point]) -> list[Point]:
     """Points to measure again side by side: `keep`, and per workload the best launches of the best layout, the best of its
     rivals, and of each of these layouts the best of every back end; best by what `decide` counts.
     """
-    good = sorted((_weighed(record, rigid) for record in records if record.ok), key=lambda record: record.cost)
+    good = sorted((record for record in records if record.ok), key=lambda record: record.cost)
     ranked = sorted(dict.fromkeys(record.point.layout for record in good), key=lambda layout: _score(layout, good, workloads))
     points = dict.fromkeys(keep)
     for place, layout in enumerate(ranked[: 1 + RIVALS]):
@@ -60,10 +55,9 @@ def unclear(
     default: Schedule,
     present: Mapping[str, Schedule],
     compare: Compare,
-    rigid: Collection[str] = (),
 ) -> list[Workload]:
     """Those at which it is unclear whether the fastest launch of the incumbent's layout is faster than the incumbent."""
-    good = [_weighed(record, rigid) for record in records if record.ok]
+    good = [record for record in records if record.ok]
     found: list[Workload] = []
     for workload in workloads:
         incumbent = present.get(workload.key, default)
@@ -95,37 +89,13 @@ def decide(
     default: Schedule,
     present: Mapping[str, Schedule],
     compare: Compare,
-    rigid: Collection[str] = (),
 ) -> Decision | None:
-    """The winner among the finalists' records; None where no layout is right at every workload. `rigid`: back ends that do not share
-    work by length.
+    """The winner among the finalists' records; None where no layout is right at every workload.
 
     Within a layout each workload takes its fastest launch, of any back end. `present` is the registered winner's launch per
     workload key, or empty. It, or else the default, stays unless another is clearly faster; what is clearly slower than the
     default anywhere never wins.
     """
-    measured = {record.point.key: record for record in records}
-    decision = _decide([_weighed(record, rigid) for record in records], workloads, default, present, compare)
-    if decision is None:
-        return None
-
-    def as_measured(found: Mapping[str, Record]) -> dict[str, Record]:
-        return {key: measured[record.point.key] for key, record in found.items()}
-
-    runners_up = tuple((layout, as_measured(found)) for layout, found in decision.runners_up)
-    return replace(decision, launches=as_measured(decision.launches), rivals=as_measured(decision.rivals), runners_up=runners_up)
-
-
-def _weighed(record: Record, rigid: Collection[str]) -> Record:
-    """The record as it counts."""
-    if not record.ok or record.point.backend not in rigid or record.point.workload.batch == 1:
-        return record
-    return replace(record, us=record.cost * RIGID, samples=tuple(sample * RIGID for sample in record.samples))
-
-
-def _decide(
-    records: Sequence[Record], workloads: Sequence[Workload], default: Schedule, present: Mapping[str, Schedule], compare: Compare
-) -> Decision | None:
     incumbents = {workload.key: present.get(workload.key, default).id for workload in workloads}
     picks: dict[Params, dict[str, Record]] = {}
     for layout in dict.fromkeys(record.point.layout for record in records):

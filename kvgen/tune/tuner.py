@@ -127,7 +127,6 @@ class _Run:
         self.spec, self.target, self.found, self.clock, self.cache, self.watch, self.store = spec, target, found, clock, cache, watch, store
         self.refusals, self.fresh = refusals, fresh
         self.default = found[0].default
-        self.rigid = [c.backend.name for c in found if not c.backend.shares_by_length]
         self.memories: Mapping[tuple[str, str], Memory] = {}
         self.shared = False
         """Other hosts work on the same studies."""
@@ -175,7 +174,7 @@ class _Run:
                     last = self._final(bench, ahead, keep, present)
                 except KeyboardInterrupt:
                     interrupted = True
-            decision = decide(last, self.spec.workloads, self.default, present, bench.compare, self.rigid)
+            decision = decide(last, self.spec.workloads, self.default, present, bench.compare)
             judged = last if decision is not None else self.records()
             decision = decision or self._decide(judged, present, bench)
             return self._register(decision, ahead, judged, last, bench, seed, interrupted=interrupted)
@@ -318,7 +317,7 @@ class _Run:
 
     def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point], present: Mapping[str, Schedule]) -> list[Record]:
         right = {record.point.key for record in self.records() if record.ok}
-        points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right], self.rigid)
+        points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right])
         for point in points:
             ahead.start(point.schedule)
         if bench.exclusive:
@@ -334,7 +333,7 @@ class _Run:
         self, records: Sequence[Record], artifacts: Mapping[Point, Artifact], bench: Bench, present: Mapping[str, Schedule]
     ) -> list[Record]:
         """The final's records; with more turns of all finalists of a workload where it is unclear who wins, and time is left."""
-        works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)}
+        works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, bench.compare)}
         points = [record.point for record in records if record.ok and record.point.workload.key in works]
         left = self.clock.left
         if not points or (left is not None and left < bench.shortest_final(len(points))):
@@ -346,7 +345,7 @@ class _Run:
         return [record.joined(more[record.point]) if record.point in more else record for record in records]
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:
-        decision = decide(records, self.spec.workloads, self.default, present, bench.compare, self.rigid)
+        decision = decide(records, self.spec.workloads, self.default, present, bench.compare)
         if decision is not None:
             return decision
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))

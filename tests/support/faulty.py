@@ -19,7 +19,6 @@ class FaultyBackend:
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
-    shares_by_length = True
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         return None

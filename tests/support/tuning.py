@@ -36,7 +36,6 @@ class FakeBackend:
 
     name: str = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
-    shares_by_length = True
     reason: str | None = None
     broken: int = -1
 

@@ -28,7 +28,6 @@ class CpuBackend:
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
-    shares_by_length = True
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target, in one clause."""

@@ -25,7 +25,6 @@ class CudaBackend:
 
     name = NAME
     targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
-    shares_by_length = True
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target; None if it can."""

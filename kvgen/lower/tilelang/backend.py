@@ -36,7 +36,6 @@ class TileLangBackend:
 
     name = NAME
     targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
-    shares_by_length = False
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target; None if it can."""

@@ -100,37 +100,6 @@ def test_ties_go_to_fewer_registers_then_to_the_present_winner():
     assert decision.launches[SHORT.key].point.schedule == schedule(64, 2)
 
 
-def test_a_rigid_back_end_must_be_worth_it_where_a_batch_has_several_sequences():
-    several = Workload(batch=8, kv_len=4096)
-
-    def winners(ratio: float) -> list[str]:
-        records = [
-            record(64, threads, workload, us, backend=backend)
-            for workload in (SHORT, several)
-            for backend, threads, us in (("cuda", 1, 100.0), ("tilelang", 9, 100.0 * ratio))
-        ]
-        decision = decide(records, [SHORT, several], schedule(64, 1, "cuda"), {}, compare, ["tilelang"])
-        assert decision is not None
-        assert {r.us for r in decision.launches.values()} <= {100.0, 100.0 * ratio}, "times stay as they were measured"
-        assert {r.us for r in decision.rivals.values()} <= {100.0, 100.0 * ratio}
-        return [decision.launches[workload.key].point.backend for workload in (SHORT, several)]
-
-    assert winners(0.92) == ["tilelang", "cuda"]
-    assert winners(0.85) == ["tilelang", "tilelang"]
-
-
-def test_a_rigid_back_end_does_not_crowd_the_others_out_of_the_final():
-    several = Workload(batch=8, kv_len=4096)
-    records = [record(64, threads, several, 100.0 + threads, backend="cuda") for threads in range(1, 6)]
-    records += [record(64, threads, several, 99.0 + threads / 10, backend="tilelang") for threads in range(11, 16)]
-
-    def backends(rigid: list[str]) -> list[str]:
-        return sorted(point.backend for point in finalists(records, [several], [], rigid))
-
-    assert backends([]) == ["cuda", *["tilelang"] * 5]
-    assert backends(["tilelang"]) == [*["cuda"] * 5, "tilelang"], "101 to 105 beside 105.1 and more"
-
-
 def test_nothing_wins_where_a_workload_has_no_right_kernel():
     records = [record(64, 1, SHORT, 50.0), record(64, 1, LONG, 0.0, kind="wrong")]
     assert decide(records, [SHORT, LONG], schedule(64, 1), {}, compare) is None
