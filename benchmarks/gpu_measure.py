@@ -20,10 +20,10 @@ from kvgen.lower.schedule import Schedule
 from kvgen.measure.bytes import half_full, sequence_bytes
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
+from kvgen.runtime.launch import DTYPES
+from kvgen.runtime.module import Module, load, load_library
+from kvgen.runtime.sequences import OverflowFlag
 from kvgen.spec import KernelSpec, Workload
-from kvgen.toolchain.launch import DTYPES
-from kvgen.toolchain.module import Module, load, load_library
-from kvgen.toolchain.sequences import OverflowFlag
 
 COLD_BYTES = 192 << 20
 LEAST_CAPTURED = 20

@@ -26,10 +26,10 @@ from kvgen.lower.backends import get_backend
 from kvgen.measure import yardstick
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load, load_library
 from kvgen.spec import Workload
 from kvgen.toolchain import build
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load, load_library
 
 PIECE = yardstick.PIECE
 COLD_BYTES = 192 << 20

@@ -26,10 +26,10 @@ from kvgen.cli.bench import facts
 from kvgen.lower.backends import get_backend
 from kvgen.measure import yardstick
 from kvgen.measure.job import TimingPolicy
+from kvgen.runtime.module import Module, load
+from kvgen.runtime.sequences import OverflowFlag
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
-from kvgen.toolchain.module import Module, load
-from kvgen.toolchain.sequences import OverflowFlag
 
 BATCHES = (8, 128, 1024)
 EQUAL = ("1x4096", "8x8192", "8x32768", "32x8192", "128x8192")

@@ -34,11 +34,12 @@ from kvgen.lower.backends import get_backend
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.attention import attend as reference
 from kvgen.reference.tolerance import relative_l2
+from kvgen.runtime import prompt
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import Workload
-from kvgen.toolchain import build, prompt
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
+from kvgen.toolchain import build
 
 ROUNDS = 3
 CALLS = 5

@@ -135,7 +135,7 @@ def layout_of(spec: KernelSpec, schedule: Schedule) -> PackedLayout:
 
 def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
     """The fastest right schedule of each back end, and how many were wrong; all take turns with reads of as many bytes."""
-    from kvgen.toolchain.module import load
+    from kvgen.runtime.module import load
 
     spec, work = shape.spec, workload_of(shape.work)
     layouts: dict[str, Caches] = {}

@@ -98,9 +98,9 @@ def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
     """The kernel of an entry, one packed layout whoever computes on it; launches that share their source share their module."""
     from kvgen.api.kernel import Kernel
     from kvgen.reference.layout import packed_layout
+    from kvgen.runtime.launch import Variant
+    from kvgen.runtime.module import load
     from kvgen.toolchain import ArtifactCache
-    from kvgen.toolchain.launch import Variant
-    from kvgen.toolchain.module import load
 
     order: Any = entry.layout.text("order")
     layout = packed_layout(spec, entry.layout.integer("block"), order)
@@ -153,9 +153,9 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Ke
     """The default schedule of the first back end that supports the spec, with a caution that says so."""
     from kvgen.api.kernel import Kernel
     from kvgen.lower import backends
+    from kvgen.runtime.launch import Variant
+    from kvgen.runtime.module import load
     from kvgen.toolchain import ArtifactCache
-    from kvgen.toolchain.launch import Variant
-    from kvgen.toolchain.module import load
 
     reasons = []
     for name in backends.NAMES:

@@ -12,12 +12,12 @@ from kvgen.lower.base import Target
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
+from kvgen.runtime import checks
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant, usable_device
+from kvgen.runtime.plan import Plan
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.distance import coordinates, coordinates_of, nearest
-from kvgen.toolchain import checks
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant, usable_device
-from kvgen.toolchain.plan import Plan
 
 
 class Kernel:

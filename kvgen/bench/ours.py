@@ -8,7 +8,7 @@ from kvgen.bench.provider import Entrant
 from kvgen.measure.bench import Bench
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.tolerance import relative_l2
-from kvgen.toolchain.launch import DTYPES
+from kvgen.runtime.launch import DTYPES
 
 
 class Ours:

@@ -13,11 +13,11 @@ from weakref import WeakValueDictionary
 import torch
 
 from kvgen.api.kernel import Kernel
+from kvgen.runtime import checks, prompt
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.module import Module, load
+from kvgen.runtime.sequences import OverflowFlag, Turns
 from kvgen.spec import Workload
-from kvgen.toolchain import checks, prompt
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.module import Module, load
-from kvgen.toolchain.sequences import OverflowFlag, Turns
 
 _modules: dict[str, Module] = {}
 _turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()

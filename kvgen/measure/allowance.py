@@ -21,7 +21,7 @@ from typing import Any
 from kvgen._machine import cores
 from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.memory import data_bytes, resident_bytes, threads
-from kvgen.toolchain.module import Module
+from kvgen.runtime.module import Module
 
 Tell = Callable[["Stretch | None"], None]
 """Told what the candidate may take when its code begins to run, and None when that ends."""

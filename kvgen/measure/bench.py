@@ -12,9 +12,9 @@ from kvgen.measure.filled import FilledCache
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.reference.data import normal
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from kvgen.spec import Workload
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
 
 MOST_COPIES = 64
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kvgen.measure.allowance import Allowance
 from kvgen.measure.bench import Bench
 from kvgen.measure.job import Job, TimingPolicy
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 
 Allow = Callable[[], Allowance]
 """Makes the allowance of a candidate."""

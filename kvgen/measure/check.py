@@ -19,9 +19,9 @@ from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
 from kvgen.measure.steps import PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from kvgen.spec import Workload
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
 
 SENTINEL = -77.0
 HEAD_GAP = {"cpu": 16, "cuda": 0}

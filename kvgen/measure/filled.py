@@ -15,8 +15,8 @@ import torch
 
 from kvgen.reference.data import normal
 from kvgen.reference.packing import unpack_blocks
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Tokens of a pattern: fewer hide an error in one token of a long sequence, more take longer."""

@@ -17,9 +17,9 @@ from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, Tim
 from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
 from kvgen.measure.yardstick import Yardstick, yardstick
+from kvgen.runtime.launch import Variant
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
-from kvgen.toolchain.launch import Variant
 
 Stage = Callable[[str], None]
 """Told what comes next: load, reference, verify, time."""

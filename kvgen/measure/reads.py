@@ -15,8 +15,8 @@ from kvgen.measure.scenario import prompt_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
 from kvgen.reference.data import normal
 from kvgen.reference.layout import PackedLayout
+from kvgen.runtime.launch import Variant
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.launch import Variant
 
 ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 """Packed bytes of a cache: bounds how many splits a sequence can get here."""

@@ -20,8 +20,8 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life
 from kvgen.measure.scenario import query_lengths
 from kvgen.reference.data import normal
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 
 T = TypeVar("T")
 Lengths = tuple[int, ...]

@@ -17,8 +17,8 @@ from kvgen.measure.bench import Bench
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 
 SAMPLED = 16
 """Sequences whose packed block is compared: the first, the last, and others in between."""

@@ -20,11 +20,11 @@ from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
+from kvgen.runtime.module import load_library
 from kvgen.spec.target import Target
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
-from kvgen.toolchain.module import load_library
 
 PIECE = 4096
 SINK_BYTES = 4096

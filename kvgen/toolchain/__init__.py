@@ -1,4 +1,4 @@
-"""From source to a callable module: compilers, the content-addressed cache, loading and launching."""
+"""From source to a shared library: compilers, and the content-addressed cache of what they wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Artifact", "ArtifactCache", "KernelResources", "Resources", "build"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use: launching a kernel needs no compiler."""
+    """Load on first use: finding a compiled module needs no compiler."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
 from tests.support.cpu import spec_of, variant
 
 START = 2500

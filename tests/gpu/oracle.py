@@ -7,8 +7,8 @@ import torch
 from kvgen.reference.attention import attend as reference_attend
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import unpack_blocks
+from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.kvcache import KVCache
 
 
 def contents(layout: PackedLayout, cache: KVCache, b: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

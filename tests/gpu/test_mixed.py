@@ -16,10 +16,10 @@ from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
+from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec, Workload, load_spec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import build
-from kvgen.toolchain.kvcache import KVCache
 from tests.gpu.oracle import attend, contents
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.reference.tolerance import relative_l2
-from kvgen.toolchain import prompt
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime import prompt
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from tests.gpu.oracle import attend, contents
 from tests.gpu.test_properties import CASES, agree, poisoned
 from tests.support.points import Point, variant

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from tests.gpu.oracle import attend, contents
 from tests.support.points import Point, variant
 

@@ -7,12 +7,12 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import load_spec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import build
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 
 LAYERS, LENGTHS = 2, [9000, 0, 130, 4000, 127]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvgen.lower.backends import get_backend
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import load_spec
 from kvgen.toolchain import build
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 
 TOKENS = 20000
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 from tests.support.specs import base
 
 

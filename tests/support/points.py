@@ -13,10 +13,10 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source, Target
 from kvgen.lower.schedule import Schedule
 from kvgen.reference.layout import PackedLayout
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, build
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
 from tests.support.cpu import spec_of, variant
 
 POLICY = CheckPolicy(long_tokens=300, most_tokens=1 << 13)

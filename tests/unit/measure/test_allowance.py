@@ -8,7 +8,7 @@ import pytest
 
 from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.allowance import Allowance
-from kvgen.toolchain.module import Module, load
+from kvgen.runtime.module import Module, load
 from tests.support.naive import naive_artifact
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.bench import Bench
 from kvgen.measure.bytes import half_full
 from kvgen.measure.job import TimingPolicy
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import Workload
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 

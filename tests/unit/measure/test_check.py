@@ -11,9 +11,9 @@ from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.check import Checker, check
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import prompt_tokens, query_lengths, scenarios
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 POLICY = CheckPolicy(long_tokens=200, most_tokens=2048)

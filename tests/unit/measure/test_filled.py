@@ -8,9 +8,9 @@ import torch
 from kvgen.measure.filled import FilledCache, Kept, pattern_of
 from kvgen.reference.attention import attend
 from kvgen.reference.packing import unpack_blocks
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_artifact, naive_layout, naive_spec

@@ -15,9 +15,9 @@ from kvgen.measure.check import check
 from kvgen.measure.compare import Comparison
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.timed import TimedCheck, unequal
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import Workload
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 
 LENGTHS, PACKED, RESIDUAL, OUT = 4, 1, 2, 7

@@ -8,9 +8,9 @@ from kvgen.errors import ToolchainMissing
 from kvgen.measure import yardstick as module
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.yardstick import OVERLAPPING, PIECE, READS, read_us, source, yardstick
+from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
 from kvgen.toolchain.compilers import find_nvcc
-from kvgen.toolchain.module import load_library
 
 POLICY = TimingPolicy(seconds=0.02, warmup_seconds=0.0, cold_bytes=0, samples=5, threads=1)
 

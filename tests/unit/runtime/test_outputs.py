@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvgen.toolchain import checks
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime import checks
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from tests.support.cpu import spec_of, variant
 
 Make = Callable[[torch.Tensor, KVCache], torch.Tensor]

@@ -22,12 +22,12 @@ import torch
 from kvgen.errors import CacheMismatch, ToolchainMissing, UnsupportedError
 from kvgen.lower.prompts import prompt_refusal
 from kvgen.reference.layout import PackedLayout
+from kvgen.runtime import checks, prompt
+from kvgen.runtime.kvcache import KVCache as KVCache
+from kvgen.runtime.module import Module
+from kvgen.runtime.plan import Plan
+from kvgen.runtime.sequences import Sequences
 from kvgen.spec import KernelSpec
-from kvgen.toolchain import checks, prompt
-from kvgen.toolchain.kvcache import KVCache as KVCache
-from kvgen.toolchain.module import Module
-from kvgen.toolchain.plan import Plan
-from kvgen.toolchain.sequences import Sequences
 
 SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

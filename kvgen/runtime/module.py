@@ -10,7 +10,7 @@ import tvm_ffi
 
 from kvgen.errors import KvgenError
 from kvgen.lower.base import FUNCTIONS
-from kvgen.toolchain import forks
+from kvgen.runtime import forks
 
 OPTIONAL = ("set_threads",)
 """None where a module lacks them: only CPU modules have threads."""

@@ -10,8 +10,8 @@ import torch
 
 from kvgen import _resources
 from kvgen.lower.base import Source
+from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
-from kvgen.toolchain.module import load_library
 
 PROBE = """
 #include "kvgen/calls.hpp"

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from kvgen.errors import KvgenError
-from kvgen.toolchain import forks
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
+from kvgen.runtime import forks
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
 from tests.attacks.threads import Attack
 from tests.support.naive import naive_layout, naive_spec
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvgen.toolchain.sequences import Sequences
+from kvgen.runtime.sequences import Sequences
 
 if TYPE_CHECKING:
-    from kvgen.toolchain.launch import Variant
+    from kvgen.runtime.launch import Variant
 
 
 @dataclass(frozen=True, slots=True, eq=False)

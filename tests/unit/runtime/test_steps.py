@@ -12,11 +12,11 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
 
 LAYERS, BATCH = 3, 3
 

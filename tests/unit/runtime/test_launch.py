@@ -10,9 +10,9 @@ import torch
 
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
 from kvgen.reference.layout import packed_layout
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import Module, load
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import Module, load
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 

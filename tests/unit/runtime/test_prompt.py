@@ -11,10 +11,10 @@ from kvgen.reference.attention import attend
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.toolchain import prompt
-from kvgen.toolchain.kvcache import KVCache
-from kvgen.toolchain.launch import Variant
-from kvgen.toolchain.module import load
+from kvgen.runtime import prompt
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.launch import Variant
+from kvgen.runtime.module import load
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import BLOCK, naive_artifact, naive_spec
 

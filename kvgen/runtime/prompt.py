@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvgen.toolchain.kvcache import Tensors
-from kvgen.toolchain.module import Module
+from kvgen.runtime.kvcache import Tensors
+from kvgen.runtime.module import Module
 
 PREFIX_STEP = 1024
 """Tokens in which the prefix and the room of dequantized K and V grow; shorter caches are not worth a wait."""

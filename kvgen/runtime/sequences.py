@@ -12,11 +12,11 @@ from weakref import WeakSet
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.toolchain import checks, forks
-from kvgen.toolchain.module import Module
+from kvgen.runtime import checks, forks
+from kvgen.runtime.module import Module
 
 if TYPE_CHECKING:
-    from kvgen.toolchain.kvcache import KVCache
+    from kvgen.runtime.kvcache import KVCache
 
 
 class Turns:

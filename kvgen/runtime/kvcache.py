@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvgen.toolchain import checks
-from kvgen.toolchain.sequences import Sequences, Turns
+from kvgen.runtime import checks
+from kvgen.runtime.sequences import Sequences, Turns
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]
 """packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
