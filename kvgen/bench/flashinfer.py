@@ -9,7 +9,7 @@ import torch
 
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
-from kvgen.errors import UnsupportedError
+from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
@@ -33,7 +33,7 @@ class FlashInfer:
     def prepare(self, case: Case) -> Entrant:
         """See `Provider`."""
         if importlib.util.find_spec("flashinfer") is None:
-            raise UnsupportedError(self.name, "it is not installed")
+            raise ToolchainMissing("flashinfer is not installed")
         attention = case.spec.attention
         if case.workload.q_len > 1 or attention.sinks or attention.dtype == "float32":
             raise UnsupportedError(self.name, "batched decode takes one query token of a 16-bit type, and no sinks")

@@ -31,5 +31,5 @@ class Provider(Protocol):
     backend: str
 
     def prepare(self, case: Case) -> Entrant:
-        """Raises UnsupportedError, with the reason, where it cannot run the case."""
+        """Raises UnsupportedError, with the reason, where it cannot run the case, ToolchainMissing where it can run none here."""
         ...

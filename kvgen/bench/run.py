@@ -11,7 +11,7 @@ from typing import Any
 
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
-from kvgen.errors import UnsupportedError
+from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.target import Target
@@ -86,8 +86,9 @@ def compare(
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` hears of
-    providers that cannot take part, and why.
+    providers that cannot take part, and why; once of what is missing on this machine.
     """
+    missing: set[str] = set()
     rows: list[Row] = []
     for workload in workloads:
         case = Case(spec, workload, target, length(workload))
@@ -97,6 +98,10 @@ def compare(
                 turns.append(_Turns(provider, provider.prepare(case)))
             except UnsupportedError as error:  # noqa: PERF203 - the others go on
                 told(f"{workload.key}: {error}")
+            except ToolchainMissing as error:
+                if str(error) not in missing:
+                    missing.add(str(error))
+                    told(str(error))
         _take_turns(turns, target, policy, rounds)
         rows += [_row(case, one) for one in turns]
     return rows

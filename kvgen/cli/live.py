@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 5.0
 NOTE_CHARS = 110
+BAR_CHARS = 60
 
 
 class ProgressView:
@@ -86,10 +87,21 @@ def status(progress: Progress) -> str:
     return ", ".join(parts)
 
 
+def spent(progress: Progress) -> float | None:
+    """Fraction of the budget that is used up: of its seconds or its measurements, whichever end first. None without a bound."""
+    fractions = []
+    if progress.left is not None:
+        fractions.append(progress.elapsed / max(progress.elapsed + progress.left, 1e-9))
+    if progress.planned:
+        fractions.append(progress.done / progress.planned)
+    return min(1.0, max(fractions)) if fractions else None
+
+
 def table(title: str, progress: Progress) -> RenderableType:
-    """The best of every workload so far."""
+    """How much of the budget is spent, and the best of every workload so far."""
     from rich.console import Group
     from rich.markup import escape
+    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
@@ -101,4 +113,6 @@ def table(title: str, progress: Progress) -> RenderableType:
         faster = f"{best.default_us / best.us:.2f}x" if best.default_us else "–"
         rows.add_row(key, microseconds(best.us), microseconds(best.default_us), faster, escape(best.schedule))
     note = Text(progress.note[:NOTE_CHARS], style="dim", no_wrap=True, overflow="ellipsis")
-    return Group(Text(f"{title}: {status(progress)}", style="bold"), rows, note)
+    fraction = spent(progress)
+    bar = [] if fraction is None else [ProgressBar(total=1.0, completed=fraction, width=BAR_CHARS)]
+    return Group(Text(f"{title}: {status(progress)}", style="bold"), *bar, rows, note)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvgen.runtime import checks
-from kvgen.runtime.sequences import Sequences, Turns
+from kvgen.runtime.sequences import Sequences, Turns, described
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]
 """packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
@@ -34,13 +34,19 @@ class KVCache(_Referable):
     layout_id: str
     sequences: Sequences
     device: torch.device = field(init=False)
-    gpu: int | None = field(init=False, repr=False)
+    gpu: int | None = field(init=False)
     """Index of the GPU that holds the tensors; None on the CPU."""
 
     def __post_init__(self) -> None:
         self.device = self.packed.device
         self.gpu = self.sequences.gpu
         self.sequences.layers.add(self)
+
+    def __repr__(self) -> str:
+        known = f"batch={self.batch}, max_len={self.max_len}, {self.sequences.lengths_known}"
+        held = {"packed": self.packed, "k_residual": self.k_residual, "v_residual": self.v_residual, "block_table": self.block_table}
+        shapes = ", ".join(f"{name}={described(tensor)}" for name, tensor in held.items() if tensor is not None)
+        return f"KVCache({known}, {shapes}, nbytes={self.nbytes}, device={str(self.device)!r}, layout_id={self.layout_id!r})"
 
     @property
     def tensors(self) -> Tensors:

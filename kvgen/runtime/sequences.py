@@ -89,6 +89,11 @@ class OverflowFlag:
         return OverflowFlag, (self._tensor.is_pinned(),)
 
 
+def described(tensor: torch.Tensor) -> str:
+    """Type and shape of a tensor, as text."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 @dataclass(slots=True, eq=False)
 class Sequences:
     """The sequences of one cache, or of several that `new_cache(like=...)` made: the layers of a model.
@@ -105,7 +110,7 @@ class Sequences:
     max_len: int
     module: Module
     """Whose `advance` writes the lengths."""
-    layers: Layers = field(default_factory=Layers, repr=False)
+    layers: Layers = field(default_factory=Layers)
     bound: int = 0
     """No sequence is longer, as far as the host has counted; see `longest`."""
     uniform: bool = True
@@ -114,15 +119,24 @@ class Sequences:
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
     """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
-    workspaces: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
-    turns: Turns = field(default_factory=Turns, repr=False)
-    overflow: OverflowFlag = field(init=False, repr=False)
-    gpu: int | None = field(init=False, repr=False)
+    workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
+    overflow: OverflowFlag = field(init=False)
+    gpu: int | None = field(init=False)
     """Index of the GPU that holds the lengths; None on the CPU."""
 
     def __post_init__(self) -> None:
         self.gpu = self.lengths.device.index if self.lengths.is_cuda else None
         self.overflow = OverflowFlag(self.gpu is not None)
+
+    def __repr__(self) -> str:
+        pages = f", block_table={described(self.block_table)}" if self.block_table is not None else ""
+        return f"Sequences(batch={self.batch}, max_len={self.max_len}, {self.lengths_known}{pages})"
+
+    @property
+    def lengths_known(self) -> str:
+        """What the host knows of the lengths, as text. The device is not asked: that would wait for it, and is an error in a capture."""
+        return f"lengths{'=' if self.uniform and not self.captured else '<='}{self.longest}"
 
     @property
     def capturing(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from kvgen.bench.case import Case
 from kvgen.bench.flashinfer import PAGE, FlashInfer
-from kvgen.errors import UnsupportedError
+from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
 from tests.support.tuning import tiny_spec
 
@@ -86,5 +86,5 @@ def test_what_it_has_no_kernel_for_is_refused() -> None:
 
 def test_its_absence_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match="not installed"):
+    with pytest.raises(ToolchainMissing, match="not installed"):
         FlashInfer().prepare(case())

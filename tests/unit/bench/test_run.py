@@ -11,7 +11,7 @@ from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
 from kvgen.bench.run import Row, compare, write_csv
 from kvgen.bench.torch_sdpa import FORMS, TorchSdpa, cpu_providers
-from kvgen.errors import UnsupportedError
+from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
 from kvgen.spec import KernelSpec, Workload
 from tests.support.tuning import tiny_spec
@@ -59,6 +59,21 @@ def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.Monk
         "bytes": 1_000_000, "tb_s": 0.1, "read_us": 5.0, "read_fraction": 0.5, "relative_l2": 1e-4,
     }  # fmt: skip
     assert told == ["2x100: the fixed back end does not support this spec: it is Sunday"]
+
+
+def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    from kvgen.measure import yardstick
+
+    class Absent(Fixed):
+        def prepare(self, case: Case) -> Entrant:
+            raise ToolchainMissing("it is not installed")
+
+    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    spec = tiny_spec(workloads=[{"batch": 1, "kv_len": 100}, {"batch": 2, "kv_len": 100}])
+    others, told = [Absent(), Absent(), Fixed(refuses=True)], []
+    rows = compare(spec, "cpu", spec.workloads, [Fixed(), *others], lambda work: 64, policy=POLICY, rounds=1, told=told.append)
+    assert [row.workload.batch for row in rows] == [1, 2]
+    assert [text.partition(":")[0] for text in told] == ["it is not installed", "1x100", "2x100"]
 
 
 def test_a_row_names_the_back_end_that_the_case_took(monkeypatch: pytest.MonkeyPatch):

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from kvgen.cli.live import ProgressView, line, table
+from kvgen.cli.live import BAR_CHARS, ProgressView, line, spent, table
 from kvgen.cli.output import microseconds
 from kvgen.tune.progress import Best, Progress
 
@@ -35,6 +36,27 @@ def test_the_table_shows_speed_up_over_the_default():
     text = console.export_text()
     assert "1.25x" in text
     assert "cpu[block=64]" in text
+
+
+@pytest.mark.parametrize(
+    ("done", "planned", "left", "fraction"),
+    [
+        (7, 20, 30.0, 7 / 20),  # 12 s of 42: fewer than 7 of 20
+        (1, 20, 12.0, 1 / 2),
+        (7, None, 36.0, 1 / 4),
+        (7, 14, None, 1 / 2),
+        (9, 8, None, 1.0),  # the default is measured whatever the bound is
+        (7, None, None, None),
+    ],
+)
+def test_a_bar_shows_how_much_of_the_budget_is_spent(done: int, planned: int | None, left: float | None, fraction: float | None):
+    from rich.console import Console
+
+    progress = replace(SEEN, done=done, planned=planned, left=left)
+    assert spent(progress) == fraction
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table("tiny", progress))
+    assert console.export_text().count("━") == BAR_CHARS * (fraction or 0)
 
 
 def test_plain_output_is_lines_and_quiet_is_nothing(capsys: pytest.CaptureFixture[str]):

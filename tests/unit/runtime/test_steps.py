@@ -219,3 +219,18 @@ def test_unpack_asks_for_the_longest_length(variant: Variant) -> None:
     variant.prefill(cache, random(300, 2, 1), random(300, 2, 2), [300, 7, 130])
     cache.bound = 3
     assert variant.unpack(cache)[0].shape == (BATCH, 300, 2, 32)
+
+
+def test_a_cache_prints_as_one_line_that_reads_nothing_from_the_device(variant: Variant) -> None:
+    cache = variant.new_cache(BATCH, 512)
+    for tokens, told in (([5, 5, 5], "lengths=5"), ([1, 2, 3], "lengths<=8")):
+        cache.advance(tokens)
+        assert told in repr(cache)
+    cache.sequences.lengths = cache.lengths.to("meta")  # reading one of its values raises
+    packed = f"packed=uint8{list(cache.packed.shape)}, k_residual=float16{list(cache.k_residual.shape)}"
+    assert repr(cache).startswith(f"KVCache(batch={BATCH}, max_len=512, lengths<=8, {packed}")
+    assert f"nbytes={cache.nbytes}, device='cpu'" in repr(cache)
+    assert "\n" not in repr(cache)
+    cache.sequences.captured = True  # replays of a graph may have grown the sequences by any number
+    assert "lengths<=512" in repr(cache)
+    assert repr(cache.sequences) == f"Sequences(batch={BATCH}, max_len=512, lengths<=512)"
