@@ -2,11 +2,12 @@
 
     python benchmarks/gpu_evidence.py --out DIR                     # everything
     python benchmarks/gpu_evidence.py --out DIR --only build,tests  # tasks whose name holds one of these
+    python benchmarks/gpu_evidence.py --out DIR --only build --warm 0.5   # from the registered winners, in half the time
     python benchmarks/gpu_evidence.py --list
 
-A GPU takes the next task when it is free, the longest first, with its share of the processors. A task is ended when its time is
-over, the others go on; the limits are guesses from hosts with 16 processors per GPU. DIR has a log per task, the registry of the
-builds, and the files that belong into benchmarks/results.
+A GPU takes the next task when it is free, the longest first, with its share of the processors; a bench waits for the build of its spec.
+A task is ended when its time is over, the others go on; the limits are guesses from hosts with 16 processors per GPU. DIR has a log per
+task, the registry of the builds, and the files that belong into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDE = {"serving_kv4": 285, "serving_kv2": 300, "serving_kv8": 230}
@@ -44,22 +44,20 @@ class Task:
     name: str
     seconds: int
     commands: tuple[str, ...]
+    after: str | None = None
+    """The task that must have ended before, where it was chosen too."""
 
 
-def tasks() -> list[Task]:
-    """The longest first."""
+def tasks(warm: float | None = None) -> list[Task]:
+    """The longest first. `warm`: builds begin with the registered winners and take this share of their time."""
     sanitizer, live = "compute-sanitizer --error-exitcode 1 --tool", "python benchmarks/gpu_sanitize.py"
-    found = [
-        Task(
-            f"build-{name}",
-            seconds + LATE_S + (120 if name in WIDE else 40),
-            (
-                f"python -m kvgen build examples/{name}.yaml --arch sm90 --fresh --budget {seconds}s",
-                f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv",
-            ),
-        )
-        for name, seconds in {**WIDE, **NARROW}.items()
-    ]
+    found = []
+    for name, full in {**WIDE, **NARROW}.items():
+        seconds = round(full * (warm or 1))
+        build = f"python -m kvgen build examples/{name}.yaml --arch sm90 --budget {seconds}s" + (" --fresh" if warm is None else "")
+        bench = f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv"
+        found.append(Task(f"build-{name}", seconds + LATE_S, (build,)))
+        found.append(Task(f"bench-{name}", 120 if name in WIDE else 40, (bench,), after=f"build-{name}"))
     found += [
         Task("tests", 560, ("python -m pytest tests/gpu -n 16 --tb=short",)),
         Task("shapes", 260, ("python benchmarks/gpu_shapes.py",)),
@@ -77,9 +75,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("evidence"))
     parser.add_argument("--only", help="parts of names, separated by commas")
+    parser.add_argument("--warm", type=float, metavar="SHARE", help="tune from the registered winners, with this share of the time")
     parser.add_argument("--list", action="store_true", help="show the tasks and run nothing")
     options = parser.parse_args()
-    chosen = [task for task in tasks() if not options.only or any(part in task.name for part in options.only.split(","))]
+    chosen = [task for task in tasks(options.warm) if not options.only or any(part in task.name for part in options.only.split(","))]
     if options.list:
         for task in chosen:
             print(f"{task.name}, at most {task.seconds} s", *task.commands, sep="\n    ")
@@ -101,18 +100,27 @@ def gpus() -> list[str]:
 
 def run(chosen: Sequence[Task], devices: Sequence[str], out: Path) -> bool:
     """Every task once, on whichever device is free. Whether all went well."""
-    waiting, taking = deque(chosen), Lock()
+    waiting, unfinished, changed = list(chosen), {task.name for task in chosen}, Condition()
     processors, began, results = sorted(os.sched_getaffinity(0)), time.monotonic(), []
     share = max(1, len(processors) // len(devices))
 
     def next_task() -> Task | None:
-        with taking:
-            return waiting.popleft() if waiting else None
+        with changed:
+            while waiting:
+                for task in waiting:
+                    if task.after not in unfinished:
+                        waiting.remove(task)
+                        return task
+                changed.wait()
+            return None
 
     def serve(place: int) -> None:
         mine = processors[place * share : (place + 1) * share] or processors
         while (task := next_task()) is not None:
             results.append(outcome := perform(task, devices[place], mine, out))
+            with changed:
+                unfinished.discard(task.name)
+                changed.notify_all()
             print(f"[{time.monotonic() - began:.0f} s] {task.name}: {outcome}", flush=True)
 
     with ThreadPoolExecutor(len(devices)) as pool:
@@ -123,7 +131,7 @@ def run(chosen: Sequence[Task], devices: Sequence[str], out: Path) -> bool:
 def perform(task: Task, device: str, processors: Sequence[int], out: Path) -> str:
     """Run a task's commands; what became of it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": device, "OUT": str(out), "OMP_NUM_THREADS": "1"}
-    if task.name.startswith("build"):
+    if task.name.startswith(("build", "bench")):
         environment["KVGEN_REGISTRY_DIR"] = str(out / "registry")
     end = time.monotonic() + task.seconds
     with (out / f"{task.name}.txt").open("w") as log:

@@ -31,6 +31,12 @@ def test_every_task_runs_once_and_a_bad_one_stops_no_other(
     assert run(chosen[2:], ["0"], tmp_path)
 
 
+def test_a_task_waits_for_the_one_it_comes_after(tmp_path: Path) -> None:
+    first = Task("first", 20, ("python -c 'import time; time.sleep(0.5)'", "touch OUT/first.done"))
+    then = Task("then", 20, ("test -e OUT/first.done",), after="first")
+    assert run([then, first], ["0", "1"], tmp_path)
+
+
 def test_what_is_run_exists() -> None:
     for task in tasks():
         for word in " ".join(task.commands).split():
