@@ -27,6 +27,7 @@ T = TypeVar("T")
 Lengths = tuple[int, ...]
 LAYERS = 2
 STEPS = 3
+LONGEST_WINDOW = 2048
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class StepCheck:
     def q_len(self) -> int:
         """Query tokens of a step: as many as the kernel takes."""
         return len(query_lengths(self.variant.spec))
+
+    @property
+    def passed(self) -> int:
+        """Tokens that a window leaves behind in a sequence some blocks longer; of long windows that costs too much, and none is passed."""
+        window = self.variant.spec.attention.window
+        return window if window is not None and window <= LONGEST_WINDOW else 0
 
     def life(self, batch: int, tokens: int, seed: int) -> tuple[Life, torch.Tensor]:
         """Data of a layer for at least `tokens` tokens per sequence, and the queries of its steps and of one `attend` after them."""
@@ -115,8 +122,8 @@ class PlannedSteps(StepCheck):
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
         block, q_len = self.variant.layout.tokens, self.q_len
-        limit = 3 * block + 7
-        lengths: Lengths = (limit - q_len, 0, block - 1, 2 * block + 5, 1, limit - 2 * q_len, 0)
+        limit = self.passed + 3 * block + 7
+        lengths: Lengths = (limit - q_len, 0, block - 1, self.passed + 2 * block + 5, 1, limit - 2 * q_len, 0)
         layers = [self.life(len(lengths), limit + q_len, seed) for seed in range(1, LAYERS + 1)]
         first = self.first_cache(len(lengths), limit)
         caches = [first, *(poison(self.variant.cache_like(first)) for _ in range(LAYERS - 1))]
@@ -176,7 +183,8 @@ class StaticSteps(StepCheck):
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
         block, q_len = self.variant.layout.tokens, self.q_len
-        length, limit = 2 * block - 2 * q_len, 2 * block + q_len
+        full = -(-self.passed // block) * block + 2 * block
+        length, limit = full - 2 * q_len, full + q_len
         life, queries = self.life(self.batch, limit + q_len, 9)
         cache = self.first_cache(self.batch, limit)
         lengths: Lengths = (length,) * self.batch

@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
         (
             "unpack-last", "last", "the last token of the residual is not unpacked",
             "for (int i = threadIdx.x; i < tokens * kVectors; i += kThreads) {\n    const int token = i / kVectors, channel",
-            "for (int i = threadIdx.x; i < (tokens - 1) * kPieces; i += kThreads) {\n    const int token = i / kVectors, channel",
+            "for (int i = threadIdx.x; i < (tokens - 1) * kVectors; i += kThreads) {\n    const int token = i / kVectors, channel",
         ),
         (
             "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",

@@ -58,9 +58,8 @@ def _lowered_with(fault: Fault, text: str, case: Case, folder: Path) -> Source:
     )  # fmt: skip
     if done.returncode:
         raise CompileError(f"TileLang refuses the faulty program of {fault.name}", done.stderr[-4000:])
-    answer = json.loads(done.stdout)
-    kernel = Lowered(answer["name"], answer["text"], tuple(answer["parameters"]), answer["shared_bytes"])
-    source = tilelang_source(make_plan(case.spec, schedule), kernel, schedule.launch, case.target)
+    kernels = Lowered.from_json(json.loads(done.stdout))
+    source = tilelang_source(make_plan(case.spec, schedule), kernels, schedule.launch, case.target)
     if source.text == case.source().text:
         raise MisplacedFault(f"{fault.name}: the program of {case.name} is the same with it")
     return source

@@ -52,6 +52,15 @@ class Lowered:
     static: Program
     planned: Program
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Lowered:
+        """What the worker answers. Raises KeyError."""
+        programs = (
+            Program(each["name"], each["text"], tuple(each["parameters"]), each["shared_bytes"])
+            for each in (data["static"], data["planned"])
+        )
+        return cls(*programs)
+
 
 def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
     """The kernels of a schedule.
@@ -112,19 +121,12 @@ def _run(request: str, timeout_s: float) -> Lowered:
         raise HostError(f"TileLang could not work: {FULL}")
     if done.returncode:
         raise CompileError(f"TileLang failed with exit status {done.returncode}", done.stderr[-LOG_CHARS:])
-    return _from_json(json.loads(done.stdout))
-
-
-def _from_json(data: dict[str, Any]) -> Lowered:
-    programs = (
-        Program(each["name"], each["text"], tuple(each["parameters"]), each["shared_bytes"]) for each in (data["static"], data["planned"])
-    )
-    return Lowered(*programs)
+    return Lowered.from_json(json.loads(done.stdout))
 
 
 def _read(file: Path) -> Lowered | None:
     try:
-        return _from_json(json.loads(file.read_text()))
+        return Lowered.from_json(json.loads(file.read_text()))
     except (OSError, ValueError, KeyError):
         return None
 

@@ -5,20 +5,20 @@
 
 namespace {
 
-using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128>;
-static_assert(Format::kSubtileBytes == 8320 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 33792);
+static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
 
 #line 23 "cuda/module.cu.jinja"
 struct Schedule {
   static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTileSubtiles = 4;
   static constexpr int kTilesInFlight = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 2;
+  static constexpr int kCluster = 8;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr bool kPaged = false;
@@ -35,7 +35,7 @@ struct Shape {
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 161664, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 164096, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

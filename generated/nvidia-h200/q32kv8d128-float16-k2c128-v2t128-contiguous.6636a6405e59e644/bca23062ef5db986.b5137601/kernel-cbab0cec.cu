@@ -5,21 +5,21 @@
 
 namespace {
 
-using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128>;
-static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
+static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
 
 #line 23 "cuda/module.cu.jinja"
 struct Schedule {
   static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTileSubtiles = 4;
   static constexpr int kTilesInFlight = 1;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::two_level;
   static constexpr int kCluster = 1;
-  static constexpr int kGroup = 1;
+  static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
@@ -30,12 +30,12 @@ struct Schedule {
 };
 
 struct Shape {
-  static constexpr int kKvHeads = 32;
+  static constexpr int kKvHeads = 8;
   static constexpr int kPage = 0;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 81536, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 96000, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 

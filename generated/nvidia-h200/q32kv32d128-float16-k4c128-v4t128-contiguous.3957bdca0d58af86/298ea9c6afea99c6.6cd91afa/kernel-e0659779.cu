@@ -18,8 +18,8 @@ struct Schedule {
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 8;
-  static constexpr int kGroup = 4;
+  static constexpr int kCluster = 2;
+  static constexpr int kGroup = 1;
   static constexpr int kMaxQLen = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
@@ -30,12 +30,12 @@ struct Schedule {
 };
 
 struct Shape {
-  static constexpr int kKvHeads = 8;
+  static constexpr int kKvHeads = 32;
   static constexpr int kPage = 0;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
-static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 100608, "traits.cuh and the search space count shared memory differently");
+static_assert(Module::Attend::kSharedBytes<Module::Attend::StaticTraits> == 86272, "traits.cuh and the search space count shared memory differently");
 
 }  // namespace
 
