@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.measure.bench import Bench
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import Output
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
@@ -37,7 +37,7 @@ def check(
     checker.reads.prepare()
     checker.reads.run()
     for workload in workloads:
-        timed = TimedCheck(Bench(variant, workload, device, cold=0), variant, checker.comparison)
+        timed = TimedCheck(WorkloadInputs(variant, workload, device, cold=0), variant, checker.comparison)
         timed.prepare()
         timed.run()
     return checker.comparison.accuracy

@@ -1,4 +1,4 @@
-"""What a worker process does with a job: load, verify, time, verify again. Nothing here protects itself; the process is the cage."""
+"""What a worker process does with a job: load, verify, time, verify again. The process is the isolation; this code has none of its own."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.allowance import Allowance
-from kvgen.measure.bench import Bench
-from kvgen.measure.candidate import Allow, Candidate, load_candidate
 from kvgen.measure.check import Checker
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
+from kvgen.measure.loaded import Allow, LoadedCandidate, load_candidate
+from kvgen.measure.read_roofline import ReadRoofline, read_roofline
 from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
-from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.runtime.launch import Variant
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 
 Stage = Callable[[str], None]
 """Told what comes next: load, reference, verify, time."""
-_kept: dict[object, Bench] = {}
+_kept: dict[object, WorkloadInputs] = {}
 KEPT_SHARE = 0.3
-"""Of a GPU's memory, for the inputs of benches that may be asked for again."""
+"""Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 
@@ -69,14 +69,14 @@ def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> N
     _settle(job)
 
 
-def _at_workload(job: Job, workload: Workload, candidate: Candidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
+def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
     """Verify on the caches that are timed, time, verify again; no timing where none is asked for."""
     clock("reference")
     cold = 0 if job.timing is None else job.timing.cold_bytes
-    bench = _kept_bench(candidate.variant, workload, job.device, cold)
+    inputs = _kept_inputs(candidate.variant, workload, job.device, cold)
     timed = None
     if checker is not None:
-        timed = TimedCheck(bench, candidate.variant, checker.comparison)
+        timed = TimedCheck(inputs, candidate.variant, checker.comparison)
         timed.prepare()
         clock("verify")
         timed.run()
@@ -84,8 +84,8 @@ def _at_workload(job: Job, workload: Workload, candidate: Candidate, checker: Ch
     found = []
     if job.timing is not None:
         clock("time")
-        samples = candidate.time(bench, job.timing)
-        read_us = median(_yardstick(job).samples(bench.nbytes, job.timing)) if job.timing.read else None
+        samples = candidate.time(inputs, job.timing)
+        read_us = median(_read_roofline(job).samples(inputs.nbytes, job.timing)) if job.timing.read else None
         found.append(Timing(workload, median(samples), samples, read_us))
     if timed is not None:
         clock("verify")
@@ -103,13 +103,13 @@ def perform_interleaved(
     """
     clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
-    candidates: dict[int, Candidate] = {}
+    candidates: dict[int, LoadedCandidate] = {}
     failed: dict[int, Outcome] = {}
     samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     workloads = list(dict.fromkeys(work for job in jobs for work in job.workloads))
     for place, workload in enumerate(workloads):
-        benches: dict[str, Bench] = {}
+        shared: dict[str, WorkloadInputs] = {}
         for _ in _rounds(rounds, until, len(workloads) - place):
             read_us: dict[int, float] = {}  # by bytes: one read a round does for all
             for index, job in enumerate(jobs):
@@ -119,36 +119,36 @@ def perform_interleaved(
                 clock(f"time {index}")
                 try:
                     candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
-                    bench = _shared_bench(benches, candidate.variant, workload, job)
-                    samples[index].setdefault(workload, []).append(median(candidate.time(bench, policy)))
+                    inputs = _shared_inputs(shared, candidate.variant, workload, job)
+                    samples[index].setdefault(workload, []).append(median(candidate.time(inputs, policy)))
                     if policy.read:
-                        if bench.nbytes not in read_us:
-                            read_us[bench.nbytes] = median(_yardstick(job).samples(bench.nbytes, policy))
-                        reads[index].setdefault(workload, []).append(read_us[bench.nbytes])
+                        if inputs.nbytes not in read_us:
+                            read_us[inputs.nbytes] = median(_read_roofline(job).samples(inputs.nbytes, policy))
+                        reads[index].setdefault(workload, []).append(read_us[inputs.nbytes])
                     _settle(job)
                 except Exception as error:
                     failed[index] = Outcome(_kind(error), _sentence(error))
     return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
 
 
-def _kept_bench(variant: Variant, workload: Workload, device: str, cold: int | None) -> Bench:
+def _kept_inputs(variant: Variant, workload: Workload, device: str, cold: int | None) -> WorkloadInputs:
     """Candidates of one layout share their inputs. A GPU has room for those of several layouts and workloads: the oldest go first.
 
     Of bad candidates nothing is kept, they end the process.
     """
     key = (variant.spec.format_id, variant.layout.id, workload, device, cold)
-    bench = _kept.pop(key, None)
-    if bench is None:
+    inputs = _kept.pop(key, None)
+    if inputs is None:
         room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
         while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
             del _kept[next(iter(_kept))]
-        bench = Bench(variant, workload, device, cold)
-    _kept[key] = bench
-    return bench
+        inputs = WorkloadInputs(variant, workload, device, cold)
+    _kept[key] = inputs
+    return inputs
 
 
-def _yardstick(job: Job) -> Yardstick:
-    return yardstick(job.target)
+def _read_roofline(job: Job) -> ReadRoofline:
+    return read_roofline(job.target)
 
 
 def _rounds(most: int, until: float | None, shares: int) -> Iterator[int]:
@@ -162,13 +162,13 @@ def _rounds(most: int, until: float | None, shares: int) -> Iterator[int]:
         yield number
 
 
-def _shared_bench(benches: dict[str, Bench], variant: Variant, workload: Workload, job: Job) -> Bench:
+def _shared_inputs(shared: dict[str, WorkloadInputs], variant: Variant, workload: Workload, job: Job) -> WorkloadInputs:
     """Variants of one layout read the same caches, and those that they were searched with where they are still kept."""
-    bench = benches.get(variant.layout.id)
-    if bench is None:
+    inputs = shared.get(variant.layout.id)
+    if inputs is None:
         cold = job.timing.cold_bytes if job.timing else None
-        bench = benches[variant.layout.id] = _kept_bench(variant, workload, job.device, cold)
-    return bench
+        inputs = shared[variant.layout.id] = _kept_inputs(variant, workload, job.device, cold)
+    return inputs
 
 
 def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[float]]) -> tuple[Timing, ...]:

@@ -41,9 +41,9 @@ PINNED = {"OMP_PROC_BIND": "true"}
 """CPU threads stay on cores of their own: two that share one, while another process holds the other, wait for time slices."""
 
 
-def ready_yardstick(target: Target) -> None:
+def compile_read_roofline(target: Target) -> None:
     """Compile a target's read kernel, unless that was done before. Raises ToolchainMissing or CompileError."""
-    from kvgen.measure.yardstick import source
+    from kvgen.measure.read_roofline import source
 
     build(source(target), ArtifactCache())
 
@@ -84,7 +84,7 @@ class Worker:
         `timeout_s` bounds each stage (load, verify, every workload); verification is given less once a candidate has shown how
         long it takes. Raises MeasureError where no worker can be started.
         """
-        self._ready_yardstick([job])
+        self._compile_read_rooflines([job])
         return self._request({"job": job.to_json()}, 1, timeout_s, job.device)[0]
 
     def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S, seconds: float | None = None) -> list[Outcome]:
@@ -95,7 +95,7 @@ class Worker:
         """
         if not jobs:
             return []
-        self._ready_yardstick(jobs)
+        self._compile_read_rooflines(jobs)
         request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
         return self._request(request, len(jobs), timeout_s, jobs[0].device)
 
@@ -106,10 +106,10 @@ class Worker:
             self._process = None
 
     @staticmethod
-    def _ready_yardstick(jobs: Sequence[Job]) -> None:
+    def _compile_read_rooflines(jobs: Sequence[Job]) -> None:
         """Compile read kernels here: a stage of a worker has no time to spare for compilers."""
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
-            ready_yardstick(target)
+            compile_read_roofline(target)
 
     def _request(self, request: dict[str, Any], count: int, timeout_s: float, device: str) -> list[Outcome]:
         process = self._alive(device)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload
-from kvgen.tune.point import Point, Record
+from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.search import geomean
 
 Kind = Literal["faster", "same", "slower", "unclear"]
@@ -34,19 +34,19 @@ class Decision:
     why: str
 
 
-def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Point]) -> list[Point]:
+def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Candidate]) -> list[Candidate]:
     """Points to measure again side by side: `keep`, and per workload the best launches of the best layout, the best of its
     rivals, and of each of these layouts the best of every back end; best by what `decide` counts.
     """
     good = sorted((record for record in records if record.ok), key=lambda record: record.cost)
-    ranked = sorted(dict.fromkeys(record.point.layout for record in good), key=lambda layout: _score(layout, good, workloads))
-    points = dict.fromkeys(keep)
+    ranked = sorted(dict.fromkeys(record.candidate.layout for record in good), key=lambda layout: _score(layout, good, workloads))
+    candidates = dict.fromkeys(keep)
     for place, layout in enumerate(ranked[: 1 + RIVALS]):
         for workload in workloads:
-            here = [r.point for r in good if r.point.layout == layout and r.point.workload.key == workload.key]
-            points.update(dict.fromkeys(here[: LAUNCHES if place == 0 else 1]))
-            points.update(dict.fromkeys({point.backend: point for point in reversed(here)}.values()))
-    return list(points)
+            here = [r.candidate for r in good if r.candidate.layout == layout and r.candidate.workload.key == workload.key]
+            candidates.update(dict.fromkeys(here[: LAUNCHES if place == 0 else 1]))
+            candidates.update(dict.fromkeys({candidate.backend: candidate for candidate in reversed(here)}.values()))
+    return list(candidates)
 
 
 def unclear(
@@ -61,8 +61,8 @@ def unclear(
     found: list[Workload] = []
     for workload in workloads:
         incumbent = present.get(workload.key, default)
-        here = [r for r in good if r.point.workload.key == workload.key and r.point.layout == incumbent.layout]
-        old = next((r for r in here if r.point.schedule.id == incumbent.id), None)
+        here = [r for r in good if r.candidate.workload.key == workload.key and r.candidate.layout == incumbent.layout]
+        old = next((r for r in here if r.candidate.schedule.id == incumbent.id), None)
         best = min(here, key=lambda r: r.cost, default=None)
         if old is not None and best is not None and best is not old and compare(best, old) == "unclear":
             found.append(workload)
@@ -70,17 +70,17 @@ def unclear(
 
 
 def most_finalists(workloads: int, backends: int) -> int:
-    """Most points that `finalists` gives: defaults and a present winner, the best layout's, its rivals'."""
+    """Most candidates that `finalists` gives: defaults and a present winner, the best layout's, its rivals'."""
     return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
 
 
 def _score(layout: Params, good: Iterable[Record], workloads: Sequence[Workload]) -> float:
-    mine = [record for record in good if record.point.layout == layout]
+    mine = [record for record in good if record.candidate.layout == layout]
     return geomean((_fastest(mine, workload), workload.weight) for workload in workloads)
 
 
 def _fastest(records: Iterable[Record], workload: Workload) -> float:
-    return min((record.cost for record in records if record.point.workload.key == workload.key), default=float("inf"))
+    return min((record.cost for record in records if record.candidate.workload.key == workload.key), default=float("inf"))
 
 
 def decide(
@@ -98,14 +98,14 @@ def decide(
     """
     incumbents = {workload.key: present.get(workload.key, default).id for workload in workloads}
     picks: dict[Params, dict[str, Record]] = {}
-    for layout in dict.fromkeys(record.point.layout for record in records):
-        mine = [record for record in records if record.ok and record.point.layout == layout]
-        chosen = {w.key: _pick([r for r in mine if r.point.workload.key == w.key], incumbents[w.key], compare) for w in workloads}
+    for layout in dict.fromkeys(record.candidate.layout for record in records):
+        mine = [record for record in records if record.ok and record.candidate.layout == layout]
+        chosen = {w.key: _pick([r for r in mine if r.candidate.workload.key == w.key], incumbents[w.key], compare) for w in workloads}
         if all(chosen.values()):
             picks[layout] = {key: record for key, record in chosen.items() if record is not None}
     if not picks:
         return None
-    defaults = {r.point.workload.key: r for r in records if r.ok and r.point.schedule.id == default.id}
+    defaults = {r.candidate.workload.key: r for r in records if r.ok and r.candidate.schedule.id == default.id}
     sound = [layout for layout, pick in picks.items() if not _loses(pick, defaults, compare)] or list(picks)
     ranked = sorted(picks, key=lambda layout: geomean((picks[layout][w.key].cost, w.weight) for w in workloads))
     incumbent = next(iter(present.values()), default).layout
@@ -132,8 +132,8 @@ def _rivals(pick: Mapping[str, Record], records: Iterable[Record]) -> dict[str, 
     """By workload, the best record of another back end over the layout of `pick`."""
     rivals: dict[str, Record] = {}
     for record in sorted((record for record in records if record.ok), key=lambda record: record.cost):
-        winner = pick[record.point.workload.key].point
-        if record.point.layout == winner.layout and record.point.backend != winner.backend:
+        winner = pick[record.candidate.workload.key].candidate
+        if record.candidate.layout == winner.layout and record.candidate.backend != winner.backend:
             rivals.setdefault(winner.workload.key, record)
     return rivals
 
@@ -142,13 +142,15 @@ def _shares(pick: Mapping[str, Record]) -> str:
     """Who won what, where more than one back end did."""
     won: dict[str, list[str]] = {}
     for key, record in pick.items():
-        won.setdefault(record.point.backend, []).append(key)
+        won.setdefault(record.candidate.backend, []).append(key)
     return "; " + ", ".join(f"{backend} at {' '.join(keys)}" for backend, keys in sorted(won.items())) if len(won) > 1 else ""
 
 
 def _loses(pick: Mapping[str, Record], to: Mapping[str, Record], compare: Compare) -> bool:
     """Whether some workload is clearly slower."""
-    return any(compare(pick[key], other) == "slower" for key, other in to.items() if pick[key].point.schedule.id != other.point.schedule.id)
+    return any(
+        compare(pick[key], other) == "slower" for key, other in to.items() if pick[key].candidate.schedule.id != other.candidate.schedule.id
+    )
 
 
 def _pick(records: Sequence[Record], incumbent: str, compare: Compare) -> Record | None:
@@ -157,7 +159,7 @@ def _pick(records: Sequence[Record], incumbent: str, compare: Compare) -> Record
         return None
     best = min(records, key=lambda record: record.cost)
     tied = [record for record in records if record is best or compare(best, record) != "faster"]
-    return next((r for r in tied if r.point.schedule.id == incumbent), None) or min(tied, key=tie_order)
+    return next((r for r in tied if r.candidate.schedule.id == incumbent), None) or min(tied, key=tie_order)
 
 
 def tie_order(record: Record) -> tuple[int, int, str]:
@@ -166,5 +168,5 @@ def tie_order(record: Record) -> tuple[int, int, str]:
     return (
         max((int(kernel.get("registers", 0)) for kernel in kernels), default=0),
         max((int(kernel.get("shared_bytes", 0)) for kernel in kernels), default=0),
-        record.point.schedule.id,
+        record.candidate.schedule.id,
     )

@@ -14,13 +14,13 @@ from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.point import Point
-from kvgen.tune.search import Lane, Search, lanes
+from kvgen.tune.candidate import Candidate
+from kvgen.tune.search import Search, SearchQueue, search_queues
 
 if TYPE_CHECKING:
     import optuna
 
-    from kvgen.tune.study import Memory
+    from kvgen.tune.trial_store import TrialStore
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def study_name(spec: KernelSpec, target: Target, contender: Contender, workload:
     return f"{spec.format_id}-{target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
-def open_memories(
+def open_trial_stores(
     storage: optuna.storages.BaseStorage,
     spec: KernelSpec,
     target: Target,
@@ -107,12 +107,12 @@ def open_memories(
     seed: int,
     *,
     exclusive: bool,
-) -> dict[tuple[str, str], Memory]:
-    """A memory per (back end, workload key)."""
-    from kvgen.tune.study import Memory
+) -> dict[tuple[str, str], TrialStore]:
+    """A trial store per (back end, workload key)."""
+    from kvgen.tune.trial_store import TrialStore
 
     return {
-        (c.backend.name, work.key): Memory(storage, study_name(spec, target, c, work, policy), c.space, work, seed, exclusive=exclusive)
+        (c.backend.name, work.key): TrialStore(storage, study_name(spec, target, c, work, policy), c.space, work, seed, exclusive=exclusive)
         for c in found
         for work in spec.workloads
     }
@@ -121,34 +121,36 @@ def open_memories(
 def open_search(
     spec: KernelSpec,
     found: Sequence[Contender],
-    memories: Mapping[tuple[str, str], Memory],
-    seeds: Sequence[Point],
+    trial_stores: Mapping[tuple[str, str], TrialStore],
+    seeds: Sequence[Candidate],
     trials: int | None,
     seed: int,
     *,
     timed: bool,
 ) -> Search:
     """The search over all back ends: what is known is taken in, `seeds` come first. Raises KvgenError on an empty space."""
-    every: list[Lane] = []
+    every: list[SearchQueue] = []
     order: dict[str, Sequence[Value]] = {}
     for c in found:
         order |= {p.name: p.values for p in c.space.parameters}
-        for layout in c.space.layout_points():
-            every += lanes(layout, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)
-    points = sum(len(lane.todo) for lane in every)
-    if not points:
+        for layout in c.space.layouts():
+            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.default, seed)
+    candidates = sum(len(queue.todo) for queue in every)
+    if not candidates:
         raise KvgenError(
-            f"the search space of {spec.name} has no points: kvgen space --explain tells why, and --all-schedules lifts its hints"
+            f"the search space of {spec.name} has no candidates: kvgen space --explain tells why, and --all-schedules lifts its hints"
         )
-    known = sum(len(lane.todo.keys() & memories[lane.backend, lane.workload.key].records.keys()) for lane in every)
-    exhaustive = points - known <= trials if trials is not None else not timed
+    known = sum(len(queue.todo.keys() & trial_stores[queue.backend, queue.workload.key].records.keys()) for queue in every)
+    exhaustive = candidates - known <= trials if trials is not None else not timed
 
-    def suggest(lane: Lane) -> Schedule | None:
-        return memories[lane.backend, lane.workload.key].suggest(lane.layout)
+    def suggest(queue: SearchQueue) -> Schedule | None:
+        return trial_stores[queue.backend, queue.workload.key].suggest(queue.layout)
 
     search = Search(every, order, suggest, exhaustive)
-    for memory in memories.values():
-        for record in memory.records.values():
+    for trial_store in trial_stores.values():
+        for record in trial_store.records.values():
             search.take(record)
-    search.lead([point for point in seeds if point.schedule.id not in memories[point.backend, point.workload.key].records])
+    search.lead(
+        [candidate for candidate in seeds if candidate.schedule.id not in trial_stores[candidate.backend, candidate.workload.key].records]
+    )
     return search

@@ -10,8 +10,8 @@ from typing import Any
 from kvgen import _resources
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.point import Record
-from kvgen.tune.study import RECORD, journal_storage
+from kvgen.tune.candidate import Record
+from kvgen.tune.trial_store import RECORD, journal_storage
 
 TEMPLATE = "report/report.html.jinja"
 FEWEST_TRIALS = 8
@@ -54,11 +54,11 @@ def _view(study: Any) -> StudyView | None:
         return None
     records = [Record.from_json(trial.user_attrs[RECORD]) for trial in trials]
     frame = pd.DataFrame([{**trial.params, "us": record.us} for trial, record in zip(trials, records, strict=True) if record.ok])
-    point = records[0].point
+    candidate = records[0].candidate
     best = frame["us"].cummin() / frame["us"].min() if len(frame) else pd.Series(dtype=float)
     return StudyView(
-        point.schedule.backend,
-        point.workload.key,
+        candidate.schedule.backend,
+        candidate.workload.key,
         tuple(float(value) for value in best),
         _importances(study, len(frame)),
         tuple((name, _slice(frame, name)) for name in frame.columns if name != "us" and frame[name].nunique() > 1),
@@ -86,7 +86,7 @@ def _failures(records: Sequence[Record]) -> tuple[tuple[str, int, str, str], ...
     told = []
     for kind in dict.fromkeys(record.kind for record in records if not record.ok):
         same = [record for record in records if record.kind == kind]
-        told.append((kind, len(same), str(same[0].point.schedule), same[0].detail.strip()))
+        told.append((kind, len(same), str(same[0].candidate.schedule), same[0].detail.strip()))
     return tuple(told)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from kvgen.lower.base import Target
 from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec
-from kvgen.tune.point import Record
+from kvgen.tune.candidate import Record
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The registered entry and how it came about. `records` are all finished points, earlier runs' included."""
+    """The registered entry and how it came about. `records` are all finished candidates, earlier runs' included."""
 
     spec: KernelSpec
     target: Target
@@ -64,12 +64,12 @@ class TuningResult:
 
 
 def failure(record: Record) -> dict[str, Any]:
-    """A failed point by name."""
-    schedule = record.point.schedule
+    """A failed candidate by name."""
+    schedule = record.candidate.schedule
     return {
         "kind": record.kind,
         "schedule": schedule.to_json(),
         "id": schedule.id,
-        "workload": record.point.workload.key,
+        "workload": record.candidate.workload.key,
         "detail": record.detail,
     }

@@ -47,9 +47,9 @@ class Fixed:
 
 
 def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.MonkeyPatch):
-    from kvgen.measure import yardstick
+    from kvgen.measure import read_roofline
 
-    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
     one, other, told = Fixed(), Fixed(40.0, refuses=True), []
     spec = grouped()
     (row,) = compare(spec, "cpu", spec.workloads, [one, other], lambda work: 64, policy=POLICY, rounds=4, told=told.append)
@@ -77,13 +77,13 @@ def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.Monkey
 
 
 def test_a_row_names_the_back_end_that_the_case_took(monkeypatch: pytest.MonkeyPatch):
-    from kvgen.measure import yardstick
+    from kvgen.measure import read_roofline
 
     class Several(Fixed):
         def prepare(self, case: Case) -> Entrant:
             return replace(super().prepare(case), backend="cuda" if case.workload.batch == 1 else "tilelang")
 
-    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
     spec = tiny_spec(workloads=[{"batch": 1, "kv_len": 100}, {"batch": 2, "kv_len": 100}])
     rows = compare(spec, "cpu", spec.workloads, [Several(), Fixed()], lambda work: 64, policy=POLICY, rounds=1)
     assert [row.backend for row in rows] == ["cuda", "time", "tilelang", "time"]

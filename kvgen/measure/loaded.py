@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgen.measure.allowance import Allowance
-from kvgen.measure.bench import Bench
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import Job, TimingPolicy
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -16,7 +16,7 @@ Allow = Callable[[], Allowance]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class LoadedCandidate:
     """One module as two variants of one layout, which may share caches."""
 
     variant: Variant
@@ -25,15 +25,15 @@ class Candidate:
     """No call of it is counted, nor slowed down by that: to be used inside `with allowance:`."""
     allowance: Allowance
 
-    def time(self, bench: Bench, policy: TimingPolicy) -> tuple[float, ...]:
-        """See `Bench.time`."""
+    def time(self, inputs: WorkloadInputs, policy: TimingPolicy) -> tuple[float, ...]:
+        """See `WorkloadInputs.time`."""
         with self.allowance:
-            return bench.time(self.bare, policy)
+            return inputs.time(self.bare, policy)
 
 
-def load_candidate(job: Job, allow: Allow = Allowance) -> Candidate:
+def load_candidate(job: Job, allow: Allow = Allowance) -> LoadedCandidate:
     """Load a job's module. Raises KvgenError where it cannot be loaded or lacks a function."""
     allowance, layout = allow(), job.layout()
     with allowance:
         module = load(job.artifact)
-    return Candidate(Variant(job.spec, layout, allowance.guard(module)), Variant(job.spec, layout, module), allowance)
+    return LoadedCandidate(Variant(job.spec, layout, allowance.guard(module)), Variant(job.spec, layout, module), allowance)

@@ -1,4 +1,4 @@
-"""Launches that won for other formats and workloads: where a search for a new one begins."""
+"""Warm start: a search for a new format first measures the launches that won for similar formats and workloads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.distance import Coordinates, apart, coordinates
+from kvgen.tune.candidate import Candidate
 from kvgen.tune.plan import Contender
-from kvgen.tune.point import Point
 
 MOST = 8
 """Launches per workload and back end."""
 
 
-def won_elsewhere(spec: KernelSpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Point]:
+def warm_starts(spec: KernelSpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
     """Launches that tuned entries for the target have, over the default's layout of their back end, where its space holds them.
 
     Those of the most similar formats and workloads come first, one for every workload before a second for any.
@@ -26,21 +26,21 @@ def won_elsewhere(spec: KernelSpec, target: Target, found: Sequence[Contender], 
     entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _counts(one.entry, target)]
     columns = [_nearest(spec, work, contender, entries) for work in spec.workloads for contender in found]
     ranks = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST))
-    return list(dict.fromkeys(point for row in ranks for point in row))
+    return list(dict.fromkeys(candidate for row in ranks for candidate in row))
 
 
 def _counts(entry: Entry, target: Target) -> bool:
     return entry.arch == target and bool(entry.provenance.get("tuned"))
 
 
-def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Sequence[Entry]) -> list[Point]:
+def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Sequence[Entry]) -> list[Candidate]:
     """The launches of one back end for one workload, each once, the nearest first."""
     distance: dict[Schedule, float] = {}
     for entry, other, schedule in _launches(entries, contender):
         away = _apart(spec, work, entry.spec, other)
         distance[schedule] = min(away, distance.get(schedule, away))
     allowed = (schedule for schedule in sorted(distance, key=lambda s: (distance[s], s.id)) if not contender.space.doubts(schedule, work))
-    return [Point(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
+    return [Candidate(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
 
 
 def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[Entry, Workload, Schedule]]:

@@ -1,4 +1,4 @@
-"""The yardstick: a kernel that only reads. No attention over the same bytes can be faster.
+"""The read roofline: a kernel that only reads. No attention over the same bytes can be faster.
 
 Its module has a function `read(buffer, sink)`: uint8 [n] is read whole, in 16-byte pieces (n is a multiple of 4096), and
 something of it may end in `sink`, uint8 [4096], so that no compiler drops the loads. CPU modules have `set_threads(n)` too;
@@ -30,7 +30,7 @@ PIECE = 4096
 SINK_BYTES = 4096
 READS = ("read", "read_bulk", "read_bulk_fine")
 OVERLAPPING = tuple(f"{name}_overlap" for name in READS)
-"""The same reads, each launch of which begins while the last one ends: what launches in a row could come to. Not the yardstick."""
+"""The same reads, each launch of which begins while the last one ends: what launches in a row could come to. Not the read roofline."""
 
 
 def source(target: Target) -> Source:
@@ -48,7 +48,7 @@ def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:
     return build(source(target), store)
 
 
-class Yardstick:
+class ReadRoofline:
     """A loaded read kernel with a buffer that grows to what is asked for."""
 
     def __init__(self, path: Path, device: torch.device | str, reads: tuple[str, ...] = READS) -> None:
@@ -87,12 +87,12 @@ class Yardstick:
 
 
 @cache
-def yardstick(target: Target) -> Yardstick:
+def read_roofline(target: Target) -> ReadRoofline:
     """This process's read kernel for a target, compiled at the first call."""
-    return Yardstick(artifact(target).path, "cpu" if target == "cpu" else "cuda")
+    return ReadRoofline(artifact(target).path, "cpu" if target == "cpu" else "cuda")
 
 
 def read_us(target: Target, nbytes: int, policy: TimingPolicy | None = None) -> float:
     """Median µs of a pure read of `nbytes` on the target's device in this process."""
-    samples = sorted(yardstick(target).samples(nbytes, policy))
+    samples = sorted(read_roofline(target).samples(nbytes, policy))
     return samples[len(samples) // 2]

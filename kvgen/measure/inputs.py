@@ -19,7 +19,7 @@ from kvgen.spec import Workload
 MOST_COPIES = 64
 
 
-class Bench:
+class WorkloadInputs:
     """A workload over one layout; every variant of that layout can be verified and timed on it.
 
     `q`, `k` and `v` are the inputs of every call, `length` the tokens of every sequence, `nbytes` what a call must read.

@@ -1,7 +1,7 @@
 """What was measured before, and what to try next: one Optuna study per back end and workload.
 
 A study's name holds everything that a measurement depends on, so a run that was interrupted continues where it stopped and
-a finished point is never measured again. Failed points are kept as pruned trials: the sampler learns from them, and nothing
+a finished candidate is never measured again. Failed candidates are kept as pruned trials: the sampler learns from them, and nothing
 runs them twice.
 """
 
@@ -21,7 +21,7 @@ from kvgen.errors import KvgenError, host_errors
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import Workload
-from kvgen.tune.point import Record
+from kvgen.tune.candidate import Record
 
 RECORD = "record"
 SUGGESTIONS = 8
@@ -96,7 +96,7 @@ def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
     return Schedule(backend, part("layout."), part("launch."))
 
 
-class Memory:
+class TrialStore:
     """The measurements of one back end at one workload."""
 
     def __init__(
@@ -127,19 +127,19 @@ class Memory:
             data = trial.user_attrs.get(RECORD)
             if data is not None and trial.state.is_finished():
                 record = Record.from_json(data)
-                if record.point.schedule.id not in self.records:
-                    self.records[record.point.schedule.id] = record
+                if record.candidate.schedule.id not in self.records:
+                    self.records[record.candidate.schedule.id] = record
                     fresh.append(record)
         return fresh
 
-    def elsewhere(self, schedule: Schedule) -> bool:
+    def claimed_by_another(self, schedule: Schedule) -> bool:
         """Whether another host is measuring the schedule."""
         mine = {trial.number for trial in self._open.values()}
         others = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any(unflatten(self.space.backend, t.params).id == schedule.id for t in others if t.number not in mine)
 
     def claim(self, schedule: Schedule) -> None:
-        """Mark a point of the space as being measured."""
+        """Mark a candidate of the space as being measured."""
         if schedule.id not in self._open:
             self.study.enqueue_trial(flatten(schedule))
             self._open[schedule.id] = self.study.ask(self._values)
@@ -171,7 +171,7 @@ class Memory:
 
     def finish(self, record: Record) -> None:
         """Store a measurement for good."""
-        schedule = record.point.schedule
+        schedule = record.candidate.schedule
         self.claim(schedule)
         trial = self._open.pop(schedule.id)
         trial.set_user_attr(RECORD, record.to_json())
