@@ -11,7 +11,7 @@ import torch
 
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import FilledCache, Kept, Output
-from kvgen.measure.scenario import prompt_tokens, query_lengths
+from kvgen.measure.scenario import extend_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
 from kvgen.reference.data import normal
 from kvgen.reference.layout import PackedLayout
@@ -137,7 +137,7 @@ class Reads:
         """All that the module serves; on the CPU, where there is no most, one prompt beyond a block of query rows."""
         yield from query_lengths(self.variant.spec)
         if self.device.type == "cpu":
-            yield prompt_tokens(self.variant.spec)
+            yield extend_tokens(self.variant.spec)
 
     def _query(self, batch: int, q_len: int) -> torch.Tensor:
         return normal(self.variant.spec, batch, 1, q_len=q_len, seed=5).q.to(self.device)

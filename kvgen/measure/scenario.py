@@ -33,7 +33,7 @@ CONSTANT = 64
 """Tokens of a stretch whose V is constant: more than a kernel takes at once."""
 MOST_Q = 8
 """Query tokens that a GPU back end takes at most."""
-PROMPT_ROWS = 130
+EXTEND_ROWS = 130
 """Query rows of a prompt on the CPU, whose back end takes them in blocks of at most 64."""
 
 
@@ -94,7 +94,7 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2  # the second token or so fills a block
     served = query_lengths(spec)
     steps = (*served, *[1] * (policy.steps - len(served)))
-    prompt = (prompt_tokens(spec),) if device == "cpu" else ()
+    prompt = (extend_tokens(spec),) if device == "cpu" else ()
     return (
         _repeated(_scenario(spec, layout, policy, device, ragged, steps, ragged=True), batch),
         _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *prompt), ragged=False),
@@ -116,9 +116,9 @@ def query_lengths(spec: KernelSpec) -> range:
     return range(1, min(spec.attention.q_len, MOST_Q) + 1)
 
 
-def prompt_tokens(spec: KernelSpec) -> int:
+def extend_tokens(spec: KernelSpec) -> int:
     """Query tokens of a prompt whose rows fill more than two blocks of rows, more than those of any other call."""
-    return max(len(query_lengths(spec)), PROMPT_ROWS // spec.attention.group) + 1
+    return max(len(query_lengths(spec)), EXTEND_ROWS // spec.attention.group) + 1
 
 
 def _scenario(
