@@ -1,12 +1,11 @@
 """A compiled variant on torch tensors: caches, argument checks, calls.
 
-Streams: wherever a torch tensor on a GPU is an argument, TVM-FFI asks torch for the current stream of its device, by the DLPack
-exchange API or, where torch has none, by `torch._C._cuda_getCurrentRawStream`. It hands it to the module as its environment's
-stream (`TVMFFIEnvGetStream`) for the time of the call, and neither way synchronizes. So nothing is to be done here, and calls
-inside a `torch.cuda.graph` are captured.
+Streams: for every call with torch tensors on a GPU, TVM-FFI asks torch for the current stream (by the DLPack exchange API or, where torch
+has none, by `torch._C._cuda_getCurrentRawStream`) and sets it as its environment's stream (`TVMFFIEnvGetStream`). Neither way
+synchronizes. This module therefore does nothing about streams, and calls inside a `torch.cuda.graph` are captured.
 
-Threads: every call holds the lock of its cache (`KVCache.call_order`) until the module has returned, so that calls over one cache run in some
-order, each as if it were alone. The bound grows once the module has taken the call, so a refused call leaves it as it was.
+Threads: every call holds the lock of its cache (`KVCache.call_order`) until the module has returned, so calls over one cache run one after
+the other. The bound grows only after the module has accepted the call, so a refused call leaves it unchanged.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class Place:
     def build(self, build: Callable[[Source, ArtifactCache], Artifact]) -> None:
         self.patch.setattr(entry_check, "build", build)
 
-    def turns(self, answer: Callable[[list[Job]], list[Outcome]]) -> None:
-        """What timing jobs in turns gives."""
+    def interleaved(self, answer: Callable[[list[Job]], list[Outcome]]) -> None:
+        """Set the outcomes that timing jobs A B A B … returns."""
         self.patch.setattr(speed, "interleave", lambda jobs, rounds, worker: answer(jobs))
 
     def check(self, speed: bool = False) -> Checked:
