@@ -1,4 +1,4 @@
-"""A loaded module that is not trusted yet: its code runs within its allowance only."""
+"""A loaded module of a candidate that is not trusted yet: its code runs only within its allowance of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
 
 Allow = Callable[[], Allowance]
-"""Makes the allowance of a candidate."""
+"""Creates the allowance of a candidate."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class LoadedCandidate:
     """One module as two variants of one layout, which may share caches."""
 
     variant: Variant
-    """Every call of it is counted, and what is done between calls is kvgen's: for verification, and to fill caches."""
+    """For verification and to fill caches: the memory of every call counts as the candidate's, that between calls as kvgen's."""
     bare: Variant
-    """No call of it is counted, nor slowed down by that: to be used inside `with allowance:`."""
+    """For timing, inside `with allowance:`: single calls are not counted, and so not slowed down."""
     allowance: Allowance
 
     def time(self, inputs: WorkloadInputs, policy: TimingPolicy) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 
 Stage = Callable[[str], None]
-"""Told what comes next: load, reference, verify, time."""
+"""Called with the name of the stage that begins: load, reference, verify, time."""
 _kept: dict[object, WorkloadInputs] = {}
 KEPT_SHARE = 0.3
 """Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
@@ -55,7 +55,7 @@ def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
 
 
 def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> None:
-    """What no workload is part of: lives of small caches, and reads of large ones."""
+    """The checks that do not depend on a workload: life cycles of small caches, and long reads."""
     clock("reference")
     scenarios(job.spec, checker.variant.layout, policy, job.device)
     long_prefill(job.spec, checker.variant.layout, job.device)
@@ -70,7 +70,7 @@ def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> N
 
 
 def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
-    """Verify on the caches that are timed, time, verify again; no timing where none is asked for."""
+    """Verify on the caches that are timed, time, verify again. Without `job.timing`, verify only."""
     clock("reference")
     cold = 0 if job.timing is None else job.timing.cold_bytes
     inputs = _kept_inputs(candidate.variant, workload, job.device, cold)
@@ -97,9 +97,9 @@ def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, check
 def perform_interleaved(
     jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, allow: Allow = Allowance
 ) -> list[Outcome]:
-    """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone.
+    """Time verified candidates A B C A B C …; each sample is the median of one round. A candidate that fails does not end the others.
 
-    With `seconds`, every workload has an equal share of what is left, and no more rounds than fit in, LEAST_ROUNDS apart.
+    With `seconds`, each workload gets an equal part of the time that is left, and as many rounds as fit, but at least LEAST_ROUNDS.
     """
     clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
@@ -111,7 +111,7 @@ def perform_interleaved(
     for place, workload in enumerate(workloads):
         shared: dict[str, WorkloadInputs] = {}
         for _ in _rounds(rounds, until, len(workloads) - place):
-            read_us: dict[int, float] = {}  # by bytes: one read a round does for all
+            read_us: dict[int, float] = {}  # by bytes: one read per round serves all candidates
             for index, job in enumerate(jobs):
                 policy = job.timing or TimingPolicy()
                 if index in failed or workload not in job.workloads:
@@ -132,9 +132,9 @@ def perform_interleaved(
 
 
 def _kept_inputs(variant: Variant, workload: Workload, device: str, cold: int | None) -> WorkloadInputs:
-    """Candidates of one layout share their inputs. A GPU has room for those of several layouts and workloads: the oldest go first.
+    """Inputs, shared by the candidates of one layout. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
 
-    Of bad candidates nothing is kept, they end the process.
+    A candidate that fails ends the process, so its inputs are never reused.
     """
     key = (variant.spec.format_id, variant.layout.id, workload, device, cold)
     inputs = _kept.pop(key, None)
@@ -151,19 +151,19 @@ def _read_roofline(job: Job) -> ReadRoofline:
     return read_roofline(job.target)
 
 
-def _rounds(most: int, until: float | None, shares: int) -> Iterator[int]:
-    """Rounds of a workload: as many as its share of the time until a moment allows, by what they took so far."""
+def _rounds(most: int, until: float | None, parts: int) -> Iterator[int]:
+    """Numbers of rounds of one workload, until its part (1 / `parts`) of the time is used up, judged by the rounds so far."""
     began = time.monotonic()
-    share = 0.0 if until is None else (until - began) / shares
+    seconds = 0.0 if until is None else (until - began) / parts
     for number in range(most):
         spent = time.monotonic() - began
-        if until is not None and number >= LEAST_ROUNDS and spent * (number + 1) / number > share:
+        if until is not None and number >= LEAST_ROUNDS and spent * (number + 1) / number > seconds:
             return
         yield number
 
 
 def _shared_inputs(shared: dict[str, WorkloadInputs], variant: Variant, workload: Workload, job: Job) -> WorkloadInputs:
-    """Variants of one layout read the same caches, and those that they were searched with where they are still kept."""
+    """Inputs for all finalists of one layout: those of the search, if they are still kept."""
     inputs = shared.get(variant.layout.id)
     if inputs is None:
         cold = job.timing.cold_bytes if job.timing else None
@@ -178,7 +178,7 @@ def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[fl
 
 
 def _settle(job: Job) -> None:
-    """Asynchronous errors of a GPU surface here, and not in the next job."""
+    """Wait for the GPU, so that its asynchronous errors are raised here and not in the next job."""
     if job.device == "cuda":
         torch.cuda.synchronize()
 
@@ -195,14 +195,14 @@ def _kind(error: Exception) -> Kind:
 
 
 def _sentence(error: Exception) -> str:
-    """The error in one line: a C++ error's last line says what, the ones above where."""
+    """The error in one line. The last line of a C++ error has the message, the lines above the location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = (lines[-1] if lines else type(error).__name__)[:500]
     return f"it ran out of memory ({last})" if _kind(error) == "oom" else last
 
 
 class _Clock:
-    """Announces stages, and counts their seconds save the reference's."""
+    """Announces stages and counts their seconds, except those of computing references."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -211,11 +211,11 @@ class _Clock:
         self._spent = 0.0
 
     def __call__(self, name: str) -> None:
-        self._turn()
+        self._add_elapsed()
         self._name = name
         self._stage(name)
 
-    def _turn(self) -> None:
+    def _add_elapsed(self) -> None:
         now = time.monotonic()
         if self._name != "reference":
             self._spent += now - self._since
@@ -223,6 +223,6 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """What the candidate took so far."""
-        self._turn()
+        """Seconds that the candidate took so far."""
+        self._add_elapsed()
         return self._spent

@@ -26,13 +26,13 @@ SAMPLED = 16
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the calls over the inputs of a workload must give; the same for every variant of its layout."""
+    """The expected results over the inputs of a workload; the same for every variant of its layout."""
 
     equal: Output
     ragged: dict[tuple[int, ...], Output]
     decode: Output
     blocks: torch.Tensor
-    """What the sampled sequences' full block must hold: uint8 [sampled, kv_heads, block_bytes]."""
+    """The expected full block of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
 
 
 class TimedCheck:

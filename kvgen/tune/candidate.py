@@ -1,4 +1,4 @@
-"""What the tuner measures: one schedule at one workload; and what came of it."""
+"""Candidates of the tuner (one schedule at one workload) and their records."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Right and timed."""
+        """Whether the candidate was verified and timed."""
         return self.kind == "ok" and self.us is not None and math.isfinite(self.us)
 
     @property
@@ -65,7 +65,7 @@ class Record:
         return self.us if self.ok and self.us is not None else math.inf
 
     def joined(self, more: Record) -> Record:
-        """With the samples of another measurement of the same candidate; whoever fails in either is out."""
+        """This record with the samples of another measurement of the same candidate. A failure of either is the result."""
         if not self.ok or not more.ok:
             return more if self.ok else self
         samples = (*self.samples, *more.samples)

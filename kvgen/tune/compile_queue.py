@@ -15,7 +15,7 @@ from kvgen.toolchain import Artifact, ArtifactCache, build
 
 
 class CompileQueue:
-    """Artifacts of schedules, compiled by a pool of compiler processes. Leaving the context drops what has not started."""
+    """Artifacts of schedules, compiled by a pool of compiler processes. Leaving the context drops schedules that have not started."""
 
     def __init__(
         self, spec: KernelSpec, target: Target, backends: Mapping[str, Backend], cache: ArtifactCache, workers: int | None = None
@@ -44,7 +44,7 @@ class CompileQueue:
         self._others.append(self._pool.submit(task))
 
     def wait_idle(self) -> None:
-        """Wait until no compiler runs: on a CPU it would disturb what is measured."""
+        """Wait until no compiler runs: on a CPU it would disturb measurements."""
         wait(self._jobs.values())
         wait(self._others)
 
@@ -66,7 +66,7 @@ class CompileQueue:
         self._jobs = {key: job for key, job in self._jobs.items() if not job.cancel()}
 
     def artifact(self, schedule: Schedule) -> Artifact:
-        """The compiled schedule, waited for. Raises CompileError, UnsupportedError or ToolchainMissing."""
+        """The compiled schedule; waits for it. Raises CompileError, UnsupportedError or ToolchainMissing."""
         self.start(schedule)
         return self._jobs[schedule.id].result()
 

@@ -1,4 +1,4 @@
-"""Who goes to the final, and who wins it: a clear win or the incumbent stays, ties by a fixed order."""
+"""Chooses the finalists and the winner: the incumbent stays unless another is clearly faster; a fixed order decides ties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvgen.tune.search import geomean
 
 Kind = Literal["faster", "same", "slower", "unclear"]
 Compare = Callable[[Record, Record], Kind]
-"""How the first compares with the second, beyond noise."""
+"""How the first record compares with the second, beyond noise."""
 
 LAUNCHES = 5
 """Launches per workload that the best layout sends to the final."""
@@ -23,20 +23,20 @@ RIVALS = 1
 
 @dataclass(frozen=True)
 class Decision:
-    """The winner: one layout and a record per workload, of whichever back end was fastest there."""
+    """The winner: one layout, and for each workload the record of the fastest back end."""
 
     layout: Params
     launches: Mapping[str, Record]
     rivals: Mapping[str, Record]
-    """The best of another back end over the same layout, by workload; none where no other took part."""
+    """By workload, the best record of another back end over the same layout, if there is one."""
     runners_up: tuple[tuple[Params, Mapping[str, Record]], ...]
-    """The best of every other layout, best first."""
+    """The best records of every other layout, the best layout first."""
     why: str
 
 
 def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Candidate]) -> list[Candidate]:
-    """Points to measure again side by side: `keep`, and per workload the best launches of the best layout, the best of its
-    rivals, and of each of these layouts the best of every back end; best by what `decide` counts.
+    """Candidates to measure again side by side: `keep`; per workload the best launches of the best layout and the best launch of the
+    next best layouts; and of each of these layouts the best launch of every back end.
     """
     good = sorted((record for record in records if record.ok), key=lambda record: record.cost)
     ranked = sorted(dict.fromkeys(record.candidate.layout for record in good), key=lambda layout: _score(layout, good, workloads))
@@ -56,7 +56,7 @@ def unclear(
     present: Mapping[str, Schedule],
     compare: Compare,
 ) -> list[Workload]:
-    """Those at which it is unclear whether the fastest launch of the incumbent's layout is faster than the incumbent."""
+    """The workloads at which it is unclear whether the fastest launch of the incumbent's layout is faster than the incumbent."""
     good = [record for record in records if record.ok]
     found: list[Workload] = []
     for workload in workloads:
@@ -70,7 +70,7 @@ def unclear(
 
 
 def most_finalists(workloads: int, backends: int) -> int:
-    """Most candidates that `finalists` gives: defaults and a present winner, the best layout's, its rivals'."""
+    """Upper bound of the number of finalists: defaults, present winner, launches of the best and of the next best layouts."""
     return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
 
 
@@ -93,8 +93,8 @@ def decide(
     """The winner among the finalists' records; None where no layout is right at every workload.
 
     Within a layout each workload takes its fastest launch, of any back end. `present` is the registered winner's launch per
-    workload key, or empty. It, or else the default, stays unless another is clearly faster; what is clearly slower than the
-    default anywhere never wins.
+    workload key, or empty. It, or else the default, stays unless another is clearly faster. A layout that is clearly slower
+    than the default at any workload never wins.
     """
     incumbents = {workload.key: present.get(workload.key, default).id for workload in workloads}
     picks: dict[Params, dict[str, Record]] = {}
@@ -111,7 +111,7 @@ def decide(
     incumbent = next(iter(present.values()), default).layout
     winner, why = _settle([layout for layout in ranked if layout in sound], picks, incumbent, compare)
     others = tuple((layout, picks[layout]) for layout in ranked if layout != winner)
-    return Decision(winner, picks[winner], _rivals(picks[winner], records), others, f"{why}{_shares(picks[winner])}")
+    return Decision(winner, picks[winner], _rivals(picks[winner], records), others, f"{why}{_winners(picks[winner])}")
 
 
 def _settle(
@@ -138,8 +138,8 @@ def _rivals(pick: Mapping[str, Record], records: Iterable[Record]) -> dict[str, 
     return rivals
 
 
-def _shares(pick: Mapping[str, Record]) -> str:
-    """Who won what, where more than one back end did."""
+def _winners(pick: Mapping[str, Record]) -> str:
+    """A clause that names the back end of each workload, if several back ends won."""
     won: dict[str, list[str]] = {}
     for key, record in pick.items():
         won.setdefault(record.candidate.backend, []).append(key)

@@ -1,4 +1,4 @@
-"""What a run is about: the back ends that can take part, their spaces, and the studies that remember it."""
+"""The inputs of a run: the back ends that support the spec, their search spaces, and the trial stores."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def contenders(
     spec: KernelSpec, target: Target, backends: Sequence[Backend] | None = None, *, all_schedules: bool = False
 ) -> tuple[list[Contender], list[UnsupportedError]]:
     """The back ends that can lower the spec, in order of preference, and the refusals of the others. `all_schedules`: their spaces
-    hold what hints leave out, too.
+    include what hints exclude.
 
-    Raises ToolchainMissing where no back end is there for the target, UnsupportedError where every one refuses.
+    Raises ToolchainMissing if no back end for the target can be loaded, UnsupportedError if all of them refuse the spec.
     """
     found, refusals = [], []
     candidates = backends_for(target) if backends is None else backends
@@ -65,9 +65,9 @@ def no_backend(target: Target) -> ToolchainMissing:
 
 
 def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
-    """Raise ToolchainMissing, in one sentence with all that is missing, where this machine cannot compile or cannot measure.
+    """Raise ToolchainMissing, in one sentence with everything that is missing, if this machine cannot compile or cannot measure.
 
-    Without a compiler, modules that were carried here will do.
+    Without a compiler, modules from an imported archive are sufficient.
     """
     from kvgen.spec.target import cannot_run, gpu_capability
     from kvgen.toolchain.compilers import compiler_for
@@ -83,15 +83,15 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
     languages = dict.fromkeys(source.language for source in sources if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
     if not compile_only and (reason := cannot_run(target, gpu_capability())) is not None:
-        missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned elsewhere)")
+        missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
     if missing:
         raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
 
 
 def study_name(spec: KernelSpec, target: Target, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
-    """Everything that a measurement depends on: format, target, back end, shape; and space, sources and policy by digest.
+    """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources and policy by digest.
 
-    Hints are not among it: they choose what is measured.
+    Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
     code = contender.backend.lower(spec, contender.default, target).id
@@ -128,7 +128,7 @@ def open_search(
     *,
     timed: bool,
 ) -> Search:
-    """The search over all back ends: what is known is taken in, `seeds` come first. Raises KvgenError on an empty space."""
+    """The search over all back ends, with the records of earlier runs; `seeds` come first. Raises KvgenError on an empty space."""
     every: list[SearchQueue] = []
     order: dict[str, Sequence[Value]] = {}
     for c in found:

@@ -28,9 +28,9 @@ def make_entry(
     default: Schedule,
     facts: Mapping[str, Any],
 ) -> Entry:
-    """The entry of a tuned winner; `records` are those that the decision was made on, `facts` go into its provenance.
+    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance.
 
-    Raises ValueError where back ends mean different packed layouts by one layout part.
+    Raises ValueError if back ends derive different packed layouts from one layout part.
     """
     launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
@@ -61,7 +61,7 @@ def make_entry(
 def make_untuned(
     spec: KernelSpec, target: Target, backend: Backend, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]
 ) -> Entry:
-    """The entry of a default that was compiled and never run."""
+    """The untuned entry of a default schedule, which was compiled and never run."""
     return Entry.of(
         spec,
         target,
@@ -88,7 +88,7 @@ def _cost(records: Sequence[Record], schedule: Schedule, work: Workload) -> floa
 
 
 def _runner_up(decision: Decision) -> dict[str, Any] | None:
-    """What came second: other back ends over the same layout, and the best other layout."""
+    """The runners-up as plain data: other back ends over the same layout, and the best other layout."""
     if not decision.rivals and not decision.runners_up:
         return None
     other: dict[str, Any] | None = None

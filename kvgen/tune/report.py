@@ -1,4 +1,4 @@
-"""What `kvgen report` shows: entries beside default and pure read, what failed, what mattered, how the search went."""
+"""The content of `kvgen report`: entries beside default and read roofline, failures, importance of parameters, course of the search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvgen.tune.trial_store import RECORD, journal_storage
 
 TEMPLATE = "report/report.html.jinja"
 FEWEST_TRIALS = 8
-"""Right trials of a study below which importances mean nothing."""
+"""Least number of successful trials of a study for which importances are computed."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class StudyView:
     backend: str
     workload: str
     regret: tuple[float, ...]
-    """Best time so far over best time at all, by right trial."""
+    """Best time so far over the best time of all, by successful trial."""
     importances: tuple[tuple[str, float], ...]
     slices: tuple[tuple[str, tuple[tuple[str, int, float, float], ...]], ...]
-    """Per parameter, per value: (value, right trials, best µs, median µs)."""
+    """Per parameter, per value: (value, successful trials, best µs, median µs)."""
     failures: tuple[tuple[str, int, str, str], ...]
-    """(kind, how many, an example, its detail)."""
+    """(kind, count, an example, its detail)."""
     trials: int
 
 
@@ -73,7 +73,7 @@ def _slice(frame: Any, name: str) -> tuple[tuple[str, int, float, float], ...]:
 
 
 def _importances(study: Any, right: int) -> tuple[tuple[str, float], ...]:
-    """Share of each parameter in the spread of times, the largest first (PED-ANOVA)."""
+    """Fraction of the variance of times that each parameter explains, the largest first (PED-ANOVA)."""
     if right < FEWEST_TRIALS:
         return ()
     import optuna

@@ -1,4 +1,4 @@
-"""What a tuning run found."""
+"""The result of a tuning run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TuningResult:
     records: tuple[Record, ...] = ()
     finalists: tuple[Record, ...] = ()
     measured: int = 0
-    """Points measured in this run."""
+    """Candidates measured in this run."""
     known: int = 0
-    """Points found finished from earlier runs."""
+    """Candidates that were finished in earlier runs."""
     seconds: float = 0.0
     interrupted: bool = False
     reused: bool = False
@@ -44,7 +44,7 @@ class TuningResult:
         return [record for record in (*self.records, *self.finalists) if record.kind != "ok"]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without the samples of what did not win."""
+        """Plain data, without the samples of candidates that did not win."""
         return {
             "spec": self.spec.name,
             "target": self.target,

@@ -18,7 +18,7 @@ class Runner(Protocol):
     exclusive: bool
     """Compilers must rest while something is measured."""
     policy: Mapping[str, Any]
-    """How and on what is measured: part of every study's identity."""
+    """Device, timing and verification policies: part of every study's name."""
 
     def ready(self) -> None:
         """Start workers and compile the read roofline. Optional: it only saves the first measurement that time. Thread-safe."""
@@ -43,5 +43,5 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Kill what runs."""
+        """Kill all workers."""
         ...

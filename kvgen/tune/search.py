@@ -1,10 +1,10 @@
-"""Which candidate to measure next: layouts race each other, launches are searched over those that stay in the race.
+"""Chooses the candidate to measure next: successive halving over layouts, and a search over the launches of the remaining layouts.
 
-The race begins with the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later
-round gives more launches to every layout, back end and workload and drops the worse half of the layouts, by the weighted
-geometric mean of their best times, whoever reached them; where another layout has come to lead, its nearest neighbours join.
-Over one layout back ends race by workload: who is far behind there waits. Who was left out is tried when nothing else is left.
-With a budget that covers the whole space all race from the start, and nothing is dropped.
+The first round has the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later round gives
+more launches to every active layout, back end and workload, and sets the worse half of the layouts aside, by the weighted geometric mean
+of their best times of any back end. When another layout takes the lead, its nearest neighbours become active. Within a layout, a back end
+that is far behind another at a workload is set aside there. What was set aside is tried when nothing else is left. If the budget covers the
+whole space, everything is active from the start, and nothing is set aside.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kvgen.spec import Workload
 from kvgen.tune.candidate import Candidate, Key, Record
 
 STARTERS = 3
-"""Most layouts in the first round: the defaults' and those that differ least from them."""
+"""Largest number of layouts in the first round: the defaults' and those that differ least from them."""
 JOINERS = 2
-"""Layouts that join where the lead has changed."""
+"""Layouts that become active when the lead has changed."""
 
 NEARLY = 1.1
-"""A launch within this factor of the best at one workload is worth a measurement at the others; a back end that is not within
-it of the best over the same layout, after some launches, waits."""
+"""A launch within this factor of the best at one workload is measured at the others too. A back end that is not within this factor of
+the best over the same layout, after PATIENCE launches, is set aside."""
 PATIENCE = 3
-"""Launches that a back end may try at a workload before it has to keep up."""
+"""Launches that a back end may try at a workload before NEARLY applies."""
 
 
 @dataclass
 class SearchQueue:
-    """The launches of one back end over one layout at one workload: what is left to try, in the seed's order, and what was found."""
+    """The launches of one back end over one layout at one workload: those still to try, in the seed's order, and the records so far."""
 
     layout: Params
     workload: Workload
@@ -43,7 +43,7 @@ class SearchQueue:
     given: int = 0
     best: Record | None = None
     found: list[Record] = field(default_factory=list)
-    """Right ones, in the order in which they came."""
+    """Records of successful measurements, in the order in which they came."""
 
     @property
     def backend(self) -> str:
@@ -51,16 +51,16 @@ class SearchQueue:
         return self.start.backend
 
     def holds(self, candidate: Candidate) -> bool:
-        """Whether a candidate is, or was, one of the queue's."""
+        """Whether a candidate belongs to this queue, measured or not."""
         return (self.backend, self.layout, self.workload.key) == (candidate.backend, candidate.layout, candidate.workload.key)
 
     def take(self, schedule: Schedule) -> Candidate | None:
-        """The candidate of a schedule that is still to be tried; None for any other."""
+        """Remove a schedule that is still to be tried and return its candidate; None for any other schedule."""
         found = self.todo.pop(schedule.id, None)
         return Candidate(found, self.workload) if found else None
 
     def nearest(self, to: Schedule, order: Mapping[str, Sequence[Value]]) -> Schedule | None:
-        """The untried schedule that differs least from another: in few parameters, then by few steps."""
+        """The untried schedule that differs least from another: in the fewest parameters, then by the fewest steps."""
         return min(self.todo.values(), key=lambda s: _distance(s.launch, to.launch, order), default=None)
 
 
@@ -68,7 +68,7 @@ Suggest = Callable[[SearchQueue], Schedule | None]
 
 
 def _starters(layouts: Sequence[Params], away: Mapping[Params, tuple[int, int]]) -> list[Params]:
-    """The nearest layout, and those that share the next distance."""
+    """The nearest layout, and all at the second smallest distance."""
     second = min((away[layout] for layout in layouts[1:]), default=(0, 0))
     return [layout for layout in layouts if away[layout] <= second][:STARTERS]
 
@@ -86,7 +86,7 @@ def _distance(one: Params, other: Params, order: Mapping[str, Sequence[Value]]) 
 
 @dataclass
 class Search:
-    """Gives candidates and takes their records. `exhaustive`: the budget covers all candidates, so nothing is dropped or guessed."""
+    """Returns candidates and takes their records. `exhaustive`: the budget covers all candidates, so nothing is set aside or guessed."""
 
     queues: list[SearchQueue]
     order: Mapping[str, Sequence[Value]]
@@ -97,22 +97,22 @@ class Search:
     pending: set[Key] = field(default_factory=set)
     first: deque[Candidate] = field(default_factory=deque)
     alive: list[Params] = field(init=False)
-    """Layouts in the race."""
+    """Active layouts."""
     waiting: list[Params] = field(default_factory=list)
-    """Layouts that were dropped, or have not joined yet."""
+    """Layouts that were set aside, or are not active yet."""
     _leader: Params | None = field(init=False, default=None)
-    _everyone: bool = field(init=False, default=False)
-    """Back ends that are far behind race, too."""
+    _all_backends: bool = field(init=False, default=False)
+    """Whether back ends that are far behind are active too."""
 
     def __post_init__(self) -> None:
-        """Layouts in order of their distance from the nearest default."""
+        """Order the layouts by their distance from the nearest default."""
         away: dict[Params, tuple[int, int]] = {}
         for queue in self.queues:
             distance = _distance(queue.layout, queue.start.layout, self.order)
             away[queue.layout] = min(distance, away.get(queue.layout, distance))
         self.alive = sorted(away, key=lambda layout: away[layout])
         self.queues.sort(key=lambda queue: self.alive.index(queue.layout))
-        self._everyone = self.exhaustive
+        self._all_backends = self.exhaustive
         if not self.exhaustive:
             starters = _starters(self.alive, away)
             self.waiting = [layout for layout in self.alive if layout not in starters]
@@ -120,7 +120,7 @@ class Search:
         self._leader = self._best_layout()
 
     def lead(self, candidates: Iterable[Candidate]) -> None:
-        """Give these candidates before any other."""
+        """Return these candidates before any other."""
         for candidate in candidates:
             for queue in self.queues:
                 if queue.holds(candidate):
@@ -130,7 +130,7 @@ class Search:
     # --- giving ----------------------------------------------------------------------------------------------------
 
     def next(self, count: int) -> list[Candidate]:
-        """Up to `count` candidates. Fewer, or none, where outcomes of pending candidates decide what comes next, or nothing is left."""
+        """Up to `count` candidates; fewer, or none, if the next ones depend on records of pending candidates, or if none are left."""
         candidates: list[Candidate] = []
         while len(candidates) < count:
             candidate = self._pick()
@@ -141,7 +141,7 @@ class Search:
         return candidates
 
     def transfers(self, count: int) -> list[Candidate]:
-        """Up to `count` candidates, of those only whose schedule did well at another workload, and so is compiled."""
+        """Up to `count` candidates whose schedule did well at another workload and is therefore compiled."""
         candidates: list[Candidate] = []
         for queue in self._racing():
             while len(candidates) < count and (guess := self._transfer(queue)) is not None:
@@ -151,7 +151,7 @@ class Search:
 
     @property
     def left(self) -> int:
-        """Points not yet given."""
+        """Number of candidates that were not returned yet."""
         return len(self.first) + sum(len(queue.todo) for queue in self.queues)
 
     def _pick(self) -> Candidate | None:
@@ -167,17 +167,17 @@ class Search:
                 return None
 
     def _racing(self) -> list[SearchQueue]:
-        return [queue for queue in self.queues if queue.layout in self.alive and (self._everyone or not self._far_behind(queue))]
+        return [queue for queue in self.queues if queue.layout in self.alive and (self._all_backends or not self._far_behind(queue))]
 
     def _far_behind(self, queue: SearchQueue) -> bool:
-        """Whether another back end does clearly better over the same layout at the same workload."""
+        """Whether another back end is much faster over the same layout at the same workload."""
         if queue.best is None or queue.given < PATIENCE:
             return False
         rivals = (other for other in self.queues if other.layout == queue.layout and other.workload.key == queue.workload.key)
         return any(other.best is not None and queue.best.cost > NEARLY * other.best.cost for other in rivals)
 
     def _propose(self, queue: SearchQueue) -> Candidate:
-        """A guess where one is worth something, else the next one in the seed's order."""
+        """A promising candidate if one can be guessed, otherwise the next in the seed's order."""
         guess: Schedule | None = None
         if queue.given == 1:
             guess = queue.nearest(queue.start, self.order)
@@ -187,7 +187,7 @@ class Search:
         return candidate or Candidate(queue.todo.pop(next(iter(queue.todo))), queue.workload)
 
     def _transfer(self, queue: SearchQueue) -> Schedule | None:
-        """The launch that did best, or nearly so, at another workload over the same layout: it is compiled already."""
+        """The launch that was best, or nearly, at another workload over the same layout; it is already compiled."""
         near: list[tuple[float, Schedule]] = []
         for other in self.queues:
             if other.layout == queue.layout and other is not queue and other.best is not None:
@@ -201,7 +201,7 @@ class Search:
     # --- taking ----------------------------------------------------------------------------------------------------
 
     def take(self, record: Record) -> None:
-        """Learn from a record: one that was asked for, or one of an earlier run."""
+        """Use a record: of a candidate that was returned, or of an earlier run."""
         self.pending.discard(record.candidate.key)
         for queue in self.queues:
             if queue.holds(record.candidate):
@@ -212,7 +212,7 @@ class Search:
                     queue.best = record
 
     def forgo(self, candidate: Candidate) -> None:
-        """Leave a given candidate to somebody else, whose record may come later."""
+        """Leave a candidate to another host, whose record may arrive later."""
         self.pending.discard(candidate.key)
 
     def score(self, layout: Params) -> float:
@@ -224,7 +224,7 @@ class Search:
         return geomean((cost, workload.weight) for workload, cost in best.items())
 
     def _next_round(self) -> bool:
-        """Begin another round; False when every candidate was given."""
+        """Begin another round; False when no candidates are left."""
         if not self.left:
             return False
         if not self.exhaustive:
@@ -235,16 +235,16 @@ class Search:
             self.waiting = [layout for layout in ranked if layout not in keep] + [found for found in self.waiting if found not in joining]
         while not any(queue.todo for queue in self._racing()) and self.waiting:
             self.alive.append(self.waiting.pop(0))
-        self._everyone = self._everyone or not any(queue.todo for queue in self._racing())
+        self._all_backends = self._all_backends or not any(queue.todo for queue in self._racing())
         self.quota = 2 * self.quota + 1
         return True
 
     def _best_layout(self) -> Params | None:
-        """The best layout in the race; the first as long as none is measured."""
+        """The best active layout; the first one as long as none is measured."""
         return min(self.alive, key=self.score, default=None)
 
     def _joiners(self) -> list[Params]:
-        """Layouts near a new leader that were never tried."""
+        """Layouts near a new leader that were never tried; empty if the lead has not changed."""
         leader = self._best_layout()
         if leader is None or leader == self._leader:
             return []

@@ -58,8 +58,8 @@ def tune(
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
-    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: as if nothing were registered.
-    `all_schedules`: what the spaces' hints leave out is searched, too.
+    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh` ignores registered entries.
+    `all_schedules` also searches what the spaces' hints exclude.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, or HostError where the
     disk fails: before anything is compiled if the registry or the cache cannot be written.
@@ -89,7 +89,7 @@ def tune(
 
 @contextmanager
 def _locked(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
-    """Hold the key's lock, which the system takes back when its holder dies; True if it had to be waited for."""
+    """Hold the key's lock, which the operating system releases when its holder dies. Yields True if another process held it before."""
     file = cache.root / "tuning" / f"{key}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
@@ -180,13 +180,13 @@ class _Run:
             return self._register(decision, compile_queue, judged, last, runner, seed, interrupted=interrupted)
 
     def records(self) -> list[Record]:
-        """Every finished candidate."""
+        """The records of all finished candidates."""
         return [record for trial_store in self.trial_stores.values() for record in trial_store.records.values()]
 
     # --- search ------------------------------------------------------------------------------------------------------
 
     def _search(self, search: Search, runner: Runner, compile_queue: CompileQueue, first: Sequence[Candidate]) -> None:
-        """Measure until the budget or the space ends. The `first` candidates are measured whatever the budget is.
+        """Measure until the budget or the space is used up. The `first` candidates are measured whatever the budget is.
 
         The final's time is not touched: nothing is begun that would not be compiled by then, and nothing waited for that is not.
         """
@@ -221,8 +221,8 @@ class _Run:
                 raise
 
     def _take(self, window: deque[Candidate], must: set[Key], compile_queue: CompileQueue, *, busy: bool) -> Candidate | None:
-        """The next candidate to measure: the first, or where time is bounded the first that is compiled, waited for unless another
-        device is `busy`. Once the search is over, only what `must` be measured.
+        """The next candidate to measure: the first, or with a bound of time the first that is compiled, waiting for it unless another
+        device is `busy`. Once the search is over, only candidates in `must`.
         """
         due = [candidate for candidate in window if not self.clock.search_over or candidate.key in must]
         chosen: int | None = 0 if due else None
@@ -234,8 +234,8 @@ class _Run:
         return due[chosen]
 
     def _refill(self, window: deque[Candidate], search: Search, compile_queue: CompileQueue, depth: int, *, settle: bool) -> bool:
-        """Begin more candidates, up to `depth` at a time; False where there is no time for any. Where there is none to compile, those
-        are left that are compiled already.
+        """Start more candidates, up to `depth` at a time; False if there is no time for any. If there is no time to compile, only
+        candidates that are already compiled.
         """
         if self.clock.search_over and not search.first:
             return False
@@ -260,10 +260,10 @@ class _Run:
         return fresh > 0 or bool(candidates)
 
     def _compiled(self, candidate: Candidate, search: Search, compile_queue: CompileQueue) -> Artifact | None:
-        """The candidate's artifact; None where there is none: that it does not compile is recorded."""
+        """The candidate's artifact; None if it does not compile, which is recorded."""
         try:
             return compile_queue.artifact(candidate.schedule)
-        except (ToolchainMissing, CompilerCrash) as error:  # it can be compiled another day or elsewhere: nothing is remembered of it
+        except (ToolchainMissing, CompilerCrash) as error:  # another time or machine may compile it: not recorded
             self.trial_stores[candidate.backend, candidate.workload.key].release(candidate.schedule)
             search.take(Record(candidate, "unsupported", detail=str(error)))
             return None
@@ -283,7 +283,7 @@ class _Run:
     # --- final -------------------------------------------------------------------------------------------------------
 
     def _stores(self) -> list[Store]:
-        """Where winners are looked for: the run's own store first, each once."""
+        """The stores in which winners are searched: the run's own store first, each once."""
         return list({store.root: store for store in (self.store, *stores())}.values())
 
     def _present(self) -> dict[str, Schedule]:
@@ -298,20 +298,20 @@ class _Run:
         return {}
 
     def _launches(self, one: Found) -> list[tuple[Workload, Schedule]]:
-        """What an entry of this run's key launches at each workload; nothing for any other."""
+        """The launches of an entry by workload; empty for an entry with another key."""
         entry = one.entry
         if entry is None or entry.key != self.key:
             return []
         return [(launch.workload, entry.schedule(launch)) for launch in entry.launches]
 
     def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
-        """Defaults of every back end and the present winner, at every workload: measured first, and always finalists."""
+        """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
         candidates = [Candidate(c.default, work) for c in self.found for work in self.spec.workloads]
         candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(candidates))
 
     def _seeds(self, keep: Sequence[Candidate]) -> list[Candidate]:
-        """What is measured first."""
+        """The candidates that are measured first."""
         more = [] if self.fresh else warm_starts(self.spec, self.target, self.found, self._stores())
         return list(dict.fromkeys([*keep, *more]))
 
@@ -324,7 +324,7 @@ class _Run:
             compile_queue.start(candidate.schedule)
         if runner.exclusive:
             compile_queue.wait_idle()
-        self.tell("finalists", f"{len(candidates)} finalists take turns")
+        self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
         entrants = [(candidate, compile_queue.artifact(candidate.schedule)) for candidate in candidates]
         left = self.clock.left
         records = self._again(runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants), runner, present)
@@ -334,15 +334,15 @@ class _Run:
     def _again(
         self, records: Sequence[Record], artifacts: Mapping[Candidate, Artifact], runner: Runner, present: Mapping[str, Schedule]
     ) -> list[Record]:
-        """The final's records; with more turns of all finalists of a workload where it is unclear who wins, and time is left."""
+        """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
         works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, runner.compare)}
         candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
         left = self.clock.left
         if not candidates or (left is not None and left < runner.shortest_final(len(candidates))):
             return list(records)
-        self.tell("finalists", f"{len(candidates)} take more turns")
+        self.tell("finalists", f"{len(candidates)} finalists are timed again")
         more: dict[Candidate, Record] = {}
-        with suppress(KeyboardInterrupt):  # the final was a whole one
+        with suppress(KeyboardInterrupt):  # the final is complete without them
             more = {
                 record.candidate: record for record in runner.final([(candidate, artifacts[candidate]) for candidate in candidates], left)
             }
@@ -387,7 +387,7 @@ class _Run:
     # --- progress ----------------------------------------------------------------------------------------------------
 
     def tell(self, phase: Phase, note: str) -> None:
-        """Show the state of the run to whoever watches."""
+        """Report the state of the run to the caller's `progress`."""
         best: dict[str, Best] = {}
         defaults = {r.candidate.workload.key: r.cost for r in self.records() if r.ok and r.candidate.schedule.id == self.default.id}
         for record in self.records():

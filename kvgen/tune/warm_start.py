@@ -19,17 +19,17 @@ MOST = 8
 
 
 def warm_starts(spec: KernelSpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
-    """Launches that tuned entries for the target have, over the default's layout of their back end, where its space holds them.
+    """Launches of tuned entries for the target, combined with the default layout of their back end, if its space contains them.
 
-    Those of the most similar formats and workloads come first, one for every workload before a second for any.
+    Those of the most similar formats and workloads come first; every workload gets one before any gets a second.
     """
-    entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _counts(one.entry, target)]
+    entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _is_tuned_for(one.entry, target)]
     columns = [_nearest(spec, work, contender, entries) for work in spec.workloads for contender in found]
     ranks = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST))
     return list(dict.fromkeys(candidate for row in ranks for candidate in row))
 
 
-def _counts(entry: Entry, target: Target) -> bool:
+def _is_tuned_for(entry: Entry, target: Target) -> bool:
     return entry.arch == target and bool(entry.provenance.get("tuned"))
 
 
@@ -51,11 +51,11 @@ def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[
 
 
 def _apart(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
-    """How far two workloads of two formats are apart: the distance of their coordinates, and doublings of the bits of a token."""
+    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token."""
     bits = [one.attention.head_dim * (one.key.bits + one.value.bits) for one in (spec, other)]
     return apart(_coordinates(spec, work), _coordinates(other, there)) + abs(math.log2(bits[0] / bits[1]))
 
 
 def _coordinates(spec: KernelSpec, work: Workload) -> Coordinates:
-    """Every KV head of every sequence is work of its own, and its rows are the query tokens of all heads that share it."""
+    """Coordinates that count KV heads as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable."""
     return coordinates(work.batch * spec.attention.kv_heads, work.kv_len, work.q_len * spec.attention.group)
