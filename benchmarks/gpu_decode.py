@@ -25,7 +25,7 @@ from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_o
 from kvgen.errors import CompileError, KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Schedule
-from kvgen.measure import yardstick
+from kvgen.measure import read_roofline
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.pool import build_many
 
@@ -74,7 +74,7 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
     """One task per spec and layout, with the modules that compiled."""
     started, store = time.monotonic(), ArtifactCache()
     ptx = options.ptx is not None
-    read = yardstick.artifact("sm90", store)
+    read = read_roofline.artifact("sm90", store)
     kept = []
     for spec, schedule in dict.fromkeys(points):
         problems = backend.space(spec, target).check(schedule)

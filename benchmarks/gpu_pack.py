@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.backends import get_backend
-from kvgen.measure import yardstick
+from kvgen.measure import read_roofline
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
 from kvgen.runtime.launch import Variant
@@ -31,7 +31,7 @@ from kvgen.runtime.module import load, load_library
 from kvgen.spec import Workload
 from kvgen.toolchain import build
 
-PIECE = yardstick.PIECE
+PIECE = read_roofline.PIECE
 COLD_BYTES = 192 << 20
 
 
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("specs")
     parser.add_argument("workloads", nargs="?", default="8x32768,1x131072,32x2048,1x4096")
     options = parser.parse_args()
-    copy = load_library(yardstick.artifact("sm90").path).get_function("copy")
+    copy = load_library(read_roofline.artifact("sm90").path).get_function("copy")
     rows = []
     print(f"{'spec':20} {'workload':>12} {'µs':>9} {'TB/s':>6} {'copy µs':>9} {'fraction':>8}")
     for words in options.specs.split(","):

@@ -24,7 +24,7 @@ from benchmarks.gpu_results import write_rows
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.cli.bench import facts
 from kvgen.lower.backends import get_backend
-from kvgen.measure import yardstick
+from kvgen.measure import read_roofline
 from kvgen.measure.job import TimingPolicy
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.sequences import OverflowFlag
@@ -49,7 +49,7 @@ def main() -> None:
     backend = get_backend("cuda")
     (schedule,) = schedules_of(options.schedule, backend, spec, "sm90")
     module = load(build(backend.lower(spec, schedule, "sm90")).path)
-    yardstick.yardstick("sm90")
+    read_roofline.read_roofline("sm90")
     rows = [row for batch in BATCHES for row in bookkeeping(module, batch, options.rounds)]
     rows += [row for word in EQUAL for row in schedulers(spec, module, backend.layout(spec, schedule.layout), word, options.rounds)]
     for row in rows:
@@ -91,7 +91,7 @@ def schedulers(spec: KernelSpec, module: Module, layout: Any, word: str, rounds:
         for name, graph in graphs.items():
             samples[name].append(timed(*graph))
         if number % 3 == 0:
-            reads += yardstick.yardstick("sm90").samples(caches.bytes, POLICY)
+            reads += read_roofline.read_roofline("sm90").samples(caches.bytes, POLICY)
     return [
         {"kernel": f"attend, {name}", "workload": word, "us": round(median(us), 2), "read_fraction": round(median(reads) / median(us), 4)}
         for name, us in samples.items()

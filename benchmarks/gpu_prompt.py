@@ -34,7 +34,7 @@ from kvgen.lower.backends import get_backend
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.attention import attend as reference
 from kvgen.reference.tolerance import relative_l2
-from kvgen.runtime import prompt
+from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -101,7 +101,7 @@ def problem(variant: Variant, work: Workload) -> Problem:
     def normal(tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(work.batch, tokens, heads, a.head_dim, generator=random, device="cuda").to(variant.dtype)
 
-    cache = variant.new_cache(work.batch, work.kv_len + ROUNDS * prompt.PLANNED, "cuda")
+    cache = variant.new_cache(work.batch, work.kv_len + ROUNDS * extend.PLANNED, "cuda")
     variant.prefill(cache, normal(length, a.kv_heads), normal(length, a.kv_heads))
     return Problem(variant, cache, normal(work.q_len, a.q_heads), work)
 
@@ -155,14 +155,14 @@ def measure(words: str, p: Problem) -> list[dict[str, Any]]:
 
 def captured(p: Problem, out: torch.Tensor) -> None:
     """`attend` as it is while a graph is captured: flash attention does everything."""
-    step, prompt.PREFIX_STEP = prompt.PREFIX_STEP, 1 << 30
+    step, extend.PREFIX_STEP = extend.PREFIX_STEP, 1 << 30
     p.variant.attend(p.q, p.cache, out=out)
-    prompt.PREFIX_STEP = step
+    extend.PREFIX_STEP = step
 
 
 def new_length(p: Problem, out: torch.Tensor) -> float:
     """µs of `attend` where the cache is longer than ever before, by as little as cuDNN is asked to plan for."""
-    tokens = torch.randn(p.work.batch, prompt.PLANNED, p.variant.spec.attention.kv_heads, p.q.shape[3], device="cuda").to(p.q.dtype)
+    tokens = torch.randn(p.work.batch, extend.PLANNED, p.variant.spec.attention.kv_heads, p.q.shape[3], device="cuda").to(p.q.dtype)
     found = []
     for _ in range(ROUNDS):
         p.variant.prefill(p.cache, tokens, tokens)

@@ -1,4 +1,4 @@
-"""Every way to read on this GPU, by size, with launches one after the other and overlapping: what the yardstick is, and what it is not.
+"""Every way to read on this GPU, by size, with launches one after the other and overlapping: what the read roofline is, and what it is not.
 
     python benchmarks/gpu_reads.py [MB,MB,...]
 
@@ -15,7 +15,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvgen.measure.yardstick import OVERLAPPING, READS, Yardstick, artifact
+from kvgen.measure.read_roofline import OVERLAPPING, READS, ReadRoofline, artifact
 
 SIZES = "9,34,68,137,275,550"
 
@@ -26,7 +26,7 @@ def main() -> int:
     print("MB".ljust(8), *[name.rjust(22) for name in READS + OVERLAPPING])
     for megabytes in map(float, (sys.argv[1] if len(sys.argv) > 1 else SIZES).split(",")):
         nbytes = int(megabytes * 1e6)
-        took = {name: median(Yardstick(path, "cuda", (name,)).samples(nbytes)) for name in READS + OVERLAPPING}
+        took = {name: median(ReadRoofline(path, "cuda", (name,)).samples(nbytes)) for name in READS + OVERLAPPING}
         rows[nbytes] = took
         print(f"{megabytes:<8g}", *[f"{us:.2f} us {nbytes / us / 1e6:.3f} TB/s".rjust(22) for us in took.values()], flush=True)
     out = Path(os.environ.get("OUT") or Path(__file__).parent / "results")

@@ -40,7 +40,7 @@ from kvgen.errors import CompileError, KvgenError, UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
-from kvgen.measure import yardstick
+from kvgen.measure import read_roofline
 from kvgen.measure.bytes import half_full
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
@@ -114,7 +114,7 @@ def compile_all(tasks: Sequence[Task]) -> None:
     """Fill the shapes' modules; what cannot be built is told."""
     store = ArtifactCache()
     sources = list(dict.fromkeys(source for _, _, source in tasks))
-    yardstick.artifact(TARGET, store)
+    read_roofline.artifact(TARGET, store)
     for index, artifact in build_many(sources, len(os.sched_getaffinity(0)), store):
         for shape, schedule, source in tasks:
             if source != sources[index]:
@@ -157,7 +157,7 @@ def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
             samples.append(timed(*graph))
         if number % 3 == 0:
             for nbytes in reads:
-                reads[nbytes] += yardstick.yardstick(TARGET).samples(nbytes, POLICY)
+                reads[nbytes] += read_roofline.read_roofline(TARGET).samples(nbytes, POLICY)
     best: dict[str, Row] = {}
     for module, caches, error, _, samples in sorted(entrants, key=lambda one: median(one[4])):
         schedule, us, read = module["schedule"], median(samples), median(reads[caches.bytes])

@@ -107,7 +107,7 @@ def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target)
     if words == "default":
         return [base]
     if words.startswith("space"):
-        points = list(backend.space(spec, target).points())
+        points = list(backend.space(spec, target).schedules())
         return random.Random(0).sample(points, min(int(words[5:] or len(points)), len(points)))
     layout, launch = dict(base.layout), dict(base.launch)
     for word in words.split("."):

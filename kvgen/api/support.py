@@ -8,7 +8,7 @@ from typing import Any, get_args
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import NAMES, get_backend
 from kvgen.lower.base import Backend, Target
-from kvgen.lower.prompts import prompt_refusal
+from kvgen.lower.extend import extend_refusal
 from kvgen.spec import KernelSpec, load_spec
 
 _HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -31,7 +31,7 @@ def _both(**quant: Any) -> dict[str, Any]:
     return _with(key=quant, value=quant)
 
 
-PROMPTS = "prompts over a cache (more query tokens than q_len)"
+EXTEND = "extend attention (more query tokens than q_len)"
 """Where a spec is supported, this is another matter: a GPU's kernels are for decoding."""
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_dim 256": _with({"head_dim": 256}),
     "multi-head (no sharing of K and V)": _with({"kv_heads": 32}),
     "several query tokens (q_len 4)": _with({"q_len": 4}),
-    PROMPTS: _with(),
+    EXTEND: _with(),
     "paged cache": _with(cache={"layout": "paged", "page": 128}),
     "sliding window": _with({"window": 1024}),
     "soft cap": _with({"softcap": 50.0}),
@@ -82,7 +82,7 @@ def support() -> dict[str, dict[str, str | None]]:
 
 def _refusal(feature: str, backend: Backend, target: Target) -> str | None:
     spec = feature_spec(feature, target)
-    return backend.unsupported(spec, target) or (prompt_refusal(spec, target) if feature == PROMPTS else None)
+    return backend.unsupported(spec, target) or (extend_refusal(spec, target) if feature == EXTEND else None)
 
 
 def support_table() -> str:

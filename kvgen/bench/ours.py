@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvgen.api.kernel import Kernel
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
-from kvgen.measure.bench import Bench
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.tolerance import relative_l2
 from kvgen.runtime.launch import DTYPES
@@ -25,12 +25,12 @@ class Ours:
         """See `Provider`."""
         variant = self.kernel.variant(case.workload)
         launch = self.kernel.launch(case.workload)
-        bench = Bench(variant, case.workload, case.device)
+        inputs = WorkloadInputs(variant, case.workload, case.device)
 
         def sample(policy: TimingPolicy) -> tuple[float, ...]:
-            return bench.time(variant, policy)
+            return inputs.time(variant, policy)
 
-        return Entrant(sample, bench.nbytes, lambda: self._error(case), launch.backend if launch else "")
+        return Entrant(sample, inputs.nbytes, lambda: self._error(case), launch.backend if launch else "")
 
     def _error(self, case: Case) -> float:
         """Against attention over the cache as the kernel reads it: packed blocks dequantized, the rest as given."""

@@ -1,4 +1,4 @@
-"""Comparisons: everybody takes turns in one process, with the same threads, beside a pure read of the same bytes."""
+"""Comparisons: all providers are timed A B C A B C … in one process, with the same threads, beside the read roofline of the same bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass
-class _Turns:
+class _Series:
     """An entrant's samples so far."""
 
     provider: Provider
@@ -92,28 +92,28 @@ def compare(
     rows: list[Row] = []
     for workload in workloads:
         case = Case(spec, workload, target, length(workload))
-        turns: list[_Turns] = []
+        series: list[_Series] = []
         for provider in providers:
             try:
-                turns.append(_Turns(provider, provider.prepare(case)))
+                series.append(_Series(provider, provider.prepare(case)))
             except UnsupportedError as error:  # noqa: PERF203 - the others go on
                 told(f"{workload.key}: {error}")
             except ToolchainMissing as error:
                 if str(error) not in missing:
                     missing.add(str(error))
                     told(str(error))
-        _take_turns(turns, target, policy, rounds)
-        rows += [_row(case, one) for one in turns]
+        _interleave(series, target, policy, rounds)
+        rows += [_row(case, one) for one in series]
     return rows
 
 
-def _take_turns(turns: Sequence[_Turns], target: Target, policy: TimingPolicy, rounds: int) -> None:
+def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy, rounds: int) -> None:
     import time
 
-    from kvgen.measure.yardstick import read_us
+    from kvgen.measure.read_roofline import read_us
 
     for number in range(rounds):
-        for one in turns:
+        for one in series:
             if number and one.spent > SLOW_SECONDS:
                 continue
             started = time.monotonic()
@@ -123,7 +123,7 @@ def _take_turns(turns: Sequence[_Turns], target: Target, policy: TimingPolicy, r
                 one.reads.append(read_us(target, one.entrant.nbytes, policy))
 
 
-def _row(case: Case, one: _Turns) -> Row:
+def _row(case: Case, one: _Series) -> Row:
     return Row(
         one.provider.name,
         one.entrant.backend or one.provider.backend,

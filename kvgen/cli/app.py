@@ -23,9 +23,9 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from kvgen.cli import bench, build, carry, check, doctor, migrate, registry, report, space, specs
+    from kvgen.cli import archive, bench, build, check, doctor, migrate, registry, report, space, specs
 
-    for module in (build, registry, bench, space, doctor, check, report, carry, migrate, specs):
+    for module in (build, registry, bench, space, doctor, check, report, archive, migrate, specs):
         module.register(app)
 
 

@@ -24,17 +24,20 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     spec_name: SpecName,
-    against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name holds this.")] = None,
-    alone: Annotated[bool, typer.Option("--alone", help="Against nobody: the pure read only.")] = False,
+    against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name contains this.")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Compare with the read roofline only.")] = False,
     arch: Arch = None,
     workload: Workloads = None,
     decode: Annotated[bool, typer.Option("--decode", help="Time decode (append, attend, flush) instead of attend.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that everybody takes.")] = 15,
-    sustained: Annotated[float, typer.Option("--sustained", metavar="S", min=0, help="Keep a GPU busy before each turn.")] = 0.0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds: one sample of each provider per round.")] = 15,
+    sustained: Annotated[
+        float,
+        typer.Option("--sustained", metavar="S", min=0, help="Keep the GPU busy for S seconds before each sample (sustained timing)."),
+    ] = 0.0,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare in one run, taking turns: our kernel, torch's attention over an unquantized cache, and a pure read."""
+    """Compare our kernel with torch and FlashInfer over an unquantized cache, and with the read roofline: A B C A B C …, in one run."""
     pin_threads()
     from kvgen.spec.target import resolve
 
@@ -109,7 +112,7 @@ def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list
     chosen = [provider for provider in every if any(name in f"{provider.name} {provider.backend}" for name in names)]
     if not chosen:
         known = ", ".join(f"{provider.name} {provider.backend}" for provider in every)
-        raise typer.BadParameter(f"nobody is called {' or '.join(names)}; there are: {known}")
+        raise typer.BadParameter(f"no provider is called {' or '.join(names)}; there are: {known}")
     return chosen
 
 

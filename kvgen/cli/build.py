@@ -51,7 +51,7 @@ def build(
     every: Annotated[bool, typer.Option("--all-schedules", help="Search what the space's hints leave out, too.")] = False,
     compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="With --compile-only: compiler processes.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering points.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering schedules.")] = None,
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C keeps the best so far; a later run goes on from there."""
@@ -154,7 +154,7 @@ def show(result: TuningResult) -> None:
     """The winner beside the default and the runner-up, and what failed."""
     entry = result.entry
     print_launches(f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}", entry)
-    show_failures([(r.kind, str(r.point), r.detail) for r in result.failures])
+    show_failures([(r.kind, str(r.candidate), r.detail) for r in result.failures])
     for refusal in result.refusals:
         typer.echo(refusal)
     how = "interrupted; best so far" if result.interrupted else result.why
@@ -163,16 +163,16 @@ def show(result: TuningResult) -> None:
 
 
 def show_failures(failures: list[tuple[str, str, str]]) -> None:
-    """(kind, point, detail) of what failed; the first few of each kind."""
+    """(kind, candidate, detail) of what failed; the first few of each kind."""
     if not failures:
         return
     shown: list[tuple[str, str, str]] = []
     for kind in dict.fromkeys(kind for kind, _, _ in failures):
         same = [item for item in failures if item[0] == kind]
-        shown += [(kind, point, _first_line(detail)) for _, point, detail in same[:FAILURES_SHOWN]]
+        shown += [(kind, candidate, _first_line(detail)) for _, candidate, detail in same[:FAILURES_SHOWN]]
         if len(same) > FAILURES_SHOWN:
             shown.append((kind, f"and {len(same) - FAILURES_SHOWN} more", ""))
-    print_table(f"{len(failures)} failed", ["kind", "point", "detail"], shown)
+    print_table(f"{len(failures)} failed", ["kind", "candidate", "detail"], shown)
 
 
 def _first_line(text: str) -> str:
@@ -196,9 +196,9 @@ def _compile(specs: list[KernelSpec], backend: list[str] | None, jobs: int | Non
 
 
 def _show_compiled(report: CompileReport) -> None:
-    rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in report.points]
+    rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in report.outcomes]
     print_table(
-        f"{report.spec.name}: {len(report.points)} points for {report.target}, {report.seconds:.0f} s",
+        f"{report.spec.name}: {len(report.outcomes)} schedules for {report.target}, {report.seconds:.0f} s",
         ["outcome", "schedule", "registers", "spills B", "static smem B"],
         rows,
         right=["registers", "spills B", "static smem B"],

@@ -26,8 +26,8 @@ def register(app: typer.Typer) -> None:
 
 def space(
     spec_name: SpecName,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell which points are not searched, and why.")] = False,
-    points: Annotated[bool, typer.Option("--points", help="List every point.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell which schedules are not searched, and why.")] = False,
+    schedules: Annotated[bool, typer.Option("--schedules", help="List every schedule.")] = False,
     arch: Arch = None,
     backend: BackendNames = None,
     as_json: Json = False,
@@ -46,7 +46,7 @@ def space(
         if reason:
             refusals.append(UnsupportedError(chosen.name, reason))
             continue
-        found.append(_describe(spec, chosen, target, explain=explain, points=points))
+        found.append(_describe(spec, chosen, target, explain=explain, schedules=schedules))
     if not found:
         from kvgen.tune.plan import no_backend
 
@@ -60,17 +60,17 @@ def space(
         typer.echo(str(error))
 
 
-def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bool, points: bool) -> dict[str, Any]:
+def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
     space = backend.space(spec, target)
-    layouts = space.layout_points()
+    layouts = space.layouts()
     data = {
         **space.to_json(),
         "default": backend.default(spec, target).to_json(),
         "layouts": len(layouts),
-        "launches": {work.key: sum(len(space.launch_points(layout, work)) for layout in layouts) for work in spec.workloads},
+        "launches": {work.key: sum(len(space.launches(layout, work)) for layout in layouts) for work in spec.workloads},
     }
-    if points:
-        data["points"] = [schedule.to_json() for schedule in space.points()]
+    if schedules:
+        data["schedules"] = [schedule.to_json() for schedule in space.schedules()]
     if explain:
         data["excluded"] = _grouped(space.excluded())
         data["unsearched"] = _grouped(space.unsearched())
@@ -78,31 +78,31 @@ def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bo
 
 
 def _grouped(found: Iterable[tuple[Params, list[str]]]) -> list[dict[str, Any]]:
-    """Reasons with how many points each is told of, and a few of them."""
+    """Each reason, the number of schedules that it excludes, and a few of them."""
     counts: Counter[str] = Counter()
     examples: dict[str, list[dict[str, Any]]] = {}
-    for point, reasons in found:
+    for params, reasons in found:
         for reason in reasons:
             counts[reason] += 1
             if len(examples.setdefault(reason, [])) < EXAMPLES:
-                examples[reason].append(dict(point))
-    return [{"reason": reason, "points": count, "examples": examples[reason]} for reason, count in counts.most_common()]
+                examples[reason].append(dict(params))
+    return [{"reason": reason, "schedules": count, "examples": examples[reason]} for reason, count in counts.most_common()]
 
 
 def _show(data: dict[str, Any]) -> None:
     rows = [(p["part"], p["name"], " ".join(map(str, p["values"])), p["doc"]) for p in data["parameters"]]
     sizes = ", ".join(f"{count} at {key}" for key, count in data["launches"].items())
-    title = f"{data['backend']}: {data['size']} of {data['raw_size']} points, {data['layouts']} layouts; schedules by workload: {sizes}"
+    title = f"{data['backend']}: {data['size']} of {data['raw_size']} schedules, {data['layouts']} layouts; by workload: {sizes}"
     print_table(title, ["part", "parameter", "values", "meaning"], rows)
     default = data["default"]
     typer.echo(f"default: {' '.join(f'{k}={v}' for part in ('layout', 'launch') for k, v in default[part].items())}\n")
-    for point in data.get("points", ()):
-        typer.echo(" ".join(f"{k}={v}" for part in ("layout", "launch") for k, v in point[part].items()))
+    for schedule in data.get("schedules", ()):
+        typer.echo(" ".join(f"{k}={v}" for part in ("layout", "launch") for k, v in schedule[part].items()))
     titles = {"excluded": "cannot be built", "unsearched": "can be built, not searched (build --all-schedules searches them)"}
     for name, title in titles.items():
         reasons = [
-            (str(item["points"]), item["reason"], " ".join(f"{k}={v}" for k, v in item["examples"][0].items()))
+            (str(item["schedules"]), item["reason"], " ".join(f"{k}={v}" for k, v in item["examples"][0].items()))
             for item in data.get(name, ())
         ]
         if reasons:
-            print_table(title, ["points", "because", "for example"], reasons, right=["points"])
+            print_table(title, ["schedules", "because", "for example"], reasons, right=["schedules"])

@@ -13,16 +13,16 @@ from weakref import WeakValueDictionary
 import torch
 
 from kvgen.api.kernel import Kernel
-from kvgen.runtime import checks, prompt
+from kvgen.runtime import checks, extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
-from kvgen.runtime.sequences import OverflowFlag, Turns
+from kvgen.runtime.sequences import CallOrder, OverflowFlag
 from kvgen.spec import Workload
 
 _modules: dict[str, Module] = {}
-_turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
+_call_orders: WeakValueDictionary[int, CallOrder] = WeakValueDictionary()
 """The turns of caches that an Attention of this process is bound to, by the address of their blocks."""
-_unbound: dict[int, Turns] = {}
+_unbound: dict[int, CallOrder] = {}
 """Those of caches that only a graph from another process knows."""
 
 
@@ -34,15 +34,15 @@ def _module(path: str) -> Module:
 
 
 @contextmanager
-def _turn(packed: torch.Tensor) -> Iterator[None]:
+def _in_order(packed: torch.Tensor) -> Iterator[None]:
     """The turn of a call over the cache that has these blocks, among calls of operators and of kernels."""
     place = packed.data_ptr()
-    turns = _turns.get(place)
-    if turns is None:
-        turns = _unbound.setdefault(place, Turns())
-    with turns.lock:
+    call_order = _call_orders.get(place)
+    if call_order is None:
+        call_order = _unbound.setdefault(place, CallOrder())
+    with call_order.lock:
         if packed.is_cuda:
-            turns.follow(packed.device.index)
+            call_order.follow(packed.device.index)
         yield
 
 
@@ -93,9 +93,9 @@ def attend(
     """
     out, lse = _outputs(q)
     cache = (packed, k_residual, v_residual, lengths, block_table, None)
-    with _turn(packed):
+    with _in_order(packed):
         if q.shape[1] > most_q:
-            prompt.run(_module(module), cache, prompt.Call(q, None, out, lse, scale, max_len, max_len, 0))
+            extend.run(_module(module), cache, extend.Call(q, None, out, lse, scale, max_len, max_len, 0))
         else:
             plan = _plan(_module(module), q, lengths, max_len, None)
             _module(module).attend(q, *cache, out, lse, workspace, plan, scale, max_len)
@@ -121,11 +121,11 @@ def decode(
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
     out, lse = _outputs(q)
     cache = (packed, k_residual, v_residual, lengths, block_table, None)
-    with _turn(packed):
+    with _in_order(packed):
         flag = _overflow(q.is_cuda)
         flag.check()
         if q.shape[1] > most_q:
-            prompt.run(_module(module), cache, prompt.Call(q, (k_new, v_new), out, lse, scale, max_len, max_len, flag.address))
+            extend.run(_module(module), cache, extend.Call(q, (k_new, v_new), out, lse, scale, max_len, max_len, flag.address))
         else:
             plan = _plan(_module(module), q, lengths, max_len, flag)
             _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, plan, scale, max_len, max_len, flag.address, 1)
@@ -164,7 +164,7 @@ class Attention(torch.nn.Module):
         for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.prepare(cache)}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(variant.module.path)
-        self.turns = _turns[cache.packed.data_ptr()] = cache.turns
+        self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
         self.scale = variant.scale if scale is None else checks.scale(scale, variant.spec.attention.softcap)
         self.max_len = cache.max_len
         self.most_q = variant.spec.attention.q_len

@@ -58,7 +58,7 @@ class Backend(Protocol):
         ...
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """A safe point of the space, right for every workload."""
+        """A safe schedule of the space, right for every workload."""
         ...
 
     def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:

@@ -60,7 +60,7 @@ class Params(Mapping[str, Value]):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One point of a back end's search space."""
+    """One member of a back end's search space."""
 
     backend: str
     layout: Params

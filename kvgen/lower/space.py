@@ -4,8 +4,8 @@ A file has a `layout` and a `launch` part (name -> values and doc), a list of co
 expressions over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
 `q_len`). They are judged as soon as everything they mention is known, and once per combination of what they mention.
 
-A constraint says what cannot be lowered or run: `check` tells of it. A hint says what did not pay where it was measured: points
-that satisfy all constraints and all hints are what a search tries, and any other point that the constraints allow can be built.
+A constraint says what cannot be lowered or run: `check` tells of it. A hint says what did not pay where it was measured: schedules
+that satisfy all constraints and all hints are what a search tries, and any other schedule that the constraints allow can be built.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a point must (or, as a hint, should) satisfy, and what to tell of a point that does not. `reason` may name values in
+    """What a schedule must (or, as a hint, should) satisfy, and what to tell of a schedule that does not. `reason` may name values in
     {braces}.
     """
 
@@ -54,7 +54,7 @@ class Constraint:
 
 
 class SearchSpace:
-    """The points of one back end for one spec and target; iteration order is that of the file."""
+    """The schedules of one back end for one spec and target; iteration order is that of the file."""
 
     def __init__(
         self,
@@ -110,33 +110,33 @@ class SearchSpace:
         """The space of all that can be built."""
         return SearchSpace(self.backend, self.parameters, self.constraints, self.facts, self.workloads)
 
-    # --- points ----------------------------------------------------------------------------------------------------
+    # --- schedules -------------------------------------------------------------------------------------------------
 
-    def layout_points(self) -> list[Params]:
+    def layouts(self) -> list[Params]:
         """Every layout part that neither a constraint nor a hint on layout parameters alone excludes."""
         return list(self._walk("layout", {}, self._all["layout"]))
 
-    def launch_points(self, layout: Params, workload: Workload) -> list[Params]:
+    def launches(self, layout: Params, workload: Workload) -> list[Params]:
         """Every launch part that is worth trying with the layout for the workload."""
         fixed = {**layout, **_workload_names(workload)}
         return list(self._walk("launch", fixed, self._all["launch"] + self._all["workload"]))
 
-    def points(self) -> Iterator[Schedule]:
+    def schedules(self) -> Iterator[Schedule]:
         """Every schedule that is worth trying for at least one of the space's workloads."""
-        for layout in self.layout_points():
-            lists = [self.launch_points(layout, work) for work in self.workloads]
+        for layout in self.layouts():
+            lists = [self.launches(layout, work) for work in self.workloads]
             allowed = dict.fromkeys(itertools.chain.from_iterable(lists))
             ordered = lists[0] if len(lists) == 1 else [launch for launch in self._raw_launches if launch in allowed]
             yield from (Schedule(self.backend, layout, launch) for launch in ordered)
 
     def excluded(self) -> Iterator[tuple[Params, list[str]]]:
-        """What cannot be built and why: layout parts by themselves, then whole points of the other layouts."""
+        """What cannot be built and why: layout parts by themselves, then whole schedules of the other layouts."""
         return self._outside(self._required)
 
     def unsearched(self) -> Iterator[tuple[Params, list[str]]]:
         """What can be built and is not searched, and the hints that say why, in the same order."""
-        excluded = {point for point, _ in self.excluded()}
-        return ((point, reasons) for point, reasons in self._outside(self._all) if point not in excluded)
+        excluded = {params for params, _ in self.excluded()}
+        return ((params, reasons) for params, reasons in self._outside(self._all) if params not in excluded)
 
     def _outside(self, stages: Mapping[str, list[int]]) -> Iterator[tuple[Params, list[str]]]:
         for layout in self._raw_layouts:
@@ -152,7 +152,7 @@ class SearchSpace:
         return self._problems(schedule, workload, self._required)
 
     def doubts(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
-        """Why a search does not try a schedule: what `check` says, then the hints against it. Empty for a point of the space."""
+        """Why a search does not try a schedule: what `check` says, then the hints against it. Empty for a schedule of the space."""
         return self._problems(schedule, workload, self._all)
 
     def _problems(self, schedule: Schedule, workload: Workload | None, stages: Mapping[str, list[int]]) -> list[str]:
@@ -161,15 +161,15 @@ class SearchSpace:
         problems = self._name_problems(schedule)
         if problems:
             return problems
-        point: dict[str, Value] = {**schedule.layout, **schedule.launch}
-        reasons = self._reasons(point, stages["layout"] + stages["launch"])
+        params: dict[str, Value] = {**schedule.layout, **schedule.launch}
+        reasons = self._reasons(params, stages["layout"] + stages["launch"])
         if workload is not None:
-            reasons += self._reasons({**point, **_workload_names(workload)}, stages["workload"])
+            reasons += self._reasons({**params, **_workload_names(workload)}, stages["workload"])
         return reasons
 
     @property
     def raw_size(self) -> int:
-        """Points before constraints."""
+        """Schedules before constraints."""
         size = 1
         for parameter in self.parameters:
             size *= len(parameter.values)
@@ -177,8 +177,8 @@ class SearchSpace:
 
     @cached_property
     def size(self) -> int:
-        """Points that constraints and hints leave."""
-        return sum(1 for _ in self.points())
+        """Schedules that constraints and hints leave."""
+        return sum(1 for _ in self.schedules())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: parameters, constraints, hints, facts that are values, sizes."""
@@ -231,7 +231,7 @@ class SearchSpace:
         return [Params(dict(zip(self._names[part], values, strict=True))) for values in itertools.product(*(p.values for p in chosen))]
 
     def _walk(self, part: Part, fixed: Mapping[str, Value], checks: Iterable[int]) -> Iterator[Params]:
-        """The allowed points of a part in file order; a constraint is judged once the last parameter that it mentions is chosen."""
+        """The allowed values of one part in file order; a constraint is judged once the last parameter that it mentions is chosen."""
         chosen = [p for p in self.parameters if p.part == part]
         due: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
         for index in checks:
@@ -256,11 +256,11 @@ class SearchSpace:
 
     def _launch_reasons(self, layout: Params, launch: Params, stages: Mapping[str, list[int]]) -> list[str]:
         """Why no workload allows the launch; if they differ, in the words of the first workload."""
-        point: dict[str, Value] = {**layout, **launch}
-        static = self._reasons(point, stages["launch"])
+        params: dict[str, Value] = {**layout, **launch}
+        static = self._reasons(params, stages["launch"])
         first: list[str] | None = None
         for work in self.workloads:
-            reasons = self._reasons({**point, **_workload_names(work)}, stages["workload"])
+            reasons = self._reasons({**params, **_workload_names(work)}, stages["workload"])
             if not reasons:
                 return static
             first = reasons if first is None else first

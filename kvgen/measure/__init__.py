@@ -1,1 +1,1 @@
-"""Run a variant in a cage: is it right, and how fast."""
+"""Verify and time compiled modules in worker processes that may be killed."""

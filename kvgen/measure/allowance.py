@@ -1,12 +1,12 @@
 """How much host memory a candidate may allocate, counted only while its own code runs.
 
-The process of a candidate also holds memory that is kvgen's: caches, inputs, reference results, read buffers. So the limit binds inside
-`with allowance:` alone, around the candidate's code. There RLIMIT_DATA is what is mapped already plus what is left of the allowance, so
-that allocations beyond it fail; what the candidate keeps when it returns is deducted, so that leaks of many calls add up. RLIMIT_DATA
-counts private writable memory. RLIMIT_AS would count what is only reserved, too: 64 MiB for the malloc arena of every thread.
+The process of a candidate also contains memory of kvgen: caches, inputs, reference results, read buffers. The limit therefore applies only
+inside `with allowance:`, around the candidate's code. There, RLIMIT_DATA is set to the memory that is already mapped plus the rest of the
+allowance, so an allocation beyond it fails. Memory that the candidate keeps when it returns is deducted, so leaks of many calls add up.
+RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count reservations: 64 MiB for the malloc arena of every thread.
 
-CUDA maps far more than it uses, so there RLIMIT_DATA stays, and the parent process, which is told of every stretch, watches resident
-memory (`kvgen.measure.watch`).
+CUDA maps far more memory than it uses. On a GPU RLIMIT_DATA is therefore not changed; instead the parent process, which is notified of
+every stretch of candidate code, watches resident memory (`kvgen.measure.watch`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kvgen.measure.memory import data_bytes, resident_bytes, threads
 from kvgen.runtime.module import Module
 
 Tell = Callable[["Stretch | None"], None]
-"""Told what the candidate may take when its code begins to run, and None when that ends."""
+"""Called with the candidate's stretch when its code begins to run, and with None when it ends."""
 Stretch = dict[str, int]
-"""`resident`: bytes when the candidate's code began to run; `left`: bytes that it may take on top of them."""
+"""`resident`: resident bytes when the candidate's code began to run; `left`: bytes that it may allocate beyond those."""
 UNLIMITED = resource.RLIM_INFINITY
 DEFAULT_STACK = 8 << 20
 ARENA = 1 << 20
-"""What malloc maps for a thread that allocates little."""
+"""Bytes that malloc maps for a thread that allocates little."""
 
 
 class Allowance:
-    """Host memory that one candidate may take; `with allowance:` goes around its code, and may be nested."""
+    """Host memory that one candidate may allocate. `with allowance:` encloses its code, and may be nested."""
 
     def __init__(self, nbytes: int | None = None, tell: Tell | None = None, *, bound: bool = True) -> None:
         """At most `nbytes` (None: no limit). `bound` sets RLIMIT_DATA; without it only `tell` learns of the limit."""
@@ -83,7 +83,7 @@ class Allowance:
         return call
 
     def _workspace(self, workspace_bytes: Callable[..., Any]) -> Callable[..., Any]:
-        """kvgen allocates workspaces, but the candidate says how large. A GPU's are not in host memory."""
+        """kvgen allocates workspaces, but the candidate determines their size. Workspaces on a GPU are not in host memory."""
 
         def call(*args: Any) -> Any:
             size = int(workspace_bytes(*args))
@@ -94,7 +94,7 @@ class Allowance:
         return call
 
     def _kept(self) -> int:
-        """What the stretch that ends now left allocated; negative where it freed what earlier ones left."""
+        """Bytes that the stretch that ends now left allocated; negative if it freed memory of earlier stretches."""
         if not self._bound:
             return resident_bytes() - self._resident
         return data_bytes() - self._data - max(0, threads() - self._threads) * _stack_bytes()
@@ -105,14 +105,14 @@ def _least(*limits: int) -> int:
 
 
 def _most_threads() -> int:
-    """Threads that a candidate and torch may start on this machine, each a pool of their own."""
+    """Threads that a candidate and torch may start on this machine: a pool each."""
     import torch
 
     return 2 * max(cores(), len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
 def _thread_bytes() -> int:
-    """What a thread maps without the candidate's doing. Stacks are not touched as a whole, so resident memory does not have them."""
+    """Bytes that each thread maps by itself. Most of a stack is never touched, so it does not count as resident memory."""
     return _stack_bytes() + ARENA
 
 

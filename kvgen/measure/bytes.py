@@ -1,4 +1,4 @@
-"""Bytes that one call must read: the measure of what a kernel could reach."""
+"""Bytes that one call must read, from which the read roofline follows."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def sequence_bytes(spec: KernelSpec, layout: PackedLayout, length: int) -> int:
 
 
 def half_full(layout: PackedLayout, kv_len: int) -> int:
-    """The length that stands for a workload: `kv_len` with a residual that is half full, what decoding meets on average."""
+    """The length at which a workload is timed: `kv_len`, adjusted to a half-full residual, which is the average while decoding."""
     return max(1, kv_len // layout.tokens * layout.tokens - layout.tokens // 2) if kv_len % layout.tokens == 0 else kv_len

@@ -1,7 +1,7 @@
-"""Is a variant right? Against the fp64 reference, on poisoned memory, call after call; the same on every device.
+"""Verifies a variant against the fp64 reference, on poisoned memory, with repeated calls, in the same way on every device.
 
-`Checker` lives through small lives of a cache (`scenario`, `steps`): everything a module exports. `reads.Reads` looks at long sequences and
-large batches, `timed.TimedCheck` at the caches that are timed. A worker does all three; `check` does too.
+`Checker` runs the life cycles of small caches (`scenario`, `steps`) and calls every function of a module. `reads.Reads` verifies long
+sequences and large batches, `timed.TimedCheck` the caches that are timed. A worker runs all three; so does `check`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.measure.bench import Bench
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import Output
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
@@ -25,26 +25,26 @@ from kvgen.spec import Workload
 
 SENTINEL = -77.0
 HEAD_GAP = {"cpu": 16, "cuda": 0}
-"""Elements between the heads of a token. GPU tests, not this, cover gaps there."""
+"""Elements between the heads of a token. Gaps there are covered by the GPU tests, not here."""
 
 
 def check(
     variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None, workloads: Sequence[Workload] = ()
 ) -> dict[str, float]:
-    """The worst errors of a variant, at the workloads too. Raises CheckError at the first wrong number."""
+    """The largest errors of a variant, at its workloads too. Raises CheckError at the first wrong number."""
     checker = Checker(variant, device, policy)
     checker.run()
     checker.reads.prepare()
     checker.reads.run()
     for workload in workloads:
-        timed = TimedCheck(Bench(variant, workload, device, cold=0), variant, checker.comparison)
+        timed = TimedCheck(WorkloadInputs(variant, workload, device, cold=0), variant, checker.comparison)
         timed.prepare()
         timed.run()
     return checker.comparison.accuracy
 
 
 class Checker:
-    """Verification of one variant; `again` repeats its last call, to see whether anything was overwritten meanwhile."""
+    """Verification of one variant. `again` repeats its last call, to detect whether memory was overwritten meanwhile."""
 
     def __init__(self, variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None) -> None:
         self.variant = variant
@@ -55,7 +55,7 @@ class Checker:
         self._last: tuple[KVCache, torch.Tensor, torch.Tensor] | None = None
 
     def run(self) -> None:
-        """All lives. Raises CheckError."""
+        """Run all life cycles. Raises CheckError."""
         for scenario in scenarios(self.variant.spec, self.variant.layout, self.policy, self.device.type):
             self._live(scenario)
         for steps in (PlannedSteps, StaticSteps):
@@ -63,7 +63,7 @@ class Checker:
         self._long_prefill()
 
     def again(self) -> None:
-        """Raises CheckError where the last call of `run` now gives other bits."""
+        """Raises CheckError if the last call of `run` now gives other bits."""
         if self._last is not None:
             cache, q, out = self._last
             got = self.variant.attend(q, cache, out=poisoned(out.shape, out.dtype, self.device))
@@ -86,7 +86,7 @@ class Checker:
         self._last = (cache, q, self.variant.attend(q, cache))
 
     def _long_prefill(self) -> None:
-        """Every block of a long prompt against the reference's."""
+        """Compare every block of a long prefill with the reference's."""
         k, v, codes = long_prefill(self.variant.spec, self.variant.layout, self.device.type)
         cache = self.variant.new_cache(1, k.shape[1], self.device)
         self.variant.prefill(cache, self._strided(k), self._strided(v))
@@ -99,7 +99,7 @@ class Checker:
             self.comparison.output(f"decode {number} of {scenario.name}{how}", *output, step.out, step.lse)
 
     def _replayed(self, scenario: Scenario, cache: KVCache) -> None:
-        """The steps as one CUDA graph, in which each launch begins while the one before still runs; then the cache as it was."""
+        """Run the steps as one CUDA graph, in which launches overlap; then restore the cache."""
         before = [x.clone() for x in cache.tensors[:4] if x is not None]
         bound = cache.bound
         calls = [
@@ -124,7 +124,7 @@ class Checker:
         cache.bound = bound
 
     def _poisoned_cache(self, scenario: Scenario) -> KVCache:
-        """A cache whose memory is all NaN, with its pages shuffled and holes between them."""
+        """A cache whose memory is all NaN, with shuffled pages and gaps between them."""
         page = self.variant.spec.cache.page
         table = pages = None
         if page is not None:
@@ -161,7 +161,7 @@ class Checker:
         return out, lse
 
     def _strided(self, x: torch.Tensor) -> torch.Tensor:
-        """The same numbers as a view into wider rows of NaN, as after a fused QKV projection, with gaps between the heads."""
+        """The same numbers as a view into wider rows of NaN, as after a fused QKV projection, with gaps between heads."""
         gap = HEAD_GAP[self.device.type]
         wide = poisoned((*x.shape[:2], 2 * x.shape[2], x.shape[3] + gap), x.dtype, self.device)
         view = wide[:, :, x.shape[2] :, : x.shape[3]]
@@ -185,7 +185,7 @@ class Checker:
                 self.comparison.sequences("unpack", where, mine[some, :tokens].masked_fill(empty, 0.0), truth)
 
     def _codes(self, scenario: Scenario, cache: KVCache) -> None:
-        """Packed codes and their scales against the reference's."""
+        """Compare packed codes and their scales with the reference's."""
         count = torch.tensor(scenario.lengths) // self.variant.layout.tokens
         blocks = blocks_of(cache)
         full = (torch.arange(blocks.shape[2]) < count.unsqueeze(1)).to(self.device)  # [batch, blocks]

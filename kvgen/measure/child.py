@@ -1,9 +1,9 @@
 """The worker process: `python -m kvgen.measure.child REQUESTS ANSWERS MEMORY BOUND PARENT`.
 
-Two pipe ends, the bytes of host memory that a candidate may take, whether the system is to enforce that (1 or 0), and the process
-that started this one. Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; the answers to it
-are any number of {"stage"} and of {"stretch"} (`kvgen.measure.allowance`), and then one {"outcomes"}. The first answer of all is
-{"ready"}, once torch is loaded.
+The arguments are two pipe ends, the bytes of host memory that a candidate may allocate, whether RLIMIT_DATA enforces that (1 or 0), and the
+id of the parent process. Requests and answers are lines of JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; its answers are any
+number of {"stage"} and of {"stretch"} (`kvgen.measure.allowance`), then one {"outcomes"}. The very first answer is {"ready"}, once torch is
+loaded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process that started this one ends, however it ends."""
+    """Have the kernel kill this process when its parent ends, in whatever way."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request was made
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""What a variant computed against what it should have computed: limits, and the worst errors seen."""
+"""Compares computed with expected results: limits, and the largest errors so far."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class Comparison:
 
 
 def poisoned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory in which nothing was written yet: all NaN."""
+    """Uninitialized memory is simulated by NaN."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)

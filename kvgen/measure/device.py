@@ -1,4 +1,4 @@
-"""What a measurement was taken on, and what disturbed it."""
+"""Facts of the device that a measurement was taken on, and of conditions that could disturb it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cpu_fingerprint() -> dict[str, Any]:
 
 
 def gpu_fingerprint(index: int = 0) -> dict[str, Any]:
-    """kind, name, driver, capability, SM count, memory, L2 and clocks; what neither NVML nor torch knows is left out."""
+    """kind, name, driver, capability, SM count, memory, L2 and clocks; facts that neither NVML nor torch reports are left out."""
     facts: dict[str, Any] = {"kind": "cuda"}
     with nvml_device(index) as found:
         if found is not None:
@@ -52,7 +52,7 @@ def gpu_fingerprint(index: int = 0) -> dict[str, Any]:
 
 
 def conditions(target: Target, index: int = 0) -> dict[str, Any]:
-    """What could disturb a measurement now: other load, other tenants of the GPU, throttling. Empty where nothing does."""
+    """Conditions that could disturb a measurement now: other load, other processes on the GPU, throttling. Empty if there are none."""
     notes: dict[str, Any] = {}
     load = os.getloadavg()[0]
     if load > cores() + 0.5:

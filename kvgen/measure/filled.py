@@ -1,9 +1,9 @@
 """Large caches full of known tokens, and fp64 attention over them for any lengths at the cost of a few blocks.
 
-A *pattern* is a small number of packed blocks. A filled cache holds the pattern's blocks in an order of its own for every sequence,
-and residuals that no two sequences share. A query that sees a token of the pattern n times gives it n times its weight, so that
-attention over a million tokens needs no more scores than the pattern has tokens. A block that is skipped, read twice or taken from
-another sequence, head or page changes the result.
+A *pattern* is a small number of packed blocks. A filled cache holds the pattern's blocks in a different order for every sequence, and a
+different residual for every sequence. A token of the pattern that occurs n times has n times its weight, so attention over a million tokens
+needs only as many scores as the pattern has tokens. A block that is skipped, read twice or taken from another sequence, head or page
+changes the result.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Tokens of a pattern: fewer hide an error in one token of a long sequence, more take longer."""
+"""Tokens of a pattern. With fewer, an error in one token of a long sequence would be hidden; more take longer."""
 LEAST_BLOCKS = 4
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Scores in fp64 that are held at once: on a CPU as many as glibc's heap keeps for the next step."""
+"""Scores in fp64 that are held at once; on a CPU as many as glibc's heap reuses for the next step."""
 
 Output = tuple[torch.Tensor, torch.Tensor]
 """`out` [batch, q_len, q_heads, head_dim] and LSE [batch, q_heads, q_len]."""
@@ -30,7 +30,7 @@ Output = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Blocks that a variant packed, uint8 [count, kv_heads, block_bytes]; K and V as they read back, fp64 [kv_heads, tokens, head_dim]."""
+    """Packed blocks, uint8 [count, kv_heads, block_bytes]; K and V as they read back, fp64 [kv_heads, tokens, head_dim]."""
 
     packed: torch.Tensor
     k: torch.Tensor
@@ -71,7 +71,7 @@ def pattern_of(variant: Variant, device: torch.device) -> Pattern:
 
 
 class FilledCache:
-    """A cache of `batch` sequences with `room` tokens each, all of them known. Lengths and bound are the caller's to set.
+    """A cache of `batch` sequences with `room` known tokens each. The caller sets lengths and bound.
 
     `copies` of it can be had for inputs that rotate. `restore` undoes what `decode` left in residuals and lengths.
     """
@@ -88,10 +88,10 @@ class FilledCache:
             residual.copy_(torch.randn(residual.shape, generator=random, device=self.device))
         self._residuals = self.cache.k_residual.clone(), self.cache.v_residual.clone()
         self.known: dict[object, Output] = {}
-        """References that were computed already, by what they are of."""
+        """References that were computed already, by their arguments."""
 
     def copy(self, variant: Variant) -> KVCache:
-        """Another cache with the same contents at the same places."""
+        """Another cache with the same contents in the same positions."""
         other = variant.new_cache(self.cache.batch, self.cache.max_len, self.device)
         for mine, theirs in zip(self.cache.tensors, other.tensors, strict=True):
             if mine is not None and theirs is not None:
@@ -100,13 +100,13 @@ class FilledCache:
         return other
 
     def set(self, lengths: Sequence[int], bound: int | None = None) -> None:
-        """Give the sequences lengths; the host's bound is the longest unless `bound` says more."""
+        """Set the lengths; the host's bound is the longest, unless `bound` is given."""
         self.cache.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
         self.cache.bound = max(lengths) if bound is None else bound
         self.cache.sequences.uniform = len(set(lengths)) == 1
 
     def restore(self, cache: KVCache | None = None) -> None:
-        """Residuals as they were filled, in this cache or a copy of it."""
+        """Restore the residuals as they were filled, in this cache or a copy of it."""
         cache = cache or self.cache
         cache.k_residual.copy_(self._residuals[0])
         cache.v_residual.copy_(self._residuals[1])
@@ -133,7 +133,7 @@ class FilledCache:
     # --- filling -----------------------------------------------------------------------------------------------------
 
     def _fill(self) -> torch.Tensor:
-        """Shuffle pages, put the pattern's blocks in place; which of them lie where, [batch, blocks]."""
+        """Shuffle pages and write the pattern's blocks. Returns the index of the pattern's block at each position, [batch, blocks]."""
         packed, table, count = self.cache.packed, self.cache.block_table, self.pattern.count
         random = torch.Generator().manual_seed(3)
         if table is not None:
@@ -223,14 +223,14 @@ class FilledCache:
 
 
 class Kept:
-    """Filled caches, for as long as all that are held take no more than `room` bytes."""
+    """Filled caches that are kept for reuse, at most `room` bytes in all."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self._caches: dict[object, FilledCache] = {}
 
     def get(self, variant: Variant, batch: int, tokens: int, device: torch.device) -> FilledCache:
-        """A filled cache; one that was kept where there is one. The oldest go first."""
+        """A filled cache, reused if one is kept. The oldest are evicted first."""
         key = (variant.spec.format_id, variant.layout.id, device, batch, tokens)
         found = self._caches.pop(key, None)
         if found is None:

@@ -1,4 +1,4 @@
-"""What a worker is asked to do and what came of it, as plain data that crosses process borders."""
+"""Jobs and outcomes of worker processes, as plain data that is sent between processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout"
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Call = Literal["attend", "decode"]
 LEAST_ROUNDS = 3
-"""Rounds of candidates that take turns which are never given up, however short the time."""
+"""Rounds of a final that are always measured, however short the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class CheckPolicy:
     """How a variant is verified, besides at the workloads of its job."""
 
     seed: int = 0
-    """Of the data."""
+    """Seed of the data."""
     steps: int = 3
-    """Decode steps of a life, at least; one for every number of query tokens that the spec allows."""
+    """Least number of decode steps of a life cycle; there is one for every number of query tokens that the spec allows."""
     repeats: int = 3
     """Calls that must agree bit for bit."""
     long_tokens: int = 1000
@@ -35,12 +35,12 @@ class CheckPolicy:
     most_tokens: int = 1 << 16
     """Tokens, at most, of the long sequences that `attend` reads."""
     workloads_only: bool = False
-    """The artifact has passed everything that no workload is part of."""
+    """Skip the checks that do not depend on a workload: the artifact has passed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimingPolicy:
-    """How a variant is timed. It is part of what a measurement means: two policies are not compared."""
+    """How a variant is timed. Times of different policies are not comparable."""
 
     call: Call = "attend"
     seconds: float = 0.3
@@ -49,11 +49,11 @@ class TimingPolicy:
     samples: int = 30
     """Most samples of one workload."""
     cold_bytes: int | None = None
-    """Inputs rotate until this many bytes are touched between two uses; None means past the last cache of the device."""
+    """Bytes that are touched between two uses of an input; None: enough to evict the device's last-level cache."""
     read: bool = False
-    """Time a pure read of the same bytes beside it."""
+    """Also time the read roofline for the same bytes."""
     sustained_seconds: float = 0.0
-    """CUDA: keep the device busy this long before the samples, so that clocks have settled; 0 measures a burst."""
+    """CUDA: sustained timing after this many seconds of load; 0: idle-rested timing."""
     threads: int | None = None
     """CPU: threads of the module; None leaves its default."""
 
@@ -110,14 +110,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job. `detail` says in one sentence what went wrong; `accuracy` holds the worst figures seen."""
+    """The result of a job. `detail` describes a failure in one sentence; `accuracy` has the largest errors."""
 
     kind: Kind
     detail: str = ""
     timings: tuple[Timing, ...] = ()
     accuracy: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    """What the job took, import of torch and reference results apart."""
+    """Seconds of the job, without importing torch and computing references."""
 
     @property
     def ok(self) -> bool:

@@ -1,4 +1,4 @@
-"""K and V of sequences as they grow, and what attention gives over them: the fp64 reference of small lives of a cache."""
+"""K and V of sequences as they grow, and attention over them: the fp64 reference of the life cycles of small caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory and threads of processes, from /proc. A process that is gone has none."""
+"""Memory and threads of processes, from /proc; 0 for a process that has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def resident_bytes(pid: int | str = "self") -> int:
 
 
 def data_bytes(pid: int | str = "self") -> int:
-    """Private memory that a process has mapped for writing, touched or not: what RLIMIT_DATA bounds."""
+    """Private writable memory that a process has mapped, touched or not: the quantity that RLIMIT_DATA limits."""
     return _statm(pid)[5] * PAGE
 
 

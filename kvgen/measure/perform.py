@@ -1,4 +1,4 @@
-"""What a worker process does with a job: load, verify, time, verify again. Nothing here protects itself; the process is the cage."""
+"""What a worker process does with a job: load, verify, time, verify again. The process is the isolation; this code has none of its own."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.allowance import Allowance
-from kvgen.measure.bench import Bench
-from kvgen.measure.candidate import Allow, Candidate, load_candidate
 from kvgen.measure.check import Checker
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
+from kvgen.measure.loaded import Allow, LoadedCandidate, load_candidate
+from kvgen.measure.read_roofline import ReadRoofline, read_roofline
 from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
-from kvgen.measure.yardstick import Yardstick, yardstick
 from kvgen.runtime.launch import Variant
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 
 Stage = Callable[[str], None]
-"""Told what comes next: load, reference, verify, time."""
-_kept: dict[object, Bench] = {}
+"""Called with the name of the stage that begins: load, reference, verify, time."""
+_kept: dict[object, WorkloadInputs] = {}
 KEPT_SHARE = 0.3
-"""Of a GPU's memory, for the inputs of benches that may be asked for again."""
+"""Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 
@@ -55,7 +55,7 @@ def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
 
 
 def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> None:
-    """What no workload is part of: lives of small caches, and reads of large ones."""
+    """The checks that do not depend on a workload: life cycles of small caches, and long reads."""
     clock("reference")
     scenarios(job.spec, checker.variant.layout, policy, job.device)
     long_prefill(job.spec, checker.variant.layout, job.device)
@@ -69,14 +69,14 @@ def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> N
     _settle(job)
 
 
-def _at_workload(job: Job, workload: Workload, candidate: Candidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
-    """Verify on the caches that are timed, time, verify again; no timing where none is asked for."""
+def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
+    """Verify on the caches that are timed, time, verify again. Without `job.timing`, verify only."""
     clock("reference")
     cold = 0 if job.timing is None else job.timing.cold_bytes
-    bench = _kept_bench(candidate.variant, workload, job.device, cold)
+    inputs = _kept_inputs(candidate.variant, workload, job.device, cold)
     timed = None
     if checker is not None:
-        timed = TimedCheck(bench, candidate.variant, checker.comparison)
+        timed = TimedCheck(inputs, candidate.variant, checker.comparison)
         timed.prepare()
         clock("verify")
         timed.run()
@@ -84,8 +84,8 @@ def _at_workload(job: Job, workload: Workload, candidate: Candidate, checker: Ch
     found = []
     if job.timing is not None:
         clock("time")
-        samples = candidate.time(bench, job.timing)
-        read_us = median(_yardstick(job).samples(bench.nbytes, job.timing)) if job.timing.read else None
+        samples = candidate.time(inputs, job.timing)
+        read_us = median(_read_roofline(job).samples(inputs.nbytes, job.timing)) if job.timing.read else None
         found.append(Timing(workload, median(samples), samples, read_us))
     if timed is not None:
         clock("verify")
@@ -97,21 +97,21 @@ def _at_workload(job: Job, workload: Workload, candidate: Candidate, checker: Ch
 def perform_interleaved(
     jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, allow: Allow = Allowance
 ) -> list[Outcome]:
-    """Time verified candidates in turns, A B C A B C …; each sample is the median of one turn. Failures are theirs alone.
+    """Time verified candidates A B C A B C …; each sample is the median of one round. A candidate that fails does not end the others.
 
-    With `seconds`, every workload has an equal share of what is left, and no more rounds than fit in, LEAST_ROUNDS apart.
+    With `seconds`, each workload gets an equal part of the time that is left, and as many rounds as fit, but at least LEAST_ROUNDS.
     """
     clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
-    candidates: dict[int, Candidate] = {}
+    candidates: dict[int, LoadedCandidate] = {}
     failed: dict[int, Outcome] = {}
     samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     workloads = list(dict.fromkeys(work for job in jobs for work in job.workloads))
     for place, workload in enumerate(workloads):
-        benches: dict[str, Bench] = {}
+        shared: dict[str, WorkloadInputs] = {}
         for _ in _rounds(rounds, until, len(workloads) - place):
-            read_us: dict[int, float] = {}  # by bytes: one read a round does for all
+            read_us: dict[int, float] = {}  # by bytes: one read per round serves all candidates
             for index, job in enumerate(jobs):
                 policy = job.timing or TimingPolicy()
                 if index in failed or workload not in job.workloads:
@@ -119,56 +119,56 @@ def perform_interleaved(
                 clock(f"time {index}")
                 try:
                     candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
-                    bench = _shared_bench(benches, candidate.variant, workload, job)
-                    samples[index].setdefault(workload, []).append(median(candidate.time(bench, policy)))
+                    inputs = _shared_inputs(shared, candidate.variant, workload, job)
+                    samples[index].setdefault(workload, []).append(median(candidate.time(inputs, policy)))
                     if policy.read:
-                        if bench.nbytes not in read_us:
-                            read_us[bench.nbytes] = median(_yardstick(job).samples(bench.nbytes, policy))
-                        reads[index].setdefault(workload, []).append(read_us[bench.nbytes])
+                        if inputs.nbytes not in read_us:
+                            read_us[inputs.nbytes] = median(_read_roofline(job).samples(inputs.nbytes, policy))
+                        reads[index].setdefault(workload, []).append(read_us[inputs.nbytes])
                     _settle(job)
                 except Exception as error:
                     failed[index] = Outcome(_kind(error), _sentence(error))
     return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
 
 
-def _kept_bench(variant: Variant, workload: Workload, device: str, cold: int | None) -> Bench:
-    """Candidates of one layout share their inputs. A GPU has room for those of several layouts and workloads: the oldest go first.
+def _kept_inputs(variant: Variant, workload: Workload, device: str, cold: int | None) -> WorkloadInputs:
+    """Inputs, shared by the candidates of one layout. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
 
-    Of bad candidates nothing is kept, they end the process.
+    A candidate that fails ends the process, so its inputs are never reused.
     """
     key = (variant.spec.format_id, variant.layout.id, workload, device, cold)
-    bench = _kept.pop(key, None)
-    if bench is None:
+    inputs = _kept.pop(key, None)
+    if inputs is None:
         room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
         while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
             del _kept[next(iter(_kept))]
-        bench = Bench(variant, workload, device, cold)
-    _kept[key] = bench
-    return bench
+        inputs = WorkloadInputs(variant, workload, device, cold)
+    _kept[key] = inputs
+    return inputs
 
 
-def _yardstick(job: Job) -> Yardstick:
-    return yardstick(job.target)
+def _read_roofline(job: Job) -> ReadRoofline:
+    return read_roofline(job.target)
 
 
-def _rounds(most: int, until: float | None, shares: int) -> Iterator[int]:
-    """Rounds of a workload: as many as its share of the time until a moment allows, by what they took so far."""
+def _rounds(most: int, until: float | None, parts: int) -> Iterator[int]:
+    """Numbers of rounds of one workload, until its part (1 / `parts`) of the time is used up, judged by the rounds so far."""
     began = time.monotonic()
-    share = 0.0 if until is None else (until - began) / shares
+    seconds = 0.0 if until is None else (until - began) / parts
     for number in range(most):
         spent = time.monotonic() - began
-        if until is not None and number >= LEAST_ROUNDS and spent * (number + 1) / number > share:
+        if until is not None and number >= LEAST_ROUNDS and spent * (number + 1) / number > seconds:
             return
         yield number
 
 
-def _shared_bench(benches: dict[str, Bench], variant: Variant, workload: Workload, job: Job) -> Bench:
-    """Variants of one layout read the same caches, and those that they were searched with where they are still kept."""
-    bench = benches.get(variant.layout.id)
-    if bench is None:
+def _shared_inputs(shared: dict[str, WorkloadInputs], variant: Variant, workload: Workload, job: Job) -> WorkloadInputs:
+    """Inputs for all finalists of one layout: those of the search, if they are still kept."""
+    inputs = shared.get(variant.layout.id)
+    if inputs is None:
         cold = job.timing.cold_bytes if job.timing else None
-        bench = benches[variant.layout.id] = _kept_bench(variant, workload, job.device, cold)
-    return bench
+        inputs = shared[variant.layout.id] = _kept_inputs(variant, workload, job.device, cold)
+    return inputs
 
 
 def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[float]]) -> tuple[Timing, ...]:
@@ -178,7 +178,7 @@ def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[fl
 
 
 def _settle(job: Job) -> None:
-    """Asynchronous errors of a GPU surface here, and not in the next job."""
+    """Wait for the GPU, so that its asynchronous errors are raised here and not in the next job."""
     if job.device == "cuda":
         torch.cuda.synchronize()
 
@@ -195,14 +195,14 @@ def _kind(error: Exception) -> Kind:
 
 
 def _sentence(error: Exception) -> str:
-    """The error in one line: a C++ error's last line says what, the ones above where."""
+    """The error in one line. The last line of a C++ error has the message, the lines above the location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = (lines[-1] if lines else type(error).__name__)[:500]
     return f"it ran out of memory ({last})" if _kind(error) == "oom" else last
 
 
 class _Clock:
-    """Announces stages, and counts their seconds save the reference's."""
+    """Announces stages and counts their seconds, except those of computing references."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -211,11 +211,11 @@ class _Clock:
         self._spent = 0.0
 
     def __call__(self, name: str) -> None:
-        self._turn()
+        self._add_elapsed()
         self._name = name
         self._stage(name)
 
-    def _turn(self) -> None:
+    def _add_elapsed(self) -> None:
         now = time.monotonic()
         if self._name != "reference":
             self._spent += now - self._since
@@ -223,6 +223,6 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """What the candidate took so far."""
-        self._turn()
+        """Seconds that the candidate took so far."""
+        self._add_elapsed()
         return self._spent

@@ -1,4 +1,4 @@
-"""Verification of `attend` over large filled caches: one long sequence, several, and more than any table on a device holds."""
+"""Verifies `attend` over large filled caches: one long sequence, several, and more sequences than any table of a kernel holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import FilledCache, Kept, Output
-from kvgen.measure.scenario import prompt_tokens, query_lengths
+from kvgen.measure.scenario import extend_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
 from kvgen.reference.data import normal
 from kvgen.reference.layout import PackedLayout
@@ -19,21 +19,21 @@ from kvgen.runtime.launch import Variant
 from kvgen.spec import KernelSpec
 
 ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
-"""Packed bytes of a cache: bounds how many splits a sequence can get here."""
+"""Packed bytes of a cache. They bound the number of splits that a sequence can have here."""
 KEPT_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 SEVERAL = 9
 MANY = {"cpu": (19, 19), "cuda": (133, 1024)}
-"""At least and at most so many sequences, as many as fit: the CUDA back end takes 1024, and a CTA of it keeps the lengths of the first
-128 in shared memory."""
+"""Least and largest number of sequences, of which as many are used as fit: a CTA of the CUDA back end keeps the lengths of the first 128 in
+shared memory."""
 MANY_BLOCKS = 3
 UNEVEN = 160
 UNEVEN_TOKENS = 2048
-"""On a GPU also more sequences than fit that table, some so much longer than others that launches share out work by length."""
+"""On a GPU, another case with more sequences than that table holds, some much longer than others, so that splits differ by length."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call over a filled cache and what it must give."""
+    """One call over a filled cache, with its expected result."""
 
     name: str
     filled: FilledCache
@@ -44,14 +44,14 @@ class Case:
 
 
 class Reads:
-    """The cases of one variant. `prepare` computes references, `run` calls the variant; filled caches are kept for the next variant."""
+    """The cases of one variant. `prepare` computes references, `run` calls the variant. Filled caches are kept for the next variant."""
 
     def __init__(self, variant: Variant, device: torch.device, comparison: Comparison, most_tokens: int) -> None:
         self.variant, self.device, self._comparison, self._most_tokens = variant, device, comparison, most_tokens
         self._cases: list[Case] = []
 
     def prepare(self) -> None:
-        """Fill caches and compute what every case must give."""
+        """Fill caches and compute the expected results."""
         room = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], self._most_tokens)
         self._cases = [*self._one(room), *self._several(room // SEVERAL), *self._many()]
 
@@ -65,7 +65,7 @@ class Reads:
             self.variant.release(filled.cache)
 
     def _schedulers(self, case: Case) -> tuple[tuple[str, bool | None], ...]:
-        """Ways in which a GPU may distribute the work of a case: both must give the same numbers, whatever the lengths are."""
+        """The schedulers of a case: on a GPU both must give the same numbers, for all lengths."""
         if self.device.type == "cpu" or len(case.lengths) == 1:
             return (("", None),)
         return (", with a plan", False), (", by the static scheduler", True)
@@ -115,7 +115,7 @@ class Reads:
         return Case(name, filled, q, tuple(lengths), max(lengths), self._want(filled, q, tuple(lengths)))
 
     def _split_tokens(self, batch: int, q_len: int) -> SplitTokens:
-        """Tokens of a split for a bound, as the module tells them."""
+        """Tokens of a split for a bound, as the module reports them."""
         ask = self.variant.module.split_tokens
 
         def split_tokens(bound: int) -> int:
@@ -126,7 +126,7 @@ class Reads:
 
     @staticmethod
     def _want(filled: FilledCache, q: torch.Tensor, lengths: tuple[int, ...], sequences: tuple[int, ...] | None = None) -> Output:
-        """The reference, once for all variants that ask for the same."""
+        """The reference, computed once for all variants."""
         key = q.shape[1], lengths
         return filled.known.get(key) or filled.known.setdefault(key, filled.attend(q, lengths, sequences=sequences))
 
@@ -134,10 +134,10 @@ class Reads:
         return _kept(self.device.type).get(self.variant, batch, tokens, self.device)
 
     def _query_lengths(self) -> Iterator[int]:
-        """All that the module serves; on the CPU, where there is no most, one prompt beyond a block of query rows."""
+        """All that a GPU module takes; on the CPU, which has no limit, also one number beyond a block of query rows."""
         yield from query_lengths(self.variant.spec)
         if self.device.type == "cpu":
-            yield prompt_tokens(self.variant.spec)
+            yield extend_tokens(self.variant.spec)
 
     def _query(self, batch: int, q_len: int) -> torch.Tensor:
         return normal(self.variant.spec, batch, 1, q_len=q_len, seed=5).q.to(self.device)

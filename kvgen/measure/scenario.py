@@ -1,10 +1,9 @@
-"""Small lives of a cache that a variant is verified on, and what the reference makes of them.
+"""Life cycles of small caches on which a variant is verified, with the results of the reference.
 
-Two scenarios: `ragged`, plain data at every awkward length, with more sequences than any table on a device holds, filled in two
-chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant stretches. Both decode
-with every number of query tokens that the spec allows, and on the CPU, which takes prompts of any length, with one prompt. The data are
-the same on every device; what the reference makes of them is computed where they are to be used, since a GPU does that a hundred times
-as fast.
+Two scenarios: `ragged`, normal data at every length next to a block boundary, with more sequences than any table of a kernel holds,
+filled in two chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant stretches. Both
+decode with every number of query tokens that the spec allows, and on the CPU, which has no limit, with one larger number. The data are the
+same on every device; the reference is computed on the device, because a GPU does that a hundred times as fast.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from kvgen.spec import KernelSpec
 BATCH = {"cpu": 11, "cuda": 133}
 """Sequences of the ragged scenario. A CTA of the CUDA back end keeps the lengths of the first 128 in shared memory."""
 DISTINCT = 49
-"""Of them have data of their own; the others repeat those."""
+"""Number of them with data of their own; the others repeat these."""
 PREFILL_BLOCKS, PREFILL_TOKENS = 32, 8192
-"""Of a prompt that is quantized in one call: so many blocks, or, where they are large, about so many tokens."""
+"""Size of a prefill in one call: that many blocks or, if blocks are large, about that many tokens."""
 CONSTANT = 64
-"""Tokens of a stretch whose V is constant: more than a kernel takes at once."""
+"""Tokens of a stretch with constant V: more than a kernel processes at once."""
 MOST_Q = 8
-"""Query tokens that a GPU back end takes at most."""
-PROMPT_ROWS = 130
-"""Query rows of a prompt on the CPU, whose back end takes them in blocks of at most 64."""
+"""Largest number of query tokens of a GPU back end."""
+EXTEND_ROWS = 130
+"""Query rows of the larger call on the CPU, whose back end processes them in blocks of at most 64."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A life of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
+    """The life cycle of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
 
     name: str
     chunks: tuple[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]], ...]
     """(k, v [batch, tokens, kv_heads, head_dim], new lengths)."""
     attend: Step
-    """With the longest q_len of the steps, prompts apart."""
+    """With the largest q_len of the steps, except extend attention."""
     steps: tuple[Step, ...]
     lengths: tuple[int, ...]
     """Of each sequence, in the end."""
     codes: dict[Which, Quantized]
-    """Of the quantized operands, what the reference packs: [distinct, kv_heads, blocks, …]; of each sequence the full ones count."""
+    """The reference's packed blocks of the quantized operands, [distinct, kv_heads, blocks, …]; of each sequence the full ones count."""
     k: torch.Tensor
-    """What `unpack` gives in the end, fp64 [distinct, tokens, kv_heads, head_dim], up to each length."""
+    """The expected result of `unpack` at the end, fp64 [distinct, tokens, kv_heads, head_dim], up to each length."""
     v: torch.Tensor
-    """`distinct` sequences have data of their own. The others repeat them in turn."""
+    """Number of sequences with data of their own. The others repeat them."""
 
     @property
     def batch(self) -> int:
@@ -94,10 +93,10 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2  # the second token or so fills a block
     served = query_lengths(spec)
     steps = (*served, *[1] * (policy.steps - len(served)))
-    prompt = (prompt_tokens(spec),) if device == "cpu" else ()
+    larger = (extend_tokens(spec),) if device == "cpu" else ()
     return (
         _repeated(_scenario(spec, layout, policy, device, ragged, steps, ragged=True), batch),
-        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *prompt), ragged=False),
+        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *larger), ragged=False),
     )
 
 
@@ -112,13 +111,13 @@ def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[t
 
 
 def query_lengths(spec: KernelSpec) -> range:
-    """Query tokens of a call: all that a GPU module may serve. A CPU module takes more in the same blocks of rows, as it does a prompt."""
+    """Numbers of query tokens of a call: all that a GPU module may take. A CPU module processes more in the same blocks of rows."""
     return range(1, min(spec.attention.q_len, MOST_Q) + 1)
 
 
-def prompt_tokens(spec: KernelSpec) -> int:
-    """Query tokens of a prompt whose rows fill more than two blocks of rows, more than those of any other call."""
-    return max(len(query_lengths(spec)), PROMPT_ROWS // spec.attention.group) + 1
+def extend_tokens(spec: KernelSpec) -> int:
+    """Query tokens of a call whose rows fill more than two blocks of rows, more than those of any other call."""
+    return max(len(query_lengths(spec)), EXTEND_ROWS // spec.attention.group) + 1
 
 
 def _scenario(

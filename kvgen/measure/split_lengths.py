@@ -12,11 +12,11 @@ NEAR = (-1, 0, 1)
 
 
 def single_lengths(split_tokens: SplitTokens, block: int, room: int) -> list[tuple[int, int]]:
-    """(length, bound) of one sequence: around every edge of the first blocks, and around the boundaries of the first, the last but one
-    and the last split, for the bounds that give the fewest splits, one more, and the most within `room` tokens.
+    """(length, bound) of one sequence: next to every boundary of the first blocks, and of the first, the last but one and the last
+    split, for the bounds with the smallest number of splits, one more, and the largest number within `room` tokens.
     """
     found = {(length, max(length, 1)): None for length in (0, 1, block - 1, block, block + 1, 2 * block, 3 * block - 1) if length <= room}
-    found[1, room] = found[block + 1, room] = None  # a captured launch meets short sequences
+    found[1, room] = found[block + 1, room] = None  # a captured launch may be replayed with short sequences
     for bound in _bounds_of_interest(split_tokens, block, room):
         split = split_tokens(bound) or bound
         count = math.ceil(bound / split)
@@ -28,8 +28,8 @@ def single_lengths(split_tokens: SplitTokens, block: int, room: int) -> list[tup
 
 
 def ragged_lengths(split_tokens: SplitTokens, block: int, room: int, batch: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """Lengths of a batch: around the boundaries of the plan for `room` tokens; log-uniform ones with none and all among them; one long
-    sequence beside short ones.
+    """Lengths of a batch, three times: next to the boundaries of the splits for `room` tokens; log-uniform, with 0 and `room` among
+    them; one long sequence beside short ones.
     """
     draw = random.Random(seed)
     split = split_tokens(room) or room

@@ -1,8 +1,8 @@
-"""Verification of steps: lengths that several layers share, sequences that are empty or have no room, pages that are gone.
+"""Verifies decode steps: lengths shared by several layers, sequences that are empty or have no room, missing pages.
 
-`PlannedSteps` lives through a captured batch as a serving engine has it: two layers, one plan per step, lengths that advance at its end.
-`StaticSteps` lives through sequences of equal lengths, with the static scheduler, until there is no room. Both compare every output with
-the fp64 reference, and look at what a step must leave alone.
+`PlannedSteps` simulates a captured batch of a serving engine: two layers, one plan per step, lengths that advance at its end.
+`StaticSteps` uses the static scheduler with sequences of equal lengths, until there is no room. Both compare every output with the fp64
+reference, and check that a step does not change other memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_WINDOW = 2048
 
 @dataclass(frozen=True)
 class StepCheck:
-    """What both lives need: a variant, a device, and the limits of a comparison."""
+    """Common to both: a variant, a device, and the limits of a comparison."""
 
     variant: Variant
     device: torch.device
@@ -41,7 +41,7 @@ class StepCheck:
 
     @property
     def q_len(self) -> int:
-        """Query tokens of a step: as many as the kernel takes."""
+        """Query tokens of a step: the most that the kernel takes."""
         return len(query_lengths(self.variant.spec))
 
     @property
@@ -59,7 +59,7 @@ class StepCheck:
         return Life.of(self.variant.spec, layout, k, v), q
 
     def first_cache(self, batch: int, max_len: int) -> KVCache:
-        """A cache whose memory is all NaN, and before whose first page lies another page of NaN: there a missing page (-1) is read."""
+        """A cache whose memory is all NaN, with another page of NaN before its first page, where index -1 (a missing page) would read."""
         cache = self.variant.new_cache(batch, max_len, self.device)
         if cache.block_table is not None:
             cache.packed = cache.packed.new_empty((cache.packed.shape[0] + 1, *cache.packed.shape[1:]))[1:]
@@ -72,7 +72,7 @@ class StepCheck:
         return poisoned(q.shape, q.dtype, self.device), poisoned(heads, torch.float32, self.device)
 
     def attempt(self, where: str, cache: KVCache, call: Callable[[], T], *, overflow: bool) -> T | None:
-        """The result of a call, after which the host must be told whether a sequence had no room; on the CPU the call itself says so."""
+        """The result of a call, after which the host must learn whether a sequence had no room; on the CPU the call itself raises."""
         if overflow and self.device.type == "cpu":
             with suppress(ValueError):
                 call()
@@ -101,7 +101,7 @@ class StepCheck:
         self.comparison.output(where, got[0][rows], got[1][rows], want[0][rows], want[1][rows])
 
     def untouched(self, where: str, out: torch.Tensor, rows: list[int]) -> None:
-        """The outputs of sequences without room are still poison."""
+        """Check that the outputs of sequences without room are still poisoned."""
         if rows and not bool(torch.isnan(out[rows]).all()):
             raise CheckError(f"{where}: the output of a sequence without room was written")
 
@@ -162,7 +162,7 @@ class PlannedSteps(StepCheck):
         return after
 
     def _after_reset(self, caches: list[KVCache], layers: list[tuple[Life, torch.Tensor]], lengths: Lengths) -> None:
-        """A sequence is emptied, pages before a window are taken away, and all layers attend over one plan."""
+        """Empty a sequence, remove the pages before a window, and attend in all layers with one plan."""
         caches[0].reset([2])
         lengths = tuple(0 if b == 2 else n for b, n in enumerate(lengths))
         drop_unseen_pages(self.variant, caches[0], lengths, self.q_len)
@@ -225,7 +225,7 @@ def poison(cache: KVCache) -> KVCache:
 
 
 def drop_unseen_pages(variant: Variant, cache: KVCache, lengths: Lengths, q_len: int) -> None:
-    """Take the pages out of the block table that lie wholly before the window of every query."""
+    """Remove the pages from the block table that lie entirely before the window of every query."""
     window, page = variant.spec.attention.window, variant.spec.cache.page
     if window is None or page is None or cache.block_table is None:
         return

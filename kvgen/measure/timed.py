@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.measure.bench import Bench
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import Output
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
@@ -26,37 +26,37 @@ SAMPLED = 16
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the calls over a bench must give; the same for every variant of its layout."""
+    """The expected results over the inputs of a workload; the same for every variant of its layout."""
 
     equal: Output
     ragged: dict[tuple[int, ...], Output]
     decode: Output
     blocks: torch.Tensor
-    """What the sampled sequences' full block must hold: uint8 [sampled, kv_heads, block_bytes]."""
+    """The expected full block of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
 
 
 class TimedCheck:
-    """A bench and one variant. `prepare` computes references unless the bench has them, `run` calls the variant."""
+    """The inputs of a workload and one variant. `prepare` computes references unless the inputs hold them, `run` calls the variant."""
 
-    def __init__(self, bench: Bench, variant: Variant, comparison: Comparison) -> None:
-        self._bench, self._variant, self._comparison = bench, variant, comparison
-        self._name = bench.workload.key
+    def __init__(self, inputs: WorkloadInputs, variant: Variant, comparison: Comparison) -> None:
+        self._inputs, self._variant, self._comparison = inputs, variant, comparison
+        self._name = inputs.workload.key
         self._first: Output | None = None
 
     def prepare(self) -> None:
-        """References, kept with the bench."""
-        if self._bench.wanted is None:
-            self._bench.wanted = self._references()
+        """References, kept with the inputs."""
+        if self._inputs.wanted is None:
+            self._inputs.wanted = self._references()
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number. Leaves the caches as they were."""
         wanted = self._wanted
         self._equal(wanted)
         for lengths, want in wanted.ragged.items():
-            self._bench.filled.set(lengths, self._bench.length)
+            self._inputs.filled.set(lengths, self._inputs.length)
             self._comparison.output(f"attend at {self._name} over unequal lengths", *self._attend(self._caches[0]), *want)
         self._decode(wanted)
-        self._bench.rewind()
+        self._inputs.rewind()
 
     def again(self) -> None:
         """Raises CheckError where the first call of `run` now gives other bits."""
@@ -77,11 +77,11 @@ class TimedCheck:
 
     def _decode(self, wanted: _Wanted) -> None:
         """The first new token fills a block; the others are the next residual."""
-        bench, cache, where = self._bench, self._caches[0], f"decode at {self._name}"
-        q_len = bench.workload.q_len
-        bench.filled.set([self._almost_full] * cache.batch)
+        inputs, cache, where = self._inputs, self._caches[0], f"decode at {self._name}"
+        q_len = inputs.workload.q_len
+        inputs.filled.set([self._almost_full] * cache.batch)
         out, lse = self._poisoned()
-        self._variant.decode(bench.q, bench.k, bench.v, cache, out=out, lse=lse)
+        self._variant.decode(inputs.q, inputs.k, inputs.v, cache, out=out, lse=lse)
         self._comparison.output(where, out, lse, *wanted.decode)
         if not bool((cache.lengths == self._almost_full + q_len).all()):
             raise CheckError(f"{where}: lengths are not {q_len} more than before")
@@ -90,30 +90,30 @@ class TimedCheck:
             if self._variant.layout.operand(which).quantized:
                 want = read_codes(self._variant.layout, which, wanted.blocks)
                 self._comparison.codes(f"after {where}", self._variant.layout, which, mine, want.codes, want.scale)
-        for residual, new in ((cache.k_residual, bench.k), (cache.v_residual, bench.v)):
+        for residual, new in ((cache.k_residual, inputs.k), (cache.v_residual, inputs.v)):
             kept = residual[:, :, : q_len - 1].transpose(1, 2)
             self._comparison.same_bits(f"residual after {where}", kept.contiguous(), new[:, 1:].contiguous())
 
     def _references(self) -> _Wanted:
-        bench, filled = self._bench, self._bench.filled
-        batch, tokens = bench.workload.batch, self._variant.layout.tokens
-        ragged = {lengths: filled.attend(bench.q, lengths) for lengths in unequal(batch, bench.length)}
-        decode = filled.attend(bench.q, [self._almost_full] * batch, (bench.k, bench.v))
+        inputs, filled = self._inputs, self._inputs.filled
+        batch, tokens = inputs.workload.batch, self._variant.layout.tokens
+        ragged = {lengths: filled.attend(inputs.q, lengths) for lengths in unequal(batch, inputs.length)}
+        decode = filled.attend(inputs.q, [self._almost_full] * batch, (inputs.k, inputs.v))
         filled.restore()
         sampled = self._sampled
         k, v = (
             torch.cat([residual[sampled, :, : tokens - 1], new[sampled, :1].transpose(1, 2)], 2)
-            for residual, new in ((filled.cache.k_residual, bench.k), (filled.cache.v_residual, bench.v))
+            for residual, new in ((filled.cache.k_residual, inputs.k), (filled.cache.v_residual, inputs.v))
         )
-        return _Wanted(filled.attend(bench.q, [bench.length] * batch), ragged, decode, pack_blocks(self._variant.layout, k, v))
+        return _Wanted(filled.attend(inputs.q, [inputs.length] * batch), ragged, decode, pack_blocks(self._variant.layout, k, v))
 
     def _attend(self, cache: KVCache) -> Output:
         out, lse = self._poisoned()
-        self._variant.attend(self._bench.q, cache, out=out, lse=lse)
+        self._variant.attend(self._inputs.q, cache, out=out, lse=lse)
         return out, lse
 
     def _poisoned(self) -> Output:
-        q, device = self._bench.q, self._bench.device
+        q, device = self._inputs.q, self._inputs.device
         return poisoned(q.shape, q.dtype, device), poisoned((q.shape[0], q.shape[2], q.shape[1]), torch.float32, device)
 
     def _same(self, where: str, got: Output, want: Output) -> None:
@@ -132,20 +132,20 @@ class TimedCheck:
     def _almost_full(self) -> int:
         """A length near the workload's, whose residual has room for one token."""
         tokens = self._variant.layout.tokens
-        return self._bench.length // tokens * tokens + tokens - 1
+        return self._inputs.length // tokens * tokens + tokens - 1
 
     @property
     def _sampled(self) -> torch.Tensor:
-        batch = self._bench.workload.batch
-        return torch.linspace(0, batch - 1, min(batch, SAMPLED)).long().to(self._bench.device)
+        batch = self._inputs.workload.batch
+        return torch.linspace(0, batch - 1, min(batch, SAMPLED)).long().to(self._inputs.device)
 
     @property
     def _caches(self) -> list[KVCache]:
-        return self._bench.caches
+        return self._inputs.caches
 
     @property
     def _wanted(self) -> _Wanted:
-        wanted = self._bench.wanted
+        wanted = self._inputs.wanted
         assert isinstance(wanted, _Wanted)
         return wanted
 

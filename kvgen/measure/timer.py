@@ -1,4 +1,4 @@
-"""Times of calls, on the CPU by the clock and on a GPU by events around graph replays. All results are µs per call."""
+"""Times calls: on a CPU by the clock, on a GPU by events around graph replays. All results are µs per call."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ CPU_SAMPLE_SECONDS = 5e-4
 GRAPH_SECONDS = 2e-3
 MOST_CAPTURED = 512
 RETAKES = 3
-WAITING_SHARE = 0.02
+WAITING_FRACTION = 0.02
+"""A sample in which a thread waited longer than this fraction of the time is taken again."""
 RUNS = 2
-"""Of a burst's sample: one to get going, one that counts."""
+"""Replays of an idle-rested sample: one that does not count, and one that does."""
 
 
 class Timer(Protocol):
-    """Times calls that take turns, so that each finds its inputs out of the caches."""
+    """Times a rotation of calls, each with inputs of its own, so that the inputs are no longer in a cache."""
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
-        """Samples in µs per call; every call is made at least once. Raises MeasureError where time does not pass."""
+        """Samples in µs per call; every call is made at least once. Raises MeasureError if the clock does not advance."""
         ...
 
 
@@ -50,36 +51,37 @@ class CpuTimer:
         wanted = wanted_samples(policy, once * inner)
         clean: list[float] = []
         disturbed: list[float] = []
-        turn = 0
+        position = 0
         while len(clean) < wanted and len(clean) + len(disturbed) < RETAKES * wanted:
             waited, started = waiting_seconds(), time.perf_counter()
             for _ in range(inner):
-                calls[turn]()
-                turn = (turn + 1) % len(calls)
+                calls[position]()
+                position = (position + 1) % len(calls)
             taken = time.perf_counter() - started
-            share = (waiting_seconds() - waited) / taken if taken > 0 else 0.0
-            (clean if share < WAITING_SHARE else disturbed).append(taken / inner * 1e6)
+            waiting = (waiting_seconds() - waited) / taken if taken > 0 else 0.0
+            (clean if waiting < WAITING_FRACTION else disturbed).append(taken / inner * 1e6)
         return _checked(clean if len(clean) >= MIN_SAMPLES else clean + disturbed)
 
     @staticmethod
     def _warm_up(calls: Calls, seconds: float) -> float:
         """Seconds per call, after every call ran once and the warm-up time has passed."""
-        begun, turn, taken = time.perf_counter(), 0, []
-        while turn < len(calls) or time.perf_counter() - begun < seconds:
+        begun, position, taken = time.perf_counter(), 0, []
+        while position < len(calls) or time.perf_counter() - begun < seconds:
             started = time.perf_counter()
-            calls[turn % len(calls)]()
+            calls[position % len(calls)]()
             taken.append(time.perf_counter() - started)
-            turn += 1
+            position += 1
         return max(median(taken), 1e-7)
 
 
 class CudaTimer:
-    """Replays of a CUDA graph that holds the calls in turn, between two events: launch costs of the host do not count.
+    """Replays of a CUDA graph of all calls, between two events, so that launch costs of the host do not count.
 
-    In a burst the device rests before each sample for as long as that takes: without a pause some kernels meet the power cap after
-    40 ms, and clocks fall. `sustained_seconds` asks for that; samples follow each other then.
+    Idle-rested timing (the default): before each sample the device idles for as long as the sample takes. Sustained timing
+    (`sustained_seconds`): the device is busy before the first sample and never idles; some kernels then reach the power cap after 40 ms,
+    and clocks fall.
 
-    All of it goes to a stream of its own, behind what the current stream was given; what comes after waits for it.
+    The work runs on a stream of its own, after the current stream's work; later work of the current stream waits for it.
     """
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
@@ -90,13 +92,13 @@ class CudaTimer:
             for call in calls:
                 call()
             once = self._events(lambda: [call() for call in calls], 1)[0] / len(calls)
-            turns = max(1, min(math.ceil(GRAPH_SECONDS / max(once * len(calls), 1e-7)), MOST_CAPTURED // len(calls)))
+            repeats = max(1, min(math.ceil(GRAPH_SECONDS / max(once * len(calls), 1e-7)), MOST_CAPTURED // len(calls)))
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
-                for _ in range(turns):
+                for _ in range(repeats):
                     for call in calls:
                         call()
-            number = turns * len(calls)
+            number = repeats * len(calls)
             taken = self._busy(graph.replay, max(policy.warmup_seconds, policy.sustained_seconds))
             samples = [seconds / number * 1e6 for seconds in self._replays(graph.replay, policy, taken)]
         torch.cuda.current_stream().wait_stream(stream)
@@ -105,7 +107,7 @@ class CudaTimer:
 
     @staticmethod
     def _events(run: Callable[[], object], count: int) -> list[float]:
-        """Seconds of each of `count` runs, one behind the other on the stream."""
+        """Seconds of each of `count` consecutive runs on the stream."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for mark in marks[1:]:
@@ -116,7 +118,7 @@ class CudaTimer:
 
     @classmethod
     def _replays(cls, run: Callable[[], object], policy: TimingPolicy, taken: float) -> list[float]:
-        """Seconds of as many runs as the policy has time for, of `taken` each. In a burst the last of RUNS counts, after a rest as long."""
+        """Seconds of as many runs, of `taken` each, as the policy has time for. Idle-rested, the last of RUNS counts, after a rest."""
         if policy.sustained_seconds:
             return cls._events(run, wanted_samples(policy, taken))
         replays = []
@@ -136,12 +138,12 @@ class CudaTimer:
 
 
 def wanted_samples(policy: TimingPolicy, each: float) -> int:
-    """How many of `each` seconds a policy has time for; MIN_SAMPLES at least."""
+    """Number of samples of `each` seconds that a policy has time for; at least MIN_SAMPLES."""
     return min(policy.samples, max(MIN_SAMPLES, int(policy.seconds / each)))
 
 
 def waiting_seconds() -> float:
-    """Time that threads of this process were ready to run and had no CPU, since they began; 0 where the kernel does not tell."""
+    """Seconds that threads of this process were ready to run without a CPU, since they began; 0 if the kernel does not report it."""
     total = 0
     for file in glob.glob("/proc/self/task/*/schedstat"):
         with suppress(OSError, ValueError, IndexError), open(file) as stat:

@@ -1,4 +1,4 @@
-"""Is it really faster? A ratio of medians with an interval, never two bare numbers."""
+"""Compares two series of samples: the ratio of their medians with a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def compare(
 ) -> Verdict:
     """Bootstrap of median(new) / median(old), in any unit of time.
 
-    Samples of equal number are taken as pairs of interleaved rounds and drawn together, so that drift of the machine drops
-    out. faster: the whole interval lies under 1 - min_effect; slower: over 1 + min_effect; same: between the two; else
+    Two series of the same size are treated as pairs of interleaved rounds and drawn together, so that drift of the machine
+    cancels. faster: the whole interval lies under 1 - min_effect; slower: over 1 + min_effect; same: between the two; else
     unclear. Raises MeasureError without samples, or with samples that are not positive.
     """
     if not new or not old:

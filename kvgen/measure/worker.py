@@ -1,8 +1,8 @@
 """Workers: processes that run candidates, one at a time, and may be killed at any moment.
 
-A worker lives as long as its candidates behave, so that torch is imported and reference results are computed once. After a
-crash, a hang, wrong numbers or an out-of-memory the next job gets a fresh process: what a bad candidate left behind, in
-memory or in a CUDA context, touches nobody.
+A worker serves candidates until one fails, so torch is imported and reference results are computed once. After a crash, a hang, wrong
+numbers or an out-of-memory the next job gets a new process, so that damage which a bad candidate left in memory or in a CUDA context
+cannot affect other candidates.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ VERIFY_FLOOR_S, VERIFY_FACTOR = 10.0, 20.0
 POLL_S = 0.02
 LOG_LINES = 3
 PINNED = {"OMP_PROC_BIND": "true"}
-"""CPU threads stay on cores of their own: two that share one, while another process holds the other, wait for time slices."""
+"""Pins OpenMP threads: two threads on one core, while another process occupies the other, would wait for time slices."""
 
 
-def ready_yardstick(target: Target) -> None:
-    """Compile a target's read kernel, unless that was done before. Raises ToolchainMissing or CompileError."""
-    from kvgen.measure.yardstick import source
+def compile_read_roofline(target: Target) -> None:
+    """Compile a target's read kernel, unless it is in the cache. Raises ToolchainMissing or CompileError."""
+    from kvgen.measure.read_roofline import source
 
     build(source(target), ArtifactCache())
 
@@ -57,9 +57,9 @@ def run_job(job: Job, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = N
 class Worker:
     """A process for candidates of one device, started when needed. Use as a context manager, from one thread at a time.
 
-    `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default), beside what kvgen itself
-    allocates there; `environment` adds to the process's own, CUDA_VISIBLE_DEVICES say. The process ends with this one, however
-    that ends.
+    `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default), in addition to kvgen's own
+    memory there. `environment` adds variables to the process's own, for example CUDA_VISIBLE_DEVICES. The process ends when this one ends,
+    in whatever way.
     """
 
     def __init__(self, memory_bytes: int | None = None, environment: dict[str, str] | None = None) -> None:
@@ -79,37 +79,37 @@ class Worker:
         self._alive(device)
 
     def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> Outcome:
-        """Load, verify and time a job; whatever the candidate does becomes the outcome.
+        """Load, verify and time a job. A crash, a hang or a wrong result of the candidate becomes the outcome.
 
         `timeout_s` bounds each stage (load, verify, every workload); verification is given less once a candidate has shown how
         long it takes. Raises MeasureError where no worker can be started.
         """
-        self._ready_yardstick([job])
+        self._compile_read_rooflines([job])
         return self._request({"job": job.to_json()}, 1, timeout_s, job.device)[0]
 
     def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S, seconds: float | None = None) -> list[Outcome]:
-        """Time verified candidates in turns, all in one process: samples at one index are from one round. `seconds` as for
+        """Time verified candidates A B C A B C … in one process: samples at one index are from one round. `seconds` as for
         `finalists.interleave`.
 
-        Where a candidate kills the process, every outcome says so; `finalists.interleave` then tells them apart.
+        If a candidate kills the process, every outcome reports it; `finalists.interleave` then finds out which candidate it was.
         """
         if not jobs:
             return []
-        self._ready_yardstick(jobs)
+        self._compile_read_rooflines(jobs)
         request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
         return self._request(request, len(jobs), timeout_s, jobs[0].device)
 
     def close(self) -> None:
-        """End the process and all it started."""
+        """End the process and all processes that it started."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     @staticmethod
-    def _ready_yardstick(jobs: Sequence[Job]) -> None:
-        """Compile read kernels here: a stage of a worker has no time to spare for compilers."""
+    def _compile_read_rooflines(jobs: Sequence[Job]) -> None:
+        """Compile read kernels in this process: the time limit of a worker's stage does not include a compiler."""
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
-            ready_yardstick(target)
+            compile_read_roofline(target)
 
     def _request(self, request: dict[str, Any], count: int, timeout_s: float, device: str) -> list[Outcome]:
         process = self._alive(device)
@@ -131,7 +131,7 @@ class Worker:
         return self._process
 
     def _follow(self, process: _Process, request: dict[str, Any], timeout_s: float) -> list[Outcome] | Outcome:
-        """The outcomes that the process reports, or the one that its end or its silence means."""
+        """The outcomes that the process reports, or the outcome that follows from its end or its silence."""
         process.send(request)
         stage, since, limit = "load", time.monotonic(), timeout_s
         while True:
@@ -156,8 +156,8 @@ class Worker:
 
 @cache
 def _nursery() -> ThreadPoolExecutor:
-    """The thread that starts workers. Linux kills a child that asks for it when the *thread* that started it ends, and those that
-    measure come and go.
+    """The thread that starts workers. PR_SET_PDEATHSIG kills a child when the *thread* that started it ends, and measuring threads end
+    earlier.
     """
     return ThreadPoolExecutor(1, thread_name_prefix="workers")
 
@@ -167,7 +167,7 @@ def _started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 class _Process:
-    """One child process in a session of its own, with its pipes and what it printed."""
+    """One child process in a session of its own, with its pipes and its output."""
 
     def __init__(self, device: str, memory_bytes: int, environment: dict[str, str]) -> None:
         self.device = device
@@ -195,11 +195,11 @@ class _Process:
         self._selector.register(self._from_child, selectors.EVENT_READ)
 
     def usable(self, device: str) -> bool:
-        """Alive, and of this device."""
+        """Whether it is alive and serves this device."""
         return self.device == device and self._popen.poll() is None
 
     def wait_ready(self) -> None:
-        """Raises MeasureError where the process does not come up."""
+        """Wait until the process has started. Raises MeasureError if it does not."""
         if self.answer(time.monotonic() + START_S) is None:
             tail = self.log_tail()
             self.kill()
@@ -207,7 +207,7 @@ class _Process:
         self._watch.base = resident_bytes(self._popen.pid)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write a request; a process that is gone shows when its answer is read."""
+        """Write a request. If the process has ended, reading its answer will show it."""
         self._watch.renew()
         data = (json.dumps(message) + "\n").encode()
         with suppress(BrokenPipeError):
@@ -226,10 +226,10 @@ class _Process:
             self._watch.tell(message["stretch"])
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line that the process writes, under the eye of the watch.
+        """The next line that the process writes; meanwhile its memory is watched.
 
-        What the process says before it allocates must be read before that allocation is judged, so a reading of its memory
-        counts only where no message came after it.
+        The process sends a message before it allocates, and the message must be read before the allocation is judged. So a reading of
+        its memory counts only if no message came after it.
         """
         while b"\n" not in self._buffer:
             if time.monotonic() > deadline or self._watch.over:
@@ -246,7 +246,7 @@ class _Process:
         return line
 
     def post_mortem(self, stage: str, limit: float) -> Outcome:
-        """Why there is no answer. Kills what is left."""
+        """The outcome of a process that gave no answer; kills its process group."""
         over = self._watch.over
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(0 if over else 0.5)
@@ -255,14 +255,14 @@ class _Process:
         self.kill()
         if status is None and not over:
             return Outcome("timeout", f"it did not finish {stage} within {limit:.3g} s")
-        if self._watch.verdict:  # also where a failed allocation was not looked at
+        if self._watch.verdict:  # also if the candidate ignored a failed allocation
             return Outcome("oom", f"{self._watch.verdict} during {stage}")
         assert status is not None
         reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return Outcome("crash", f"it died of {reason} during {stage}{': ' + tail if tail else ''}")
 
     def log_tail(self) -> str:
-        """The last lines that the process printed, as one."""
+        """The last lines that the process printed, joined to one."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4096))
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines()]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvgen.runtime import checks
-from kvgen.runtime.sequences import Sequences, Turns, described
+from kvgen.runtime.sequences import CallOrder, Sequences, described
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]
 """packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
@@ -88,9 +88,9 @@ class KVCache(_Referable):
         self.sequences.bound = tokens
 
     @property
-    def turns(self) -> Turns:
+    def call_order(self) -> CallOrder:
         """The order of calls over these sequences."""
-        return self.sequences.turns
+        return self.sequences.call_order
 
     @property
     def workspaces(self) -> dict[str, torch.Tensor]:
@@ -108,7 +108,7 @@ class KVCache(_Referable):
         a step beyond `max_len`, and calls that must know the longest sequence ask the device.
         """
         tokens = checks.whole("tokens", tokens, 0)
-        with self.turns.lock:
+        with self.call_order.lock:
             self.sequences.appended(self.after(tokens))
             return self.bound
 

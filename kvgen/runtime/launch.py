@@ -1,12 +1,11 @@
 """A compiled variant on torch tensors: caches, argument checks, calls.
 
-Streams: wherever a torch tensor on a GPU is an argument, TVM-FFI asks torch for the current stream of its device, by the DLPack
-exchange API or, where torch has none, by `torch._C._cuda_getCurrentRawStream`. It hands it to the module as its environment's
-stream (`TVMFFIEnvGetStream`) for the time of the call, and neither way synchronizes. So nothing is to be done here, and calls
-inside a `torch.cuda.graph` are captured.
+Streams: for every call with torch tensors on a GPU, TVM-FFI asks torch for the current stream (by the DLPack exchange API or, where torch
+has none, by `torch._C._cuda_getCurrentRawStream`) and sets it as its environment's stream (`TVMFFIEnvGetStream`). Neither way
+synchronizes. This module therefore does nothing about streams, and calls inside a `torch.cuda.graph` are captured.
 
-Threads: every call holds the lock of its cache (`KVCache.turns`) until the module has returned, so that calls over one cache run in some
-order, each as if it were alone. The bound grows once the module has taken the call, so a refused call leaves it as it was.
+Threads: every call holds the lock of its cache (`KVCache.call_order`) until the module has returned, so calls over one cache run one after
+the other. The bound grows only after the module has accepted the call, so a refused call leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from uuid import uuid4
 import torch
 
 from kvgen.errors import CacheMismatch, ToolchainMissing, UnsupportedError
-from kvgen.lower.prompts import prompt_refusal
+from kvgen.lower.extend import extend_refusal
 from kvgen.reference.layout import PackedLayout
-from kvgen.runtime import checks, prompt
+from kvgen.runtime import checks, extend
 from kvgen.runtime.kvcache import KVCache as KVCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.plan import Plan
@@ -85,7 +84,7 @@ class Variant:
         sequences = Sequences(torch.zeros(batch, dtype=torch.int32, device=where), block_table, batch, max_len, self.module)
         cache = self._allocate(shape, sequences)
         if cache.gpu is not None:
-            cache.turns.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
+            cache.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
         self.prepare(cache)
         return cache
 
@@ -186,13 +185,13 @@ class Variant:
         sequences = cache.sequences
         if advance and sequences.shared:
             raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
-        with sequences.turns.lock:
+        with sequences.call_order.lock:
             sequences.overflow.check()
             bound = sequences.after(longest)
             if not tokens:
                 return
             if cache.gpu is not None:
-                sequences.turns.follow(cache.gpu)
+                sequences.call_order.follow(cache.gpu)
             self.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
             if advance:
                 sequences.appended(bound, uniform=uniform)
@@ -202,7 +201,7 @@ class Variant:
         self.prepare(cache)
         q_len = checks.whole("q_len", q_len, 1, self._most_q)
         sequences = cache.sequences
-        with sequences.turns.lock:
+        with sequences.call_order.lock:
             sequences.overflow.check()
             known = sequences.after(q_len if append else 0)
             capturing = sequences.capturing
@@ -211,7 +210,7 @@ class Variant:
                 uniform = sequences.uniform and sequences.bound > 0 and not capturing
             if cache.gpu is None or not uniform:
                 if cache.gpu is not None:
-                    sequences.turns.follow(cache.gpu)
+                    sequences.call_order.follow(cache.gpu)
                 numbers = self._planned(sequences, q_len, append=append, skip_empty=True)
             bound = known if bound is None else checks.whole("bound", bound, 0)
             return Plan(self, sequences, q_len, append, max(1, bound), numbers, sequences.version, capturing)
@@ -283,7 +282,7 @@ class Variant:
             self._check_new(k_new, v_new, tokens, cache)
         out, lse, scale = self._outputs(q, cache, out, lse, scale)
         sequences = cache.sequences
-        with sequences.turns.lock:
+        with sequences.call_order.lock:
             sequences.overflow.check()
             if plan is not None:
                 plan.check(self, sequences, tokens, append=True)
@@ -291,9 +290,9 @@ class Variant:
                 raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
             bound = sequences.after(tokens) if plan is None else plan.bound
             if cache.gpu is not None:
-                sequences.turns.follow(cache.gpu)
+                sequences.call_order.follow(cache.gpu)
             if tokens > self._most_q:
-                self._prompt(q, (k_new, v_new), cache, out, lse, scale, bound)
+                self._extend(q, (k_new, v_new), cache, out, lse, scale, bound)
             else:
                 try:
                     numbers = self._numbers(sequences, plan, tokens, append=True)
@@ -326,15 +325,15 @@ class Variant:
         workspace = self._check_call(q, cache)
         out, lse, scale = self._outputs(q, cache, out, lse, scale)
         sequences, tokens = cache.sequences, q.shape[1]
-        with sequences.turns.lock:
+        with sequences.call_order.lock:
             sequences.overflow.check()
             if plan is not None:
                 plan.check(self, sequences, tokens, append=False)
             if cache.gpu is not None:
-                sequences.turns.follow(cache.gpu)
+                sequences.call_order.follow(cache.gpu)
             bound = plan.bound if plan is not None else sequences.after(0)
             if tokens > self._most_q:
-                self._prompt(q, None, cache, out, lse, scale, bound)
+                self._extend(q, None, cache, out, lse, scale, bound)
             else:
                 try:
                     numbers = self._numbers(sequences, plan, tokens, append=False)
@@ -347,7 +346,7 @@ class Variant:
                     raise
         return out if lse is None else (out, lse)
 
-    def _prompt(
+    def _extend(
         self,
         q: torch.Tensor,
         new: tuple[torch.Tensor, torch.Tensor] | None,
@@ -358,16 +357,16 @@ class Variant:
         bound: int,
     ) -> None:
         """A call with more query tokens than the kernel is compiled for."""
-        if reason := prompt_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
-            raise UnsupportedError("prompt", reason)
+        if reason := extend_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
+            raise UnsupportedError("extend attention", reason)
         self._check_tensors(q, new, cache, out)
         if cache.gpu is not None:  # on the CPU the module checks this
             read = [("q", q), *zip(("k_new", "v_new"), new or (), strict=False), *zip(_CACHE, cache.tensors, strict=True)]
             checks.apart("out", out, [*read, ("lse", lse)])
             if lse is not None:
                 checks.apart("lse", lse, read)
-        prompt.run(
-            self.module, cache.tensors, prompt.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address)
+        extend.run(
+            self.module, cache.tensors, extend.Call(q, new, out, lse, scale, bound or 1, cache.max_len, cache.sequences.overflow.address)
         )
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -377,9 +376,9 @@ class Variant:
         """
         self._check_layout(cache)
         sequences = cache.sequences
-        with sequences.turns.lock:
+        with sequences.call_order.lock:
             if cache.gpu is not None:
-                sequences.turns.follow(cache.gpu)
+                sequences.call_order.follow(cache.gpu)
             if k is None or v is None:
                 longest = sequences.max_len if sequences.capturing else int(sequences.lengths.max())
                 shape = (cache.batch, max(1, longest), *self._kv_tail)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.kvcache import KVCache
 
 
-class Turns:
+class CallOrder:
     """Orders the calls over caches that share sequences: threads by `lock`, streams of a GPU by `follow`, called under the lock.
 
     A call writes to a workspace that all calls of its module share, and `decode` and `prefill` write to the cache. TVM-FFI releases the
@@ -52,8 +52,8 @@ class Turns:
         """In a forked child: a call that another thread of the parent was in never ends here."""
         self.lock = forks.Torn() if self.lock.locked() else Lock()
 
-    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
-        return Turns, ()  # a deep copy of a cache is another cache
+    def __reduce__(self) -> tuple[type[CallOrder], tuple[()]]:
+        return CallOrder, ()  # a deep copy of a cache is another cache
 
 
 class Layers(WeakSet["KVCache"]):
@@ -120,7 +120,7 @@ class Sequences:
     captured: bool = False
     """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
     workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
-    turns: Turns = field(default_factory=Turns)
+    call_order: CallOrder = field(default_factory=CallOrder)
     overflow: OverflowFlag = field(init=False)
     gpu: int | None = field(init=False)
     """Index of the GPU that holds the lengths; None on the CPU."""
@@ -188,11 +188,11 @@ class Sequences:
             number = most = checks.whole("tokens", tokens, 0)
         else:
             counts, most, uniform = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
-        with self.turns.lock:
+        with self.call_order.lock:
             self.overflow.check()
             bound = self.max_len if tokens is counts else self.after(most)  # of numbers on a GPU, the host knows nothing
             if self.gpu is not None:
-                self.turns.follow(self.gpu)
+                self.call_order.follow(self.gpu)
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
             self.appended(0 if empty else bound, uniform=uniform)
@@ -201,9 +201,9 @@ class Sequences:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device."""
         if not isinstance(rows, torch.Tensor):
             rows = torch.tensor([checks.whole("a row", row, 0, self.batch - 1) for row in rows], dtype=torch.int64)
-        with self.turns.lock:
+        with self.call_order.lock:
             if self.gpu is not None:
-                self.turns.follow(self.gpu)
+                self.call_order.follow(self.gpu)
             self.lengths.index_fill_(0, rows.to(self.lengths.device, torch.int64), 0)
             self.version += 1
             if self.batch == 1 and len(rows):
@@ -213,9 +213,9 @@ class Sequences:
 
     def clear(self) -> None:
         """Forget every token of all sequences; memory is kept."""
-        with self.turns.lock:
+        with self.call_order.lock:
             if self.gpu is not None:
-                self.turns.follow(self.gpu)
+                self.call_order.follow(self.gpu)
             self.lengths.zero_()
             self.version += 1
             self.bound, self.uniform = 0, True

@@ -1,4 +1,4 @@
-"""How much a tuning run may spend, in measurements and in seconds."""
+"""The budget of a tuning run, in measurements and in seconds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 RESERVE = 0.2
-"""Share of the seconds that is kept for the finalists, at least."""
+"""Least fraction of the seconds that is kept for the final."""
 MOST_RESERVE = 0.5
-"""And at most, however long they take."""
+"""Largest fraction, however long the final takes."""
 AGAIN = 0.25
-"""Share of their time that is kept for workloads at which it is unclear then who is faster."""
+"""Fraction of the final's time that is kept for more rounds at workloads whose winner is unclear."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)")
@@ -45,13 +45,13 @@ def parse_duration(text: str) -> float:
 
 @dataclass
 class Clock:
-    """What is left of a budget."""
+    """The rest of a budget."""
 
     budget: Budget
     now: Callable[[], float] = time.monotonic
     used: int = 0
     final_seconds: float = 0.0
-    """What the shortest final takes, as far as is known beforehand."""
+    """Seconds of the shortest final, as far as is known beforehand."""
     start: float = field(init=False)
 
     def __post_init__(self) -> None:

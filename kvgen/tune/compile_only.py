@@ -1,4 +1,4 @@
-"""Compiling a space where nothing can be run: resources by point, spilling points excluded, untuned entries."""
+"""Compiling a space where nothing can be run: resources by schedule, spilling schedules excluded, untuned entries."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from kvgen.toolchain.pool import build_many
 from kvgen.tune.plan import Contender, contenders, require
 from kvgen.tune.progress import Progress, Watch
 from kvgen.tune.register import make_untuned
-from kvgen.tune.study import flatten
+from kvgen.tune.trial_store import flatten
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What became of one point: `ok`, `spills`, `compile_error` or `compiler_crash`; resources are those of its hungriest kernel."""
+class CompileOutcome:
+    """How one schedule compiled: `ok`, `spills`, `compile_error` or `compiler_crash`; resources are the maximum over its kernels."""
 
     schedule: Schedule
     kind: str
@@ -46,15 +46,15 @@ class Compiled:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """Every point that was compiled, and the untuned entries that stand for them."""
+    """The outcome of every schedule, and the untuned entries that were registered."""
 
     spec: KernelSpec
     target: Target
-    points: tuple[Compiled, ...]
+    outcomes: tuple[CompileOutcome, ...]
     entries: tuple[tuple[Entry, Path], ...]
     seconds: float
     feasible: int
-    """Points of the space; more than were compiled where a covering set was asked for."""
+    """Schedules of the search space; more than were compiled where `limit` asked for a covering set."""
     refusals: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
@@ -64,9 +64,9 @@ class CompileReport:
             "target": self.target,
             "seconds": round(self.seconds, 1),
             "feasible": self.feasible,
-            "compiled": len(self.points),
-            "excluded": [point.to_json() for point in self.points if point.kind != "ok"],
-            "points": [point.to_json() for point in self.points],
+            "compiled": len(self.outcomes),
+            "excluded": [one.to_json() for one in self.outcomes if one.kind != "ok"],
+            "outcomes": [one.to_json() for one in self.outcomes],
             "entries": [{"key": entry.key, "backend": entry.backend, "path": str(path)} for entry, path in self.entries],
             "refusals": list(self.refusals),
         }
@@ -86,7 +86,7 @@ def compile_space(
     """Compile the spec's schedules without running them; the default of the first back end is registered as untuned,
     unless a tuned entry is there.
 
-    With `limit`, at most so many points per back end, chosen so that every value of every parameter occurs (as far as they
+    With `limit`, at most that many schedules per back end, chosen so that every value of every parameter occurs (as far as they
     go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
     UnsupportedError where no back end takes the spec, CompileError where not even a default compiles, HostError where the disk
     fails: before anything is compiled if the registry or the cache cannot be written.
@@ -98,29 +98,29 @@ def compile_space(
     cache.require_writable()
     require(spec, target, found, cache, compile_only=True)
     began = time.monotonic()
-    points: list[Compiled] = []
+    outcomes: list[CompileOutcome] = []
     entries: list[tuple[Entry, Path]] = []
     feasible = 0
     jobs: list[tuple[Contender, Schedule, Source]] = []
     for c in found:
-        every = list(c.space.points())
+        every = list(c.space.schedules())
         feasible += len(every)
         chosen = every if limit is None else covering(c.space, every, c.default, limit)
         jobs += [(c, schedule, c.backend.lower(spec, schedule, target)) for schedule in chosen]
     failures: Counter[str] = Counter()
     for index, result in build_many([source for _, _, source in jobs], workers, cache):
         c, schedule, source = jobs[index]
-        point = _judge(schedule, result)
-        points.append(point)
-        if point.kind != "ok":
-            failures[point.kind] += 1
+        outcome = _outcome(schedule, result)
+        outcomes.append(outcome)
+        if outcome.kind != "ok":
+            failures[outcome.kind] += 1
         if c is found[0] and schedule.id == c.default.id:
             entries.append(_register(spec, target, c, source, result, store))
         elapsed = time.monotonic() - began
-        watch(Progress("compiling", str(schedule), len(points), len(jobs), 0, failures.copy(), {}, elapsed, None))
+        watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))
     order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
-    points.sort(key=lambda point: order[point.schedule.id])
-    return CompileReport(spec, target, tuple(points), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
+    outcomes.sort(key=lambda one: order[one.schedule.id])
+    return CompileReport(spec, target, tuple(outcomes), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
 def _register(
@@ -137,14 +137,14 @@ def _register(
     return entry, store.put(entry)
 
 
-def _judge(schedule: Schedule, result: Artifact | CompileError | CompilerCrash) -> Compiled:
+def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash) -> CompileOutcome:
     if isinstance(result, CompilerCrash):
-        return Compiled(schedule, "compiler_crash", detail=str(result))
+        return CompileOutcome(schedule, "compiler_crash", detail=str(result))
     if isinstance(result, CompileError):
-        return Compiled(schedule, "compile_error", detail=str(result))
+        return CompileOutcome(schedule, "compile_error", detail=str(result))
     kernels = result.resources.kernels.values()
     spills = result.resources.spill_bytes
-    return Compiled(
+    return CompileOutcome(
         schedule,
         "spills" if spills else "ok",
         max((kernel.registers for kernel in kernels), default=0),
@@ -155,13 +155,13 @@ def _judge(schedule: Schedule, result: Artifact | CompileError | CompilerCrash) 
     )
 
 
-def covering(space: SearchSpace, points: Iterable[Schedule], default: Schedule, limit: int) -> list[Schedule]:
-    """The default and up to `limit` - 1 other points that together show as many parameter values as they can."""
-    rest = [point for point in points if point.id != default.id]
+def covering(space: SearchSpace, schedules: Iterable[Schedule], default: Schedule, limit: int) -> list[Schedule]:
+    """The default and up to `limit` - 1 other schedules that together show as many parameter values as they can."""
+    rest = [schedule for schedule in schedules if schedule.id != default.id]
     random.Random(space.backend).shuffle(rest)
     chosen, seen = [default], set(flatten(default).items())
     while rest and len(chosen) < limit:
-        best = max(rest, key=lambda point: len(set(flatten(point).items()) - seen))
+        best = max(rest, key=lambda schedule: len(set(flatten(schedule).items()) - seen))
         chosen.append(best)
         seen |= set(flatten(best).items())
         rest.remove(best)

@@ -1,4 +1,4 @@
-"""What a run is about: the back ends that can take part, their spaces, and the studies that remember it."""
+"""The inputs of a run: the back ends that support the spec, their search spaces, and the trial stores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.point import Point
-from kvgen.tune.search import Lane, Search, lanes
+from kvgen.tune.candidate import Candidate
+from kvgen.tune.search import Search, SearchQueue, search_queues
 
 if TYPE_CHECKING:
     import optuna
 
-    from kvgen.tune.study import Memory
+    from kvgen.tune.trial_store import TrialStore
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def contenders(
     spec: KernelSpec, target: Target, backends: Sequence[Backend] | None = None, *, all_schedules: bool = False
 ) -> tuple[list[Contender], list[UnsupportedError]]:
     """The back ends that can lower the spec, in order of preference, and the refusals of the others. `all_schedules`: their spaces
-    hold what hints leave out, too.
+    include what hints exclude.
 
-    Raises ToolchainMissing where no back end is there for the target, UnsupportedError where every one refuses.
+    Raises ToolchainMissing if no back end for the target can be loaded, UnsupportedError if all of them refuse the spec.
     """
     found, refusals = [], []
     candidates = backends_for(target) if backends is None else backends
@@ -65,9 +65,9 @@ def no_backend(target: Target) -> ToolchainMissing:
 
 
 def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
-    """Raise ToolchainMissing, in one sentence with all that is missing, where this machine cannot compile or cannot measure.
+    """Raise ToolchainMissing, in one sentence with everything that is missing, if this machine cannot compile or cannot measure.
 
-    Without a compiler, modules that were carried here will do.
+    Without a compiler, modules from an imported archive are sufficient.
     """
     from kvgen.spec.target import cannot_run, gpu_capability
     from kvgen.toolchain.compilers import compiler_for
@@ -83,22 +83,22 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
     languages = dict.fromkeys(source.language for source in sources if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
     if not compile_only and (reason := cannot_run(target, gpu_capability())) is not None:
-        missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned elsewhere)")
+        missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
     if missing:
         raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
 
 
 def study_name(spec: KernelSpec, target: Target, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
-    """Everything that a measurement depends on: format, target, back end, shape; and space, sources and policy by digest.
+    """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources and policy by digest.
 
-    Hints are not among it: they choose what is measured.
+    Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
     code = contender.backend.lower(spec, contender.default, target).id
     return f"{spec.format_id}-{target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
-def open_memories(
+def open_trial_stores(
     storage: optuna.storages.BaseStorage,
     spec: KernelSpec,
     target: Target,
@@ -107,12 +107,12 @@ def open_memories(
     seed: int,
     *,
     exclusive: bool,
-) -> dict[tuple[str, str], Memory]:
-    """A memory per (back end, workload key)."""
-    from kvgen.tune.study import Memory
+) -> dict[tuple[str, str], TrialStore]:
+    """A trial store per (back end, workload key)."""
+    from kvgen.tune.trial_store import TrialStore
 
     return {
-        (c.backend.name, work.key): Memory(storage, study_name(spec, target, c, work, policy), c.space, work, seed, exclusive=exclusive)
+        (c.backend.name, work.key): TrialStore(storage, study_name(spec, target, c, work, policy), c.space, work, seed, exclusive=exclusive)
         for c in found
         for work in spec.workloads
     }
@@ -121,34 +121,36 @@ def open_memories(
 def open_search(
     spec: KernelSpec,
     found: Sequence[Contender],
-    memories: Mapping[tuple[str, str], Memory],
-    seeds: Sequence[Point],
+    trial_stores: Mapping[tuple[str, str], TrialStore],
+    seeds: Sequence[Candidate],
     trials: int | None,
     seed: int,
     *,
     timed: bool,
 ) -> Search:
-    """The search over all back ends: what is known is taken in, `seeds` come first. Raises KvgenError on an empty space."""
-    every: list[Lane] = []
+    """The search over all back ends, with the records of earlier runs; `seeds` come first. Raises KvgenError on an empty space."""
+    every: list[SearchQueue] = []
     order: dict[str, Sequence[Value]] = {}
     for c in found:
         order |= {p.name: p.values for p in c.space.parameters}
-        for layout in c.space.layout_points():
-            every += lanes(layout, {work: c.space.launch_points(layout, work) for work in spec.workloads}, c.default, seed)
-    points = sum(len(lane.todo) for lane in every)
-    if not points:
+        for layout in c.space.layouts():
+            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.default, seed)
+    candidates = sum(len(queue.todo) for queue in every)
+    if not candidates:
         raise KvgenError(
-            f"the search space of {spec.name} has no points: kvgen space --explain tells why, and --all-schedules lifts its hints"
+            f"the search space of {spec.name} has no candidates: kvgen space --explain tells why, and --all-schedules lifts its hints"
         )
-    known = sum(len(lane.todo.keys() & memories[lane.backend, lane.workload.key].records.keys()) for lane in every)
-    exhaustive = points - known <= trials if trials is not None else not timed
+    known = sum(len(queue.todo.keys() & trial_stores[queue.backend, queue.workload.key].records.keys()) for queue in every)
+    exhaustive = candidates - known <= trials if trials is not None else not timed
 
-    def suggest(lane: Lane) -> Schedule | None:
-        return memories[lane.backend, lane.workload.key].suggest(lane.layout)
+    def suggest(queue: SearchQueue) -> Schedule | None:
+        return trial_stores[queue.backend, queue.workload.key].suggest(queue.layout)
 
     search = Search(every, order, suggest, exhaustive)
-    for memory in memories.values():
-        for record in memory.records.values():
+    for trial_store in trial_stores.values():
+        for record in trial_store.records.values():
             search.take(record)
-    search.lead([point for point in seeds if point.schedule.id not in memories[point.backend, point.workload.key].records])
+    search.lead(
+        [candidate for candidate in seeds if candidate.schedule.id not in trial_stores[candidate.backend, candidate.workload.key].records]
+    )
     return search

@@ -1,4 +1,4 @@
-"""What a running tuning tells whoever watches it."""
+"""Snapshots of a running build, for a progress view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Progress:
 
     phase: Phase
     note: str
-    """What is being done at this moment."""
+    """The current activity."""
     done: int
     """Measurements taken in this run."""
     planned: int | None

@@ -13,9 +13,9 @@ from kvgen.registry.provenance import provenance
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
-from kvgen.tune.ahead import Ahead
+from kvgen.tune.candidate import Record
+from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import Decision
-from kvgen.tune.point import Record
 
 
 def make_entry(
@@ -23,21 +23,21 @@ def make_entry(
     target: Target,
     backends: Mapping[str, Backend],
     decision: Decision,
-    ahead: Ahead,
+    compile_queue: CompileQueue,
     records: Sequence[Record],
     default: Schedule,
     facts: Mapping[str, Any],
 ) -> Entry:
-    """The entry of a tuned winner; `records` are those that the decision was made on, `facts` go into its provenance.
+    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance.
 
-    Raises ValueError where back ends mean different packed layouts by one layout part.
+    Raises ValueError if back ends derive different packed layouts from one layout part.
     """
     launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
     for work in spec.workloads:
         record = decision.launches[work.key]
-        schedule = record.point.schedule
-        launches.append((work, schedule, backends[schedule.backend].lower(spec, schedule, target), ahead.artifact(schedule)))
+        schedule = record.candidate.schedule
+        launches.append((work, schedule, backends[schedule.backend].lower(spec, schedule, target), compile_queue.artifact(schedule)))
         timings.append(Timing(work, record.cost, record.samples, record.read_us, _cost(records, default, work)))
         accuracy[work.key] = dict(record.accuracy)
     packed = {backends[schedule.backend].layout(spec, schedule.layout).id for _, schedule, _, _ in launches}
@@ -61,7 +61,7 @@ def make_entry(
 def make_untuned(
     spec: KernelSpec, target: Target, backend: Backend, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]
 ) -> Entry:
-    """The entry of a default that was compiled and never run."""
+    """The untuned entry of a default schedule, which was compiled and never run."""
     return Entry.of(
         spec,
         target,
@@ -83,12 +83,12 @@ def toolchain(compiler: str) -> dict[str, Any]:
 
 def _cost(records: Sequence[Record], schedule: Schedule, work: Workload) -> float | None:
     """µs of a schedule at a workload among some records."""
-    costs = [r.cost for r in records if r.ok and r.point.schedule.id == schedule.id and r.point.workload.key == work.key]
+    costs = [r.cost for r in records if r.ok and r.candidate.schedule.id == schedule.id and r.candidate.workload.key == work.key]
     return costs[0] if costs else None
 
 
 def _runner_up(decision: Decision) -> dict[str, Any] | None:
-    """What came second: other back ends over the same layout, and the best other layout."""
+    """The runners-up as plain data: other back ends over the same layout, and the best other layout."""
     if not decision.rivals and not decision.runners_up:
         return None
     other: dict[str, Any] | None = None
@@ -100,6 +100,6 @@ def _runner_up(decision: Decision) -> dict[str, Any] | None:
 
 def _describe(launches: Mapping[str, Record]) -> dict[str, Any]:
     return {
-        key: {"backend": record.point.backend, "launch": dict(record.point.schedule.launch), "us": record.cost}
+        key: {"backend": record.candidate.backend, "launch": dict(record.candidate.schedule.launch), "us": record.cost}
         for key, record in launches.items()
     }

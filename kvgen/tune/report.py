@@ -1,4 +1,4 @@
-"""What `kvgen report` shows: entries beside default and pure read, what failed, what mattered, how the search went."""
+"""The content of `kvgen report`: entries beside default and read roofline, failures, importance of parameters, course of the search."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from kvgen import _resources
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.point import Record
-from kvgen.tune.study import RECORD, journal_storage
+from kvgen.tune.candidate import Record
+from kvgen.tune.trial_store import RECORD, journal_storage
 
 TEMPLATE = "report/report.html.jinja"
 FEWEST_TRIALS = 8
-"""Right trials of a study below which importances mean nothing."""
+"""Least number of successful trials of a study for which importances are computed."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class StudyView:
     backend: str
     workload: str
     regret: tuple[float, ...]
-    """Best time so far over best time at all, by right trial."""
+    """Best time so far over the best time of all, by successful trial."""
     importances: tuple[tuple[str, float], ...]
     slices: tuple[tuple[str, tuple[tuple[str, int, float, float], ...]], ...]
-    """Per parameter, per value: (value, right trials, best µs, median µs)."""
+    """Per parameter, per value: (value, successful trials, best µs, median µs)."""
     failures: tuple[tuple[str, int, str, str], ...]
-    """(kind, how many, an example, its detail)."""
+    """(kind, count, an example, its detail)."""
     trials: int
 
 
@@ -54,11 +54,11 @@ def _view(study: Any) -> StudyView | None:
         return None
     records = [Record.from_json(trial.user_attrs[RECORD]) for trial in trials]
     frame = pd.DataFrame([{**trial.params, "us": record.us} for trial, record in zip(trials, records, strict=True) if record.ok])
-    point = records[0].point
+    candidate = records[0].candidate
     best = frame["us"].cummin() / frame["us"].min() if len(frame) else pd.Series(dtype=float)
     return StudyView(
-        point.schedule.backend,
-        point.workload.key,
+        candidate.schedule.backend,
+        candidate.workload.key,
         tuple(float(value) for value in best),
         _importances(study, len(frame)),
         tuple((name, _slice(frame, name)) for name in frame.columns if name != "us" and frame[name].nunique() > 1),
@@ -73,7 +73,7 @@ def _slice(frame: Any, name: str) -> tuple[tuple[str, int, float, float], ...]:
 
 
 def _importances(study: Any, right: int) -> tuple[tuple[str, float], ...]:
-    """Share of each parameter in the spread of times, the largest first (PED-ANOVA)."""
+    """Fraction of the variance of times that each parameter explains, the largest first (PED-ANOVA)."""
     if right < FEWEST_TRIALS:
         return ()
     import optuna
@@ -86,7 +86,7 @@ def _failures(records: Sequence[Record]) -> tuple[tuple[str, int, str, str], ...
     told = []
     for kind in dict.fromkeys(record.kind for record in records if not record.ok):
         same = [record for record in records if record.kind == kind]
-        told.append((kind, len(same), str(same[0].point.schedule), same[0].detail.strip()))
+        told.append((kind, len(same), str(same[0].candidate.schedule), same[0].detail.strip()))
     return tuple(told)
 
 

@@ -1,4 +1,4 @@
-"""What a tuning run found."""
+"""The result of a tuning run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from kvgen.lower.base import Target
 from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec
-from kvgen.tune.point import Record
+from kvgen.tune.candidate import Record
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The registered entry and how it came about. `records` are all finished points, earlier runs' included."""
+    """The registered entry and how it came about. `records` are all finished candidates, earlier runs' included."""
 
     spec: KernelSpec
     target: Target
@@ -26,9 +26,9 @@ class TuningResult:
     records: tuple[Record, ...] = ()
     finalists: tuple[Record, ...] = ()
     measured: int = 0
-    """Points measured in this run."""
+    """Candidates measured in this run."""
     known: int = 0
-    """Points found finished from earlier runs."""
+    """Candidates that were finished in earlier runs."""
     seconds: float = 0.0
     interrupted: bool = False
     reused: bool = False
@@ -44,7 +44,7 @@ class TuningResult:
         return [record for record in (*self.records, *self.finalists) if record.kind != "ok"]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without the samples of what did not win."""
+        """Plain data, without the samples of candidates that did not win."""
         return {
             "spec": self.spec.name,
             "target": self.target,
@@ -64,12 +64,12 @@ class TuningResult:
 
 
 def failure(record: Record) -> dict[str, Any]:
-    """A failed point by name."""
-    schedule = record.point.schedule
+    """A failed candidate by name."""
+    schedule = record.candidate.schedule
     return {
         "kind": record.kind,
         "schedule": schedule.to_json(),
         "id": schedule.id,
-        "workload": record.point.workload.key,
+        "workload": record.candidate.workload.key,
         "detail": record.detail,
     }

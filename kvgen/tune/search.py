@@ -1,10 +1,10 @@
-"""Which point to measure next: layouts race each other, launches are searched over those that stay in the race.
+"""Chooses the candidate to measure next: successive halving over layouts, and a search over the launches of the remaining layouts.
 
-The race begins with the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later
-round gives more launches to every layout, back end and workload and drops the worse half of the layouts, by the weighted
-geometric mean of their best times, whoever reached them; where another layout has come to lead, its nearest neighbours join.
-Over one layout back ends race by workload: who is far behind there waits. Who was left out is tried when nothing else is left.
-With a budget that covers the whole space all race from the start, and nothing is dropped.
+The first round has the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later round gives
+more launches to every active layout, back end and workload, and sets the worse half of the layouts aside, by the weighted geometric mean
+of their best times of any back end. When another layout takes the lead, its nearest neighbours become active. Within a layout, a back end
+that is far behind another at a workload is set aside there. What was set aside is tried when nothing else is left. If the budget covers the
+whole space, everything is active from the start, and nothing is set aside.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dataclasses import dataclass, field
 
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import Workload
-from kvgen.tune.point import Key, Point, Record
+from kvgen.tune.candidate import Candidate, Key, Record
 
 STARTERS = 3
-"""Most layouts in the first round: the defaults' and those that differ least from them."""
+"""Largest number of layouts in the first round: the defaults' and those that differ least from them."""
 JOINERS = 2
-"""Layouts that join where the lead has changed."""
+"""Layouts that become active when the lead has changed."""
 
 NEARLY = 1.1
-"""A launch within this factor of the best at one workload is worth a measurement at the others; a back end that is not within
-it of the best over the same layout, after some launches, waits."""
+"""A launch within this factor of the best at one workload is measured at the others too. A back end that is not within this factor of
+the best over the same layout, after PATIENCE launches, is set aside."""
 PATIENCE = 3
-"""Launches that a back end may try at a workload before it has to keep up."""
+"""Launches that a back end may try at a workload before NEARLY applies."""
 
 
 @dataclass
-class Lane:
-    """The launches of one back end over one layout at one workload: what is left to try, in the seed's order, and what was found."""
+class SearchQueue:
+    """The launches of one back end over one layout at one workload: those still to try, in the seed's order, and the records so far."""
 
     layout: Params
     workload: Workload
@@ -43,32 +43,32 @@ class Lane:
     given: int = 0
     best: Record | None = None
     found: list[Record] = field(default_factory=list)
-    """Right ones, in the order in which they came."""
+    """Records of successful measurements, in the order in which they came."""
 
     @property
     def backend(self) -> str:
         """Name of the back end."""
         return self.start.backend
 
-    def holds(self, point: Point) -> bool:
-        """Whether a point is, or was, one of the lane's."""
-        return (self.backend, self.layout, self.workload.key) == (point.backend, point.layout, point.workload.key)
+    def holds(self, candidate: Candidate) -> bool:
+        """Whether a candidate belongs to this queue, measured or not."""
+        return (self.backend, self.layout, self.workload.key) == (candidate.backend, candidate.layout, candidate.workload.key)
 
-    def take(self, schedule: Schedule) -> Point | None:
-        """The point of a schedule that is still to be tried; None for any other."""
+    def take(self, schedule: Schedule) -> Candidate | None:
+        """Remove a schedule that is still to be tried and return its candidate; None for any other schedule."""
         found = self.todo.pop(schedule.id, None)
-        return Point(found, self.workload) if found else None
+        return Candidate(found, self.workload) if found else None
 
     def nearest(self, to: Schedule, order: Mapping[str, Sequence[Value]]) -> Schedule | None:
-        """The untried schedule that differs least from another: in few parameters, then by few steps."""
+        """The untried schedule that differs least from another: in the fewest parameters, then by the fewest steps."""
         return min(self.todo.values(), key=lambda s: _distance(s.launch, to.launch, order), default=None)
 
 
-Suggest = Callable[[Lane], Schedule | None]
+Suggest = Callable[[SearchQueue], Schedule | None]
 
 
 def _starters(layouts: Sequence[Params], away: Mapping[Params, tuple[int, int]]) -> list[Params]:
-    """The nearest layout, and those that share the next distance."""
+    """The nearest layout, and all at the second smallest distance."""
     second = min((away[layout] for layout in layouts[1:]), default=(0, 0))
     return [layout for layout in layouts if away[layout] <= second][:STARTERS]
 
@@ -86,145 +86,145 @@ def _distance(one: Params, other: Params, order: Mapping[str, Sequence[Value]]) 
 
 @dataclass
 class Search:
-    """Gives points and takes their records. `exhaustive`: the budget covers all points, so nothing is dropped or guessed."""
+    """Returns candidates and takes their records. `exhaustive`: the budget covers all candidates, so nothing is set aside or guessed."""
 
-    lanes: list[Lane]
+    queues: list[SearchQueue]
     order: Mapping[str, Sequence[Value]]
     """Values of each parameter in the order of the space: neighbours are near."""
     suggest: Suggest
     exhaustive: bool
     quota: int = 1
     pending: set[Key] = field(default_factory=set)
-    first: deque[Point] = field(default_factory=deque)
+    first: deque[Candidate] = field(default_factory=deque)
     alive: list[Params] = field(init=False)
-    """Layouts in the race."""
+    """Active layouts."""
     waiting: list[Params] = field(default_factory=list)
-    """Layouts that were dropped, or have not joined yet."""
+    """Layouts that were set aside, or are not active yet."""
     _leader: Params | None = field(init=False, default=None)
-    _everyone: bool = field(init=False, default=False)
-    """Back ends that are far behind race, too."""
+    _all_backends: bool = field(init=False, default=False)
+    """Whether back ends that are far behind are active too."""
 
     def __post_init__(self) -> None:
-        """Layouts in order of their distance from the nearest default."""
+        """Order the layouts by their distance from the nearest default."""
         away: dict[Params, tuple[int, int]] = {}
-        for lane in self.lanes:
-            distance = _distance(lane.layout, lane.start.layout, self.order)
-            away[lane.layout] = min(distance, away.get(lane.layout, distance))
+        for queue in self.queues:
+            distance = _distance(queue.layout, queue.start.layout, self.order)
+            away[queue.layout] = min(distance, away.get(queue.layout, distance))
         self.alive = sorted(away, key=lambda layout: away[layout])
-        self.lanes.sort(key=lambda lane: self.alive.index(lane.layout))
-        self._everyone = self.exhaustive
+        self.queues.sort(key=lambda queue: self.alive.index(queue.layout))
+        self._all_backends = self.exhaustive
         if not self.exhaustive:
             starters = _starters(self.alive, away)
             self.waiting = [layout for layout in self.alive if layout not in starters]
             self.alive = starters
         self._leader = self._best_layout()
 
-    def lead(self, points: Iterable[Point]) -> None:
-        """Give these points before any other."""
-        for point in points:
-            for lane in self.lanes:
-                if lane.holds(point):
-                    lane.take(point.schedule)
-            self.first.append(point)
+    def lead(self, candidates: Iterable[Candidate]) -> None:
+        """Return these candidates before any other."""
+        for candidate in candidates:
+            for queue in self.queues:
+                if queue.holds(candidate):
+                    queue.take(candidate.schedule)
+            self.first.append(candidate)
 
     # --- giving ----------------------------------------------------------------------------------------------------
 
-    def next(self, count: int) -> list[Point]:
-        """Up to `count` points. Fewer, or none, where outcomes of pending points decide what comes next, or nothing is left."""
-        points: list[Point] = []
-        while len(points) < count:
-            point = self._pick()
-            if point is None:
+    def next(self, count: int) -> list[Candidate]:
+        """Up to `count` candidates; fewer, or none, if the next ones depend on records of pending candidates, or if none are left."""
+        candidates: list[Candidate] = []
+        while len(candidates) < count:
+            candidate = self._pick()
+            if candidate is None:
                 break
-            self.pending.add(point.key)
-            points.append(point)
-        return points
+            self.pending.add(candidate.key)
+            candidates.append(candidate)
+        return candidates
 
-    def transfers(self, count: int) -> list[Point]:
-        """Up to `count` points, of those only whose schedule did well at another workload, and so is compiled."""
-        points: list[Point] = []
-        for lane in self._racing():
-            while len(points) < count and (guess := self._transfer(lane)) is not None:
-                points.append(Point(lane.todo.pop(guess.id), lane.workload))
-        self.pending.update(point.key for point in points)
-        return points
+    def transfers(self, count: int) -> list[Candidate]:
+        """Up to `count` candidates whose schedule did well at another workload and is therefore compiled."""
+        candidates: list[Candidate] = []
+        for queue in self._racing():
+            while len(candidates) < count and (guess := self._transfer(queue)) is not None:
+                candidates.append(Candidate(queue.todo.pop(guess.id), queue.workload))
+        self.pending.update(candidate.key for candidate in candidates)
+        return candidates
 
     @property
     def left(self) -> int:
-        """Points not yet given."""
-        return len(self.first) + sum(len(lane.todo) for lane in self.lanes)
+        """Number of candidates that were not returned yet."""
+        return len(self.first) + sum(len(queue.todo) for queue in self.queues)
 
-    def _pick(self) -> Point | None:
+    def _pick(self) -> Candidate | None:
         if self.first:
             return self.first.popleft()
         while True:
-            open_lanes = [lane for lane in self._racing() if lane.todo and lane.given < self.quota]
-            if open_lanes:
-                lane = min(open_lanes, key=lambda found: found.given)
-                lane.given += 1
-                return self._propose(lane)
+            open_queues = [queue for queue in self._racing() if queue.todo and queue.given < self.quota]
+            if open_queues:
+                queue = min(open_queues, key=lambda found: found.given)
+                queue.given += 1
+                return self._propose(queue)
             if self.pending or not self._next_round():
                 return None
 
-    def _racing(self) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.layout in self.alive and (self._everyone or not self._far_behind(lane))]
+    def _racing(self) -> list[SearchQueue]:
+        return [queue for queue in self.queues if queue.layout in self.alive and (self._all_backends or not self._far_behind(queue))]
 
-    def _far_behind(self, lane: Lane) -> bool:
-        """Whether another back end does clearly better over the same layout at the same workload."""
-        if lane.best is None or lane.given < PATIENCE:
+    def _far_behind(self, queue: SearchQueue) -> bool:
+        """Whether another back end is much faster over the same layout at the same workload."""
+        if queue.best is None or queue.given < PATIENCE:
             return False
-        rivals = (other for other in self.lanes if other.layout == lane.layout and other.workload.key == lane.workload.key)
-        return any(other.best is not None and lane.best.cost > NEARLY * other.best.cost for other in rivals)
+        rivals = (other for other in self.queues if other.layout == queue.layout and other.workload.key == queue.workload.key)
+        return any(other.best is not None and queue.best.cost > NEARLY * other.best.cost for other in rivals)
 
-    def _propose(self, lane: Lane) -> Point:
-        """A guess where one is worth something, else the next one in the seed's order."""
+    def _propose(self, queue: SearchQueue) -> Candidate:
+        """A promising candidate if one can be guessed, otherwise the next in the seed's order."""
         guess: Schedule | None = None
-        if lane.given == 1:
-            guess = lane.nearest(lane.start, self.order)
+        if queue.given == 1:
+            guess = queue.nearest(queue.start, self.order)
         elif not self.exhaustive:
-            guess = self._transfer(lane) or (self._neighbour(lane) if lane.given % 2 else self.suggest(lane))
-        point = lane.take(guess) if guess else None
-        return point or Point(lane.todo.pop(next(iter(lane.todo))), lane.workload)
+            guess = self._transfer(queue) or (self._neighbour(queue) if queue.given % 2 else self.suggest(queue))
+        candidate = queue.take(guess) if guess else None
+        return candidate or Candidate(queue.todo.pop(next(iter(queue.todo))), queue.workload)
 
-    def _transfer(self, lane: Lane) -> Schedule | None:
-        """The launch that did best, or nearly so, at another workload over the same layout: it is compiled already."""
+    def _transfer(self, queue: SearchQueue) -> Schedule | None:
+        """The launch that was best, or nearly, at another workload over the same layout; it is already compiled."""
         near: list[tuple[float, Schedule]] = []
-        for other in self.lanes:
-            if other.layout == lane.layout and other is not lane and other.best is not None:
-                ratios = ((record.cost / other.best.cost, record.point.schedule) for record in other.found)
-                near += [(ratio, schedule) for ratio, schedule in ratios if ratio <= NEARLY and schedule.id in lane.todo]
+        for other in self.queues:
+            if other.layout == queue.layout and other is not queue and other.best is not None:
+                ratios = ((record.cost / other.best.cost, record.candidate.schedule) for record in other.found)
+                near += [(ratio, schedule) for ratio, schedule in ratios if ratio <= NEARLY and schedule.id in queue.todo]
         return min(near, key=lambda item: item[0])[1] if near else None
 
-    def _neighbour(self, lane: Lane) -> Schedule | None:
-        return lane.nearest(lane.best.point.schedule, self.order) if lane.best else None
+    def _neighbour(self, queue: SearchQueue) -> Schedule | None:
+        return queue.nearest(queue.best.candidate.schedule, self.order) if queue.best else None
 
     # --- taking ----------------------------------------------------------------------------------------------------
 
     def take(self, record: Record) -> None:
-        """Learn from a record: one that was asked for, or one of an earlier run."""
-        self.pending.discard(record.point.key)
-        for lane in self.lanes:
-            if lane.holds(record.point):
-                lane.todo.pop(record.point.schedule.id, None)
+        """Use a record: of a candidate that was returned, or of an earlier run."""
+        self.pending.discard(record.candidate.key)
+        for queue in self.queues:
+            if queue.holds(record.candidate):
+                queue.todo.pop(record.candidate.schedule.id, None)
                 if record.ok:
-                    lane.found.append(record)
-                if record.ok and (lane.best is None or record.cost < lane.best.cost):
-                    lane.best = record
+                    queue.found.append(record)
+                if record.ok and (queue.best is None or record.cost < queue.best.cost):
+                    queue.best = record
 
-    def forgo(self, point: Point) -> None:
-        """Leave a given point to somebody else, whose record may come later."""
-        self.pending.discard(point.key)
+    def forgo(self, candidate: Candidate) -> None:
+        """Leave a candidate to another host, whose record may arrive later."""
+        self.pending.discard(candidate.key)
 
     def score(self, layout: Params) -> float:
         """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""
         best: dict[Workload, float] = {}
-        for lane in self.lanes:
-            if lane.layout == layout:
-                best[lane.workload] = min(best.get(lane.workload, math.inf), lane.best.cost if lane.best else math.inf)
+        for queue in self.queues:
+            if queue.layout == layout:
+                best[queue.workload] = min(best.get(queue.workload, math.inf), queue.best.cost if queue.best else math.inf)
         return geomean((cost, workload.weight) for workload, cost in best.items())
 
     def _next_round(self) -> bool:
-        """Begin another round; False when every point was given."""
+        """Begin another round; False when no candidates are left."""
         if not self.left:
             return False
         if not self.exhaustive:
@@ -233,23 +233,23 @@ class Search:
             joining = self._joiners()
             self.alive = keep + joining
             self.waiting = [layout for layout in ranked if layout not in keep] + [found for found in self.waiting if found not in joining]
-        while not any(lane.todo for lane in self._racing()) and self.waiting:
+        while not any(queue.todo for queue in self._racing()) and self.waiting:
             self.alive.append(self.waiting.pop(0))
-        self._everyone = self._everyone or not any(lane.todo for lane in self._racing())
+        self._all_backends = self._all_backends or not any(queue.todo for queue in self._racing())
         self.quota = 2 * self.quota + 1
         return True
 
     def _best_layout(self) -> Params | None:
-        """The best layout in the race; the first as long as none is measured."""
+        """The best active layout; the first one as long as none is measured."""
         return min(self.alive, key=self.score, default=None)
 
     def _joiners(self) -> list[Params]:
-        """Layouts near a new leader that were never tried."""
+        """Layouts near a new leader that were never tried; empty if the lead has not changed."""
         leader = self._best_layout()
         if leader is None or leader == self._leader:
             return []
         self._leader = leader
-        tried = {lane.layout for lane in self.lanes if lane.best or lane.given}
+        tried = {queue.layout for queue in self.queues if queue.best or queue.given}
         fresh = [layout for layout in self.waiting if layout not in tried]
         return sorted(fresh, key=lambda layout: _distance(layout, leader, self.order))[:JOINERS]
 
@@ -263,11 +263,11 @@ def geomean(costs: Iterable[tuple[float, float]]) -> float:
     return math.exp(total / weights) if weights and math.isfinite(total) else math.inf
 
 
-def lanes(layout: Params, launches: Mapping[Workload, Iterable[Params]], start: Schedule, seed: int) -> list[Lane]:
-    """One lane per workload for the back end of `start`, its launches in an order that depends on the seed alone."""
+def search_queues(layout: Params, launches: Mapping[Workload, Iterable[Params]], start: Schedule, seed: int) -> list[SearchQueue]:
+    """One queue per workload for the back end of `start`, its launches in an order that depends on the seed alone."""
     made = []
-    for workload, points in launches.items():
-        schedules = [Schedule(start.backend, layout, launch) for launch in points]
+    for workload, params in launches.items():
+        schedules = [Schedule(start.backend, layout, launch) for launch in params]
         random.Random(f"{seed}/{start.backend}[{layout}]/{workload.key}").shuffle(schedules)
-        made.append(Lane(layout, workload, {s.id: s for s in schedules}, start))
+        made.append(SearchQueue(layout, workload, {s.id: s for s in schedules}, start))
     return made

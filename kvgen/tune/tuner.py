@@ -22,20 +22,20 @@ from kvgen.registry.store import Found, Store
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.tune.ahead import Ahead
-from kvgen.tune.bench import Bench
 from kvgen.tune.budget import AGAIN, Budget, Clock
+from kvgen.tune.candidate import Candidate, Key, Record
+from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import Decision, decide, finalists, most_finalists, unclear
-from kvgen.tune.elsewhere import won_elsewhere
-from kvgen.tune.plan import Contender, contenders, open_memories, open_search, require
-from kvgen.tune.point import Key, Point, Record
+from kvgen.tune.plan import Contender, contenders, open_search, open_trial_stores, require
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry
 from kvgen.tune.result import TuningResult
+from kvgen.tune.runner import Runner
 from kvgen.tune.search import Search
+from kvgen.tune.warm_start import warm_starts
 
 if TYPE_CHECKING:
-    from kvgen.tune.study import Memory
+    from kvgen.tune.trial_store import TrialStore
 
 
 def tune(
@@ -50,7 +50,7 @@ def tune(
     store: Store | None = None,
     cache: ArtifactCache | None = None,
     devices: Sequence[int] | None = None,
-    bench: Bench | None = None,
+    runner: Runner | None = None,
     fresh: bool = False,
     all_schedules: bool = False,
 ) -> TuningResult:
@@ -58,8 +58,8 @@ def tune(
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
-    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: as if nothing were registered.
-    `all_schedules`: what the spaces' hints leave out is searched, too.
+    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh` ignores registered entries.
+    `all_schedules` also searches what the spaces' hints exclude.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, or HostError where the
     disk fails: before anything is compiled if the registry or the cache cannot be written.
@@ -72,24 +72,24 @@ def tune(
     require(spec, target, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh)
-    with host_errors("tune with", cache.root), _alone(cache, run.key, run) as waited:
+    with host_errors("tune with", cache.root), _locked(cache, run.key, run) as waited:
         if waited:
             for one in store.find(spec):
                 if one.entry is not None and one.entry.key == run.key and str(one.entry.provenance.get("date", "")) >= began:
                     return TuningResult(spec, target, one.entry, one.path, "built by another process meanwhile", reused=True)
-        if bench is None:
-            from kvgen.tune.cage import Cage
+        if runner is None:
+            from kvgen.tune.isolated_runner import IsolatedRunner
 
-            bench = Cage(spec, target, cache.root / "tuning", devices)
+            runner = IsolatedRunner(spec, target, cache.root / "tuning", devices)
         try:
-            return run.go(bench, seed, storage)
+            return run.go(runner, seed, storage)
         finally:
-            bench.close()
+            runner.close()
 
 
 @contextmanager
-def _alone(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
-    """Hold the key's lock, which the system takes back when its holder dies; True if it had to be waited for."""
+def _locked(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
+    """Hold the key's lock, which the operating system releases when its holder dies. Yields True if another process held it before."""
     file = cache.root / "tuning" / f"{key}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
@@ -127,7 +127,7 @@ class _Run:
         self.spec, self.target, self.found, self.clock, self.cache, self.watch, self.store = spec, target, found, clock, cache, watch, store
         self.refusals, self.fresh = refusals, fresh
         self.default = found[0].default
-        self.memories: Mapping[tuple[str, str], Memory] = {}
+        self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
         self.failures: Counter[str] = Counter()
@@ -135,21 +135,21 @@ class _Run:
         self.planned: int | None = None
         self.key = digest([spec.format_id, target, str(here(target).get("name", "unknown")), sorted(work.key for work in spec.workloads)])
 
-    def go(self, bench: Bench, seed: int, storage: str | None) -> TuningResult:
+    def go(self, runner: Runner, seed: int, storage: str | None) -> TuningResult:
         """Search, then decide among the finalists."""
-        from kvgen.tune.study import journal_storage, url_storage
+        from kvgen.tune.trial_store import journal_storage, url_storage
 
         self.shared = storage is not None
         backing = url_storage(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
-        self.memories = open_memories(backing, self.spec, self.target, self.found, bench.policy, seed, exclusive=not self.shared)
+        self.trial_stores = open_trial_stores(backing, self.spec, self.target, self.found, runner.policy, seed, exclusive=not self.shared)
         self.known = len(self.records())
         present = {} if self.fresh else self._present()
         keep = self._keep(present)
-        self.clock.final_seconds = bench.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
+        self.clock.final_seconds = runner.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
         search = open_search(
             self.spec,
             self.found,
-            self.memories,
+            self.trial_stores,
             self._seeds(keep),
             self.clock.trials_left,
             seed,
@@ -158,56 +158,56 @@ class _Run:
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)
         interrupted = False
-        with Ahead(self.spec, self.target, {c.backend.name: c.backend for c in self.found}, self.cache) as ahead:
-            ahead.also(bench.ready)
+        with CompileQueue(self.spec, self.target, {c.backend.name: c.backend for c in self.found}, self.cache) as compile_queue:
+            compile_queue.run_beside(runner.ready)
             try:
-                self._search(search, bench, ahead, keep)
+                self._search(search, runner, compile_queue, keep)
             except KeyboardInterrupt:
                 interrupted = True
             finally:
-                ahead.drop()
-                for memory in self.memories.values():
-                    memory.close()
+                compile_queue.cancel_pending()
+                for trial_store in self.trial_stores.values():
+                    trial_store.close()
             last: list[Record] = []
             if not interrupted:
                 try:
-                    last = self._final(bench, ahead, keep, present)
+                    last = self._final(runner, compile_queue, keep, present)
                 except KeyboardInterrupt:
                     interrupted = True
-            decision = decide(last, self.spec.workloads, self.default, present, bench.compare)
+            decision = decide(last, self.spec.workloads, self.default, present, runner.compare)
             judged = last if decision is not None else self.records()
-            decision = decision or self._decide(judged, present, bench)
-            return self._register(decision, ahead, judged, last, bench, seed, interrupted=interrupted)
+            decision = decision or self._decide(judged, present, runner)
+            return self._register(decision, compile_queue, judged, last, runner, seed, interrupted=interrupted)
 
     def records(self) -> list[Record]:
-        """Every finished point."""
-        return [record for memory in self.memories.values() for record in memory.records.values()]
+        """The records of all finished candidates."""
+        return [record for trial_store in self.trial_stores.values() for record in trial_store.records.values()]
 
     # --- search ------------------------------------------------------------------------------------------------------
 
-    def _search(self, search: Search, bench: Bench, ahead: Ahead, first: Sequence[Point]) -> None:
-        """Measure until the budget or the space ends. The `first` points are measured whatever the budget is.
+    def _search(self, search: Search, runner: Runner, compile_queue: CompileQueue, first: Sequence[Candidate]) -> None:
+        """Measure until the budget or the space is used up. The `first` candidates are measured whatever the budget is.
 
         The final's time is not touched: nothing is begun that would not be compiled by then, and nothing waited for that is not.
         """
-        must = {point.key for point in first}
-        window: deque[Point] = deque()
+        must = {candidate.key for candidate in first}
+        window: deque[Candidate] = deque()
         running: dict[Future[Record], int] = {}
-        idle = list(range(bench.devices))
-        depth = 2 * max(ahead.workers, bench.devices)
-        with ThreadPoolExecutor(bench.devices, thread_name_prefix="measure") as pool:
+        idle = list(range(runner.devices))
+        depth = 2 * max(compile_queue.workers, runner.devices)
+        with ThreadPoolExecutor(runner.devices, thread_name_prefix="measure") as pool:
             try:
                 more = True
                 while True:
-                    if not window or not bench.exclusive:
-                        more = self._refill(window, search, ahead, depth, settle=bench.exclusive and not running)
-                    while idle and (point := self._take(window, must, ahead, busy=bool(running))) is not None:
-                        artifact = self._compiled(point, search, ahead)
+                    if not window or not runner.exclusive:
+                        more = self._refill(window, search, compile_queue, depth, settle=runner.exclusive and not running)
+                    while idle and (candidate := self._take(window, must, compile_queue, busy=bool(running))) is not None:
+                        artifact = self._compiled(candidate, search, compile_queue)
                         if artifact is not None:
                             self.clock.used += 1
-                            self.tell("measuring", str(point.schedule))
+                            self.tell("measuring", str(candidate.schedule))
                             device = idle.pop(0)
-                            running[pool.submit(bench.measure, point, artifact, device)] = device
+                            running[pool.submit(runner.measure, candidate, artifact, device)] = device
                     if not running:
                         if self.clock.search_over or not (window or (more and search.left)):
                             break
@@ -217,73 +217,73 @@ class _Run:
                         idle.append(running.pop(future))
                         self._finish(future.result(), search)
             except BaseException:
-                bench.close()
+                runner.close()
                 raise
 
-    def _take(self, window: deque[Point], must: set[Key], ahead: Ahead, *, busy: bool) -> Point | None:
-        """The next point to measure: the first, or where time is bounded the first that is compiled, waited for unless another
-        device is `busy`. Once the search is over, only what `must` be measured.
+    def _take(self, window: deque[Candidate], must: set[Key], compile_queue: CompileQueue, *, busy: bool) -> Candidate | None:
+        """The next candidate to measure: the first, or with a bound of time the first that is compiled, waiting for it unless another
+        device is `busy`. Once the search is over, only candidates in `must`.
         """
-        due = [point for point in window if not self.clock.search_over or point.key in must]
+        due = [candidate for candidate in window if not self.clock.search_over or candidate.key in must]
         chosen: int | None = 0 if due else None
         if due and self.clock.budget.seconds is not None:
-            chosen = ahead.first([point.schedule for point in due], 0.0 if busy else self.clock.search_left or None)
+            chosen = compile_queue.first_ready([candidate.schedule for candidate in due], 0.0 if busy else self.clock.search_left or None)
         if chosen is None:
             return None
         window.remove(due[chosen])
         return due[chosen]
 
-    def _refill(self, window: deque[Point], search: Search, ahead: Ahead, depth: int, *, settle: bool) -> bool:
-        """Begin more points, up to `depth` at a time; False where there is no time for any. Where there is none to compile, those
-        are left that are compiled already.
+    def _refill(self, window: deque[Candidate], search: Search, compile_queue: CompileQueue, depth: int, *, settle: bool) -> bool:
+        """Start more candidates, up to `depth` at a time; False if there is no time for any. If there is no time to compile, only
+        candidates that are already compiled.
         """
         if self.clock.search_over and not search.first:
             return False
         room, left = depth - len(window), self.clock.search_left
-        fresh = room if left is None else min(room, max(len(search.first), ahead.room(left)))
-        for memory in self.memories.values() if self.shared else ():
-            for record in memory.read():
+        fresh = room if left is None else min(room, max(len(search.first), compile_queue.capacity(left)))
+        for trial_store in self.trial_stores.values() if self.shared else ():
+            for record in trial_store.read():
                 search.take(record)
-        points = []
-        for point in search.next(fresh) if fresh > 0 else search.transfers(room):
-            memory = self.memories[point.backend, point.workload.key]
-            if self.shared and memory.elsewhere(point.schedule):
-                search.forgo(point)
+        candidates = []
+        for candidate in search.next(fresh) if fresh > 0 else search.transfers(room):
+            trial_store = self.trial_stores[candidate.backend, candidate.workload.key]
+            if self.shared and trial_store.claimed_by_another(candidate.schedule):
+                search.forgo(candidate)
                 continue
-            memory.claim(point.schedule)
-            ahead.start(point.schedule)
-            points.append(point)
-        window.extend(points)
-        if settle and points:
-            self.tell("compiling", f"{len(points)} schedules")
-            ahead.settle()
-        return fresh > 0 or bool(points)
+            trial_store.claim(candidate.schedule)
+            compile_queue.start(candidate.schedule)
+            candidates.append(candidate)
+        window.extend(candidates)
+        if settle and candidates:
+            self.tell("compiling", f"{len(candidates)} schedules")
+            compile_queue.wait_idle()
+        return fresh > 0 or bool(candidates)
 
-    def _compiled(self, point: Point, search: Search, ahead: Ahead) -> Artifact | None:
-        """The point's artifact; None where there is none: that it does not compile is recorded."""
+    def _compiled(self, candidate: Candidate, search: Search, compile_queue: CompileQueue) -> Artifact | None:
+        """The candidate's artifact; None if it does not compile, which is recorded."""
         try:
-            return ahead.artifact(point.schedule)
-        except (ToolchainMissing, CompilerCrash) as error:  # it can be compiled another day or elsewhere: nothing is remembered of it
-            self.memories[point.backend, point.workload.key].release(point.schedule)
-            search.take(Record(point, "unsupported", detail=str(error)))
+            return compile_queue.artifact(candidate.schedule)
+        except (ToolchainMissing, CompilerCrash) as error:  # another time or machine may compile it: not recorded
+            self.trial_stores[candidate.backend, candidate.workload.key].release(candidate.schedule)
+            search.take(Record(candidate, "unsupported", detail=str(error)))
             return None
         except (CompileError, UnsupportedError) as error:
             self.clock.used += 1
             kind = "unsupported" if isinstance(error, UnsupportedError) else "compile_error"
-            self._finish(Record(point, kind, detail=str(error)), search)
+            self._finish(Record(candidate, kind, detail=str(error)), search)
             return None
 
     def _finish(self, record: Record, search: Search) -> None:
-        self.memories[record.point.backend, record.point.workload.key].finish(record)
+        self.trial_stores[record.candidate.backend, record.candidate.workload.key].finish(record)
         search.take(record)
         if record.kind != "ok":
             self.failures[record.kind] += 1
-        self.tell("measuring", str(record.point.schedule))
+        self.tell("measuring", str(record.candidate.schedule))
 
     # --- final -------------------------------------------------------------------------------------------------------
 
     def _stores(self) -> list[Store]:
-        """Where winners are looked for: the run's own store first, each once."""
+        """The stores in which winners are searched: the run's own store first, each once."""
         return list({store.root: store for store in (self.store, *stores())}.values())
 
     def _present(self) -> dict[str, Schedule]:
@@ -298,75 +298,79 @@ class _Run:
         return {}
 
     def _launches(self, one: Found) -> list[tuple[Workload, Schedule]]:
-        """What an entry of this run's key launches at each workload; nothing for any other."""
+        """The launches of an entry by workload; empty for an entry with another key."""
         entry = one.entry
         if entry is None or entry.key != self.key:
             return []
         return [(launch.workload, entry.schedule(launch)) for launch in entry.launches]
 
-    def _keep(self, present: Mapping[str, Schedule]) -> list[Point]:
-        """Defaults of every back end and the present winner, at every workload: measured first, and always finalists."""
-        points = [Point(c.default, work) for c in self.found for work in self.spec.workloads]
-        points += [Point(present[work.key], work) for work in self.spec.workloads if work.key in present]
-        return list(dict.fromkeys(points))
+    def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
+        """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
+        candidates = [Candidate(c.default, work) for c in self.found for work in self.spec.workloads]
+        candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
+        return list(dict.fromkeys(candidates))
 
-    def _seeds(self, keep: Sequence[Point]) -> list[Point]:
-        """What is measured first."""
-        more = [] if self.fresh else won_elsewhere(self.spec, self.target, self.found, self._stores())
+    def _seeds(self, keep: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates that are measured first."""
+        more = [] if self.fresh else warm_starts(self.spec, self.target, self.found, self._stores())
         return list(dict.fromkeys([*keep, *more]))
 
-    def _final(self, bench: Bench, ahead: Ahead, keep: Sequence[Point], present: Mapping[str, Schedule]) -> list[Record]:
-        right = {record.point.key for record in self.records() if record.ok}
-        points = finalists(self.records(), self.spec.workloads, [point for point in keep if point.key in right])
-        for point in points:
-            ahead.start(point.schedule)
-        if bench.exclusive:
-            ahead.settle()
-        self.tell("finalists", f"{len(points)} finalists take turns")
-        entrants = [(point, ahead.artifact(point.schedule)) for point in points]
+    def _final(
+        self, runner: Runner, compile_queue: CompileQueue, keep: Sequence[Candidate], present: Mapping[str, Schedule]
+    ) -> list[Record]:
+        right = {record.candidate.key for record in self.records() if record.ok}
+        candidates = finalists(self.records(), self.spec.workloads, [candidate for candidate in keep if candidate.key in right])
+        for candidate in candidates:
+            compile_queue.start(candidate.schedule)
+        if runner.exclusive:
+            compile_queue.wait_idle()
+        self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
+        entrants = [(candidate, compile_queue.artifact(candidate.schedule)) for candidate in candidates]
         left = self.clock.left
-        records = self._again(bench.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants), bench, present)
-        known = {record.point.key: record for record in self.records()}
-        return [replace(record, accuracy=known[record.point.key].accuracy) for record in records]
+        records = self._again(runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants), runner, present)
+        known = {record.candidate.key: record for record in self.records()}
+        return [replace(record, accuracy=known[record.candidate.key].accuracy) for record in records]
 
     def _again(
-        self, records: Sequence[Record], artifacts: Mapping[Point, Artifact], bench: Bench, present: Mapping[str, Schedule]
+        self, records: Sequence[Record], artifacts: Mapping[Candidate, Artifact], runner: Runner, present: Mapping[str, Schedule]
     ) -> list[Record]:
-        """The final's records; with more turns of all finalists of a workload where it is unclear who wins, and time is left."""
-        works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, bench.compare)}
-        points = [record.point for record in records if record.ok and record.point.workload.key in works]
+        """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
+        works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, runner.compare)}
+        candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
         left = self.clock.left
-        if not points or (left is not None and left < bench.shortest_final(len(points))):
+        if not candidates or (left is not None and left < runner.shortest_final(len(candidates))):
             return list(records)
-        self.tell("finalists", f"{len(points)} take more turns")
-        more: dict[Point, Record] = {}
-        with suppress(KeyboardInterrupt):  # the final was a whole one
-            more = {record.point: record for record in bench.final([(point, artifacts[point]) for point in points], left)}
-        return [record.joined(more[record.point]) if record.point in more else record for record in records]
+        self.tell("finalists", f"{len(candidates)} finalists are timed again")
+        more: dict[Candidate, Record] = {}
+        with suppress(KeyboardInterrupt):  # the final is complete without them
+            more = {
+                record.candidate: record for record in runner.final([(candidate, artifacts[candidate]) for candidate in candidates], left)
+            }
+        return [record.joined(more[record.candidate]) if record.candidate in more else record for record in records]
 
-    def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], bench: Bench) -> Decision:
-        decision = decide(records, self.spec.workloads, self.default, present, bench.compare)
+    def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], runner: Runner) -> Decision:
+        decision = decide(records, self.spec.workloads, self.default, present, runner.compare)
         if decision is not None:
             return decision
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
-        first = next((f": {r.point}: {r.kind}: {r.detail}" for r in self.records() if not r.ok), "")
+        first = next((f": {r.candidate}: {r.kind}: {r.detail}" for r in self.records() if not r.ok), "")
         raise MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
 
     def _register(
         self,
         decision: Decision,
-        ahead: Ahead,
+        compile_queue: CompileQueue,
         judged: Sequence[Record],
         last: Sequence[Record],
-        bench: Bench,
+        runner: Runner,
         seed: int,
         *,
         interrupted: bool,
     ) -> TuningResult:
-        facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(bench.policy)}
-        facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
+        facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
+        facts |= {"candidates": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
         backends = {c.backend.name: c.backend for c in self.found}
-        entry = make_entry(self.spec, self.target, backends, decision, ahead, judged, self.default, facts)
+        entry = make_entry(self.spec, self.target, backends, decision, compile_queue, judged, self.default, facts)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)
@@ -377,19 +381,19 @@ class _Run:
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records()), tuple(last), self.clock.used, self.known,
             self.clock.elapsed, interrupted, refusals=tuple(self.refusals),
-            studies={f"{backend} {key}": memory.study.study_name for (backend, key), memory in self.memories.items()},
+            studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
 
     # --- progress ----------------------------------------------------------------------------------------------------
 
     def tell(self, phase: Phase, note: str) -> None:
-        """Show the state of the run to whoever watches."""
+        """Report the state of the run to the caller's `progress`."""
         best: dict[str, Best] = {}
-        defaults = {r.point.workload.key: r.cost for r in self.records() if r.ok and r.point.schedule.id == self.default.id}
+        defaults = {r.candidate.workload.key: r.cost for r in self.records() if r.ok and r.candidate.schedule.id == self.default.id}
         for record in self.records():
-            key = record.point.workload.key
+            key = record.candidate.workload.key
             if record.ok and (key not in best or record.cost < best[key].us):
-                best[key] = Best(record.cost, str(record.point.schedule), defaults.get(key))
+                best[key] = Best(record.cost, str(record.candidate.schedule), defaults.get(key))
         self.watch(
             Progress(
                 phase, note, self.clock.used, self.planned, self.known, self.failures.copy(), best, self.clock.elapsed, self.clock.left

@@ -34,9 +34,9 @@ from kvgen.registry import Store, archive, provenance
 from kvgen.registry.device import here, machine
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune import cage
+from kvgen.tune import isolated_runner
 from tests.support.commands import TINY
-from tests.support.tuning import FakeBackend, FakeBench
+from tests.support.tuning import FakeBackend, FakeRunner
 
 SALT = "KVGEN_TEST_SALT"
 CALIBRATION = 3
@@ -54,7 +54,7 @@ class SaltedBackend(FakeBackend):
 def prepare() -> None:
     """Put what is made up in place, and import what commands import."""
     import kvgen.cli.app
-    import kvgen.tune.study
+    import kvgen.tune.trial_store
     import kvgen.tune.tuner
     from kvgen.toolchain.compilers import find_gxx, tvm_ffi_include
 
@@ -65,7 +65,7 @@ def prepare() -> None:
         return Outcome("ok", accuracy={"relative_l2": 1e-6})
 
     cpu.backend = SaltedBackend
-    cage.Cage = lambda *_, **__: FakeBench()  # type: ignore[assignment,misc]
+    isolated_runner.IsolatedRunner = lambda *_, **__: FakeRunner()  # type: ignore[assignment,misc]
     Worker.run = right  # type: ignore[method-assign]
     provenance._git = lambda *_: None
 

@@ -12,7 +12,7 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.registry import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.cage import Cage
+from kvgen.tune.isolated_runner import IsolatedRunner
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
 from tests.support.faulty import FaultyBackend
@@ -28,8 +28,10 @@ LARGE_CACHE = {"llc_bytes": 480 << 20}
 def run(root: Path) -> TuningResult:
     cache = ArtifactCache(root / "cache")
     check = CheckPolicy(most_tokens=1 << 11)
-    cage = Cage(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
-    return tune(naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, bench=cage)
+    isolated_runner = IsolatedRunner(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
+    return tune(
+        naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, runner=isolated_runner
+    )
 
 
 @pytest.mark.slow
@@ -38,7 +40,7 @@ def test_no_fault_ends_the_run_and_each_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("KVGEN_MACHINE", json.dumps(LARGE_CACHE))
     assert cold_bytes("cpu") > LIMIT
     result = run(tmp_path)
-    failures = {record.point.schedule.launch["fault"]: record for record in result.failures}
+    failures = {record.candidate.schedule.launch["fault"]: record for record in result.failures}
     assert {fault: record.kind for fault, record in failures.items()} == KINDS
     assert all(record.detail for record in failures.values())
     assert "SIGSEGV" in failures["crash"].detail

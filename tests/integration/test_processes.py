@@ -18,7 +18,7 @@ PATIENCE_S = 400
 
 RECORDS = """
 import json, pathlib
-from kvgen.tune.study import RECORD, journal_storage
+from kvgen.tune.trial_store import RECORD, journal_storage
 import optuna
 files = list(pathlib.Path({cache!r}).glob("studies/*.journal"))
 count = 0

@@ -23,7 +23,7 @@ from kvgen.tune.regression import source, speed
 from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import Checked
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Place:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache, self.patch = ArtifactCache(root / "cache"), monkeypatch
         self.store = Store(root / "registry")
-        bench = FakeBench()
-        tuned = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=self.store, cache=self.cache, bench=bench)
+        runner = FakeRunner()
+        tuned = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=self.store, cache=self.cache, runner=runner)
         self.entry: Entry = tuned.entry
         self.jobs: list[Job] = []
         self.numbers(Outcome("ok", accuracy={"relative_l2": 1e-6}))
@@ -81,8 +81,8 @@ class Place:
     def build(self, build: Callable[[Source, ArtifactCache], Artifact]) -> None:
         self.patch.setattr(entry_check, "build", build)
 
-    def turns(self, answer: Callable[[list[Job]], list[Outcome]]) -> None:
-        """What timing jobs in turns gives."""
+    def interleaved(self, answer: Callable[[list[Job]], list[Outcome]]) -> None:
+        """Set the outcomes that timing jobs A B A B … returns."""
         self.patch.setattr(speed, "interleave", lambda jobs, rounds, worker: answer(jobs))
 
     def check(self, speed: bool = False) -> Checked:

@@ -13,7 +13,7 @@ FAULTY = ("crash", "hang", "eat", "leak", "wrong")
 
 
 class FaultyBackend:
-    """The default is right. Every other point fails in one way: it crashes, hangs, takes all memory, at once or call by call, is wrong
+    """The default is right. Every other candidate fails in one way: it crashes, hangs, takes all memory, at once or call by call, is wrong
     or does not compile.
     """
 

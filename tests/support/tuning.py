@@ -1,4 +1,4 @@
-"""A back end whose sources are one line, and a bench that makes times up: the tuner without kernels."""
+"""A back end whose sources are one line, and a runner that makes times up: the tuner without kernels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact
+from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
-from kvgen.tune.point import Point, Record
 
 
 def tiny_spec(**changes: Any) -> KernelSpec:
@@ -70,23 +70,27 @@ class FakeBackend:
         return Source(text, "c++", "cpu")
 
 
-def fake_cost(point: Point) -> float:
+def fake_cost(candidate: Candidate) -> float:
     """Best with small blocks and, at the larger workload, with many threads."""
-    threads = point.schedule.launch.integer("threads")
-    return 100.0 * point.workload.batch + point.schedule.layout.integer("block") + 10.0 * abs(threads - 4 * (point.workload.batch - 1))
+    threads = candidate.schedule.launch.integer("threads")
+    return (
+        100.0 * candidate.workload.batch
+        + candidate.schedule.layout.integer("block")
+        + 10.0 * abs(threads - 4 * (candidate.workload.batch - 1))
+    )
 
 
 @dataclass
-class FakeBench:
-    """Times by formula; `outcome` may make a point fail, or raise."""
+class FakeRunner:
+    """Times by formula; `outcome` may make a candidate fail, or raise."""
 
-    cost: Callable[[Point], float] = fake_cost
-    outcome: Callable[[Point], str] = lambda _: "ok"
+    cost: Callable[[Candidate], float] = fake_cost
+    outcome: Callable[[Candidate], str] = lambda _: "ok"
     devices: int = 1
     exclusive: bool = True
-    policy: dict[str, Any] = field(default_factory=lambda: {"bench": "fake"})
-    measured: list[Point] = field(default_factory=list)
-    finals: list[list[Point]] = field(default_factory=list)
+    policy: dict[str, Any] = field(default_factory=lambda: {"runner": "fake"})
+    measured: list[Candidate] = field(default_factory=list)
+    finals: list[list[Candidate]] = field(default_factory=list)
     closed: bool = False
 
     def ready(self) -> None:
@@ -95,17 +99,17 @@ class FakeBench:
     def shortest_final(self, entrants: int) -> float:
         return 0.0
 
-    def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
-        self.measured.append(point)
-        kind = self.outcome(point)
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
+        self.measured.append(candidate)
+        kind = self.outcome(candidate)
         if kind != "ok":
-            return Record(point, kind, detail=f"made to fail: {kind}")
-        cost = self.cost(point)
-        return Record(point, kind, cost, 50.0, (cost, cost), {"relative_l2": 1e-5}, resources=artifact.resources.to_json())
+            return Record(candidate, kind, detail=f"made to fail: {kind}")
+        cost = self.cost(candidate)
+        return Record(candidate, kind, cost, 50.0, (cost, cost), {"relative_l2": 1e-5}, resources=artifact.resources.to_json())
 
-    def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
-        self.finals.append([point for point, _ in entrants])
-        return [self.measure(point, artifact, 0) for point, artifact in entrants]
+    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
+        self.finals.append([candidate for candidate, _ in entrants])
+        return [self.measure(candidate, artifact, 0) for candidate, artifact in entrants]
 
     def compare(self, new: Record, old: Record) -> Kind:
         ratio = new.cost / old.cost

@@ -29,9 +29,9 @@ def test_the_table_of_support_is_current():
 
 
 def test_features_are_valid_specs_that_differ():
-    from kvgen.api.support import FEATURES, PROMPTS, feature_spec
+    from kvgen.api.support import EXTEND, FEATURES, feature_spec
 
-    names = [name for name in FEATURES if name != PROMPTS]
+    names = [name for name in FEATURES if name != EXTEND]
     assert len({feature_spec(name, "cpu").format_id for name in names}) == len(names)
 
 
@@ -73,8 +73,67 @@ def test_every_environment_variable_is_told():
     assert used == told
 
 
-def test_commands_that_the_readme_names_exist():
-    named = set(re.findall(r"`kvgen ([a-z]+)", README.read_text())) - {"presets"}
-    listing = subprocess.run([sys.executable, "-m", "kvgen", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert named
-    assert all(name in listing for name in named)
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """The options of every command of `kvgen`."""
+    import typer
+
+    from kvgen.cli import app
+
+    app._register()
+    commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
+    shared = {"--help", "-h", "--debug"}
+    return {name: shared | {option for parameter in command.params for option in parameter.opts} for name, command in commands.items()}
+
+
+def named_commands(text: str) -> list[list[str]]:
+    """The commands that a document names, in backticks, in indented lines and in blocks of shell, without comments."""
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    lines = re.findall(r"^ {4}(?:python|kvgen) .+$", text, re.MULTILINE) + re.findall(r"^(?:python|kvgen) .+$", shell, re.MULTILINE)
+    return [re.split(r"\s#|\s{2,}", found.strip())[0].split() for found in re.findall(r"`((?:python|kvgen) [^`\n]+)`", text) + lines]
+
+
+def script_text(path: Path) -> str:
+    """A script, and those of its own folder that it imports."""
+    text = path.read_text()
+    near = (path.parent / f"{name}.py" for name in re.findall(rf"from {path.parent.name}\.(\w+) import", text))
+    return text + "".join(other.read_text() for other in near)
+
+
+def missing(command: list[str], options: dict[str, set[str]]) -> list[str]:
+    """What of a command does not exist: its script or name, and its options."""
+    given = {word.strip("[],") for word in command if re.match(r"\[?--?[a-z]", word) and word != "-m"}
+    gone = [word for word in command if word.startswith("examples/") and not (ROOT / word).exists()]
+    program, *words = command
+    if gone:
+        return gone
+    if program == "kvgen":
+        if words[0].startswith("-") or words[0].isupper():
+            return []
+        return sorted(given - options[words[0]]) if words[0] in options else [words[0]]
+    if words[0] != "-m":
+        path = ROOT / words[0]
+    elif words[1].split(".")[0] not in ("kvgen", "tests", "benchmarks"):
+        return []  # a program of another project
+    elif words[1] == "kvgen":
+        return missing(["kvgen", *words[2:]], options)
+    else:
+        path = ROOT / (words[1].replace(".", "/") + ".py")
+    if not path.is_file():
+        return [" ".join(words)]
+    text = script_text(path)
+    return sorted(option for option in given if f'"{option}"' not in text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_a_document_names_exist(document, options):
+    for command in named_commands(document.read_text()):
+        assert not missing(command, options), " ".join(command)
+
+
+def test_a_command_that_is_gone_is_found_out(options):
+    assert missing(["kvgen", "bench", "x.yaml", "--sustained", "0.5"], options) == []
+    assert missing(["kvgen", "bench", "x.yaml", "--gone"], options) == ["--gone"]
+    assert missing(["kvgen", "gone"], options) == ["gone"]
+    assert missing(["python", "benchmarks/gone.py"], options) == ["benchmarks/gone.py"]
+    assert missing(["python", "benchmarks/gpu_reads.py", "--gone"], options) == ["--gone"]

@@ -49,7 +49,7 @@ class CpuBackend:
         return None
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
-        """The points of `search_spaces/cpu.yaml` that fit the spec."""
+        """The schedules of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
         facts = {**spec_facts(spec), "block_multiple": _block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
         return SearchSpace.load("cpu", facts, spec.workloads)

@@ -38,11 +38,11 @@ class CudaBackend:
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """A point without finesse that is allowed for every workload: 8 warps with four stages where they fit."""
+        """A plain schedule that is allowed for every workload: 8 warps with four stages where they fit."""
         hinted = self.space(spec, target)
         problems = ["no block fits"]
         for space in (hinted, hinted.without_hints()):
-            for layout in sorted(space.layout_points(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
+            for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
                 for launch in _plain_launches():
                     schedule = Schedule(NAME, layout, launch)
                     problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]

@@ -53,7 +53,7 @@ class TileLangBackend:
         hinted = self.space(spec, target)
         preferred = max(128, spec.key.group) if spec.key.axis == "channel" else 128
         for space in (hinted, hinted.without_hints()):
-            for layout in sorted(space.layout_points(), key=lambda point: abs(point.integer("block") - preferred)):
+            for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred)):
                 for launch in _plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
                     if not any(space.doubts(schedule, workload) for workload in spec.workloads):

@@ -1,4 +1,4 @@
-"""Does an entry still hold? Its source rendered anew, its resources, its numbers and, on its own device, its speed.
+"""Checks whether an entry still holds: its source, resources, numerics and, on its own device, its speed.
 
-`run` checks a registry, `entry` one entry: each aspect has a module of its own. `finding` says what a check answers.
+`run` checks a registry, `entry` one entry: each aspect has a module of its own. `finding` defines the results.
 """

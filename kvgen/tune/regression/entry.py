@@ -1,4 +1,4 @@
-"""All aspects of one entry, each looked at when it is asked for, and once."""
+"""All aspects of one entry, each checked once, when it is requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvgen.tune.regression.speed import check_speed, other_device
 
 
 def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool = False, worker: Worker | None = None) -> Checked:
-    """Check an entry; what this machine cannot do is `unable`, with the reason. `worker` runs modules (one of its own by default)."""
+    """Check an entry. An aspect that this machine cannot check is `unable`, with the reason. `worker` runs modules (by default a new one)."""
     with nullcontext(worker) if worker is not None else Worker() as runner:
         check = EntryCheck(entry, cache or ArtifactCache(), runner)
         findings = tuple(check.find(level) for level in LEVELS if speed or level != "speed")
@@ -29,7 +29,7 @@ def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool
 
 
 class EntryCheck:
-    """An entry under check; `find` gives one aspect, after those that it needs."""
+    """The check of one entry; `find` returns one aspect, after checking those that it depends on."""
 
     def __init__(self, entry: Entry, cache: ArtifactCache, worker: Worker) -> None:
         self.entry = entry
@@ -47,8 +47,8 @@ class EntryCheck:
         return self._found[level]
 
     def renewed(self) -> Entry | None:
-        """The entry as it renders and compiles here; None where it is passed over, does not compile, or is wrong or unverified
-        though this machine has the device.
+        """The entry as it renders and compiles now; None if `get_kernel` would not use it, if it does not compile, or if it is wrong or was
+        not verified although this machine has the device.
         """
         numbers = self.find("numerics")
         if self._passed_over or self._rendered is None or self._built is None or numbers.status == "regressed" or numbers.environment:

@@ -1,4 +1,4 @@
-"""An exception during a check: a regression of the entry, or a failure of this machine that says nothing about the entry."""
+"""Classifies an exception during a check: a regression of the entry, or a failure of this machine, whatever the entry is."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvgen.errors import CompileError, HostError, MeasureError, ToolchainMissing
 from kvgen.tune.regression.finding import Aspect, Finding
 
 BROKEN_COMPILER = ("internal compiler error", "cannot execute")
-"""What a compiler prints where it failed, and not the source."""
+"""Messages of a compiler that failed for reasons other than the source."""
 
 
 def failed(aspect: Aspect, error: Exception, otherwise: str) -> Finding:
-    """The finding of an exception: `unable` where this machine failed, else `regressed`, introduced by `otherwise`."""
+    """The finding of an exception: `unable` if this machine failed, else `regressed`, introduced by `otherwise`."""
     message = str(error) or type(error).__name__
     if environment(error):
         return Finding(aspect, "unable", message, environment=True)

@@ -1,4 +1,4 @@
-"""What a check says: a finding per aspect, and one verdict per entry."""
+"""Results of a check: a finding per aspect, and one verdict per entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvgen.registry.entry import Entry
 
 Aspect = Literal["registry", "source", "resources", "numerics", "speed"]
 LEVELS: tuple[Aspect, ...] = ("source", "resources", "numerics", "speed")
-"""Aspects of a whole entry, each of which needs those before it. `registry` is about files: damaged, missing, not as listed."""
+"""Aspects of an entry, each of which depends on the previous ones. `registry` is about files: damaged, missing, not as listed."""
 
 Status = Literal["good", "changed", "regressed", "unable"]
 Verdict = Literal["good", "regressed", "unable"]
@@ -17,7 +17,7 @@ Verdict = Literal["good", "regressed", "unable"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One aspect: as it was (`good`), different and no worse (`changed`), worse (`regressed`), or not checked (`unable`).
+    """One aspect: unchanged (`good`), different and no worse (`changed`), worse (`regressed`), or not checked (`unable`).
 
     `detail` says what differs, or why it was not checked.
     """
@@ -26,8 +26,8 @@ class Finding:
     status: Status
     detail: str = ""
     environment: bool = False
-    """Not checked because this machine failed: a full disk, a missing or crashing compiler, a worker that does not start. False
-    where it only lacks the device."""
+    """Whether it was not checked because this machine failed: a full disk, a missing or crashing compiler, a worker that does not start.
+    False if only the device is missing."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """Everything found of one entry, or of a file of a registry that is none.
+    """All findings of one entry, or of a file of a registry that belongs to none.
 
     `renewed` is the entry that `--accept` would write: the same schedules, rendered and compiled here. It is None where
     `get_kernel` would pass the entry over, and where the entry does not compile or is wrong.
@@ -61,7 +61,7 @@ class Checked:
 
     @property
     def verdict(self) -> Verdict:
-        """`regressed` where any aspect is, else `unable` where any was not checked, else `good`."""
+        """`regressed` if any aspect is, else `unable` if any was not checked, else `good`."""
         if self.regressed:
             return "regressed"
         return "unable" if any(finding.status == "unable" for finding in self.findings) else "good"

@@ -1,4 +1,4 @@
-"""Is an entry still right? Every source is verified with the workloads of all launches that use it."""
+"""Verifies the modules of an entry, each at the workloads of all launches that use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvgen.tune.regression.finding import Aspect, Finding
 
 
 def check_numerics(entry: Entry, built: Mapping[str, Artifact], worker: Worker) -> Finding:
-    """Verify every module of an entry. Raises MeasureError where no worker can be started."""
+    """Verify every module of an entry. Raises MeasureError if no worker can be started."""
     worst = 0.0
     for file, artifact in built.items():
         job = job_of(entry, file, artifact, CheckPolicy(), None)
@@ -31,6 +31,6 @@ def job_of(entry: Entry, file: str, artifact: Artifact, check: CheckPolicy | Non
 
 
 def bad_outcome(aspect: Aspect, what: str, outcome: Outcome) -> Finding:
-    """A failed outcome: memory may be this machine's, anything else is the module's."""
+    """The finding of a failed outcome: lack of memory may be this machine's fault, anything else is the module's."""
     detail = f"{what}: {outcome.kind}: {outcome.detail}"
     return Finding(aspect, "unable", detail, environment=True) if outcome.kind == "oom" else Finding(aspect, "regressed", detail)

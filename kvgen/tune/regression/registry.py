@@ -1,5 +1,4 @@
-"""What is wrong with a registry's files: entries that are damaged, missing or where they are not looked for, and differences from
-the manifest.
+"""Problems of a registry's files: entries that are damaged, missing or in the wrong folder, and differences from the manifest.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from kvgen.registry.paths import format_folder
 from kvgen.tune.regression.finding import Checked, Finding
 
 Chooser = Callable[[str], bool]
-"""Whether an entry's key is wanted; a file of no entry has the key ""."""
+"""Whether an entry's key is selected; a file that belongs to no entry has the key ""."""
 
 
 class RegistryFiles:
-    """A store as it is read now. Raises OSError or HostError where it cannot be read."""
+    """A store as it is read now. Raises OSError or HostError if it cannot be read."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -44,9 +43,9 @@ class RegistryFiles:
         return {file: _problem(MANIFEST, f"{file} {problem}") for file, problem in differing.items() if wanted(_key(file))}
 
     def accept(self) -> set[str]:
-        """List files in the manifest as they are now, but those of damaged and missing entries. The differences taken away.
+        """Update the manifest to the present files, except those of damaged and missing entries. Returns the accepted files.
 
-        Raises OSError where it cannot be written.
+        Raises OSError if it cannot be written.
         """
         good = {one.key for one in self.found if one.entry is not None} | {""}
         accepted = {file for file in self._differences if _key(file) in good}
@@ -69,7 +68,7 @@ def _key(file: str) -> str:
 
 
 def _astray(one: Found) -> str | None:
-    """Why a look-up of the entry's own spec does not open its folder, or None."""
+    """The reason why looking up the entry's own spec does not find its folder, or None."""
     if one.entry is None or one.path.parent.name == (folder := format_folder(one.entry.spec)):
         return None
     return f"get_kernel looks for it in a folder {folder}, and it is in {one.path.parent.name}"

@@ -1,4 +1,4 @@
-"""Does an entry use more registers, spills or shared memory than when it was made?"""
+"""Compares registers, spills and shared memory of an entry with those that it recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole registry checked: every entry, then its files; and what is accepted of that."""
+"""Checks a whole registry: every entry, then its files; and accepts changes on request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvgen.tune.regression.finding import Checked, Finding
 from kvgen.tune.regression.registry import RegistryFiles
 
 REGISTRY = "(registry)"
-"""What stands for the key where a whole registry cannot be read or written."""
+"""The key of a finding about a whole registry that cannot be read or written."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of an entry or a file, the registry it is in, and whether what regressed was accepted."""
+    """The findings of an entry or a file, its registry, and whether a regression was accepted."""
 
     checked: Checked
     registry: str
@@ -68,7 +68,7 @@ def unreachable(registry: str, error: Exception) -> Result:
 
 
 def summary(results: Sequence[Result], *, accept: bool = False) -> str:
-    """One line: how many entries ended how, and what was not checked, with the reasons."""
+    """One line: the number of entries by verdict, and what was not checked, with the reasons."""
     entries = Counter(one.checked.verdict for one in results if one.checked.key not in (MANIFEST, REGISTRY))
     told = f"{sum(entries.values())} entries, {entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
     if differing := sum(one.checked.key == MANIFEST for one in results):
@@ -85,7 +85,7 @@ def _wanted(keys: tuple[str, ...], key: str) -> bool:
 
 
 def _accept(store: Store, checked: Checked) -> Result:
-    """Write the entry as it renders and compiles here, where that may be."""
+    """Replace the entry by what renders and compiles now, if that is allowed."""
     renewed: Entry | None = checked.renewed
     if renewed is None:
         return Result(checked, store.name)

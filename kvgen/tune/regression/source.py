@@ -1,4 +1,4 @@
-"""Would `get_kernel` still take an entry, and does its source render as it did?"""
+"""Checks whether `get_kernel` would still use an entry, and whether its source renders to the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvgen.tune.regression.finding import Finding
 
 
 def passed_over(entry: Entry) -> str | None:
-    """Why `get_kernel` takes the entry no more, or only where it was tuned; None if it takes it.
+    """The reason why `get_kernel` no longer uses the entry, or only where it was tuned; None if it uses it.
 
     Raises ToolchainMissing where a back end's library is missing.
     """

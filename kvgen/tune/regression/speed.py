@@ -1,7 +1,7 @@
-"""Is an entry still as fast? Every module whose machine code differs from the recorded one is timed.
+"""Times every module of an entry whose machine code differs from the recorded one.
 
-It takes turns with the recorded module where that can be had: from the cache, or from the recorded source while its headers are
-the same. Otherwise the share of a pure read's speed that it reaches now is held against the share that the entry recorded.
+It is timed side by side with the recorded module, if that is in the cache or can be compiled from the recorded source with unchanged
+headers. Otherwise its read fraction is compared with the one that the entry recorded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FINAL = TimingPolicy(seconds=0.1, samples=15)
 READ = TimingPolicy(seconds=0.1, samples=15, read=True)
 ROUNDS = 11
 TOLERATED = 0.9
-"""Least share of the recorded read fraction that is no regression."""
+"""Least fraction of the recorded read fraction that is not a regression."""
 
 
 def other_device(entry: Entry) -> str | None:
-    """Why the entry's times mean nothing here; None on the device that it was tuned on."""
+    """The reason why the entry's times do not apply here; None on the device that it was tuned on."""
     then, now = entry.device.get("name"), here(entry.arch).get("name")
     if not then:
         return "it was tuned on no device"
@@ -58,7 +58,7 @@ def _check_file(entry: Entry, file: str, artifact: Artifact, cache: ArtifactCach
 
 
 def _recorded(entry: Entry, file: str, cache: ArtifactCache) -> Artifact | None:
-    """The module that the entry recorded, or one of its own source and headers; None where neither can be had."""
+    """The module that the entry recorded, or one compiled from its source and headers; None if neither is available."""
     code = entry.codes[file]
     if code.artifact is not None and code.machine == machine(entry.arch):
         artifact = cache.get(code.artifact)
@@ -72,7 +72,7 @@ def _recorded(entry: Entry, file: str, cache: ArtifactCache) -> Artifact | None:
 
 
 def _against_old(entry: Entry, file: str, artifact: Artifact, old: Artifact, worker: Worker) -> Finding:
-    """New and old take turns; slower beyond noise is a regression."""
+    """Time the new and the old module side by side; slower beyond noise is a regression."""
     jobs = [job_of(entry, file, one, None, FINAL) for one in (artifact, old)]
     new, before = interleave(jobs, ROUNDS, worker=worker)
     if not new.ok:
@@ -88,7 +88,7 @@ def _against_old(entry: Entry, file: str, artifact: Artifact, old: Artifact, wor
 
 
 def _against_read(entry: Entry, file: str, artifact: Artifact, worker: Worker) -> Finding:
-    """The old module is gone: the read fraction now, against the recorded one."""
+    """Without the old module: compare the read fraction with the recorded one."""
     job = job_of(entry, file, artifact, None, READ)
     recorded = {work.key: timing.read_fraction for work in job.workloads if (timing := entry.timing(work)) is not None}
     if missing := [work.key for work in job.workloads if recorded.get(work.key) is None]:

@@ -34,7 +34,7 @@ class Fixed:
     name, backend = "fixed", "time"
 
     def __init__(self, us: float = 10.0, refuses: bool = False) -> None:
-        self.us, self.refuses, self.turns = us, refuses, 0
+        self.us, self.refuses, self.rounds = us, refuses, 0
 
     def prepare(self, case: Case) -> Entrant:
         if self.refuses:
@@ -42,18 +42,18 @@ class Fixed:
         return Entrant(self._sample, 1_000_000, lambda: 1e-4)
 
     def _sample(self, policy: TimingPolicy) -> tuple[float, ...]:
-        self.turns += 1
-        return (self.us, self.us + self.turns, self.us - 1)
+        self.rounds += 1
+        return (self.us, self.us + self.rounds, self.us - 1)
 
 
 def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.MonkeyPatch):
-    from kvgen.measure import yardstick
+    from kvgen.measure import read_roofline
 
-    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
     one, other, told = Fixed(), Fixed(40.0, refuses=True), []
     spec = grouped()
     (row,) = compare(spec, "cpu", spec.workloads, [one, other], lambda work: 64, policy=POLICY, rounds=4, told=told.append)
-    assert one.turns == 4
+    assert one.rounds == 4
     assert row.to_json() == {
         "provider": "fixed", "backend": "time", "spec": "tiny", "workload": {"batch": 2, "kv_len": 100, "q_len": 1}, "us": 10.0,
         "bytes": 1_000_000, "tb_s": 0.1, "read_us": 5.0, "read_fraction": 0.5, "relative_l2": 1e-4,
@@ -62,13 +62,13 @@ def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.Monk
 
 
 def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.MonkeyPatch):
-    from kvgen.measure import yardstick
+    from kvgen.measure import read_roofline
 
     class Absent(Fixed):
         def prepare(self, case: Case) -> Entrant:
             raise ToolchainMissing("it is not installed")
 
-    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
     spec = tiny_spec(workloads=[{"batch": 1, "kv_len": 100}, {"batch": 2, "kv_len": 100}])
     others, told = [Absent(), Absent(), Fixed(refuses=True)], []
     rows = compare(spec, "cpu", spec.workloads, [Fixed(), *others], lambda work: 64, policy=POLICY, rounds=1, told=told.append)
@@ -77,13 +77,13 @@ def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.Monkey
 
 
 def test_a_row_names_the_back_end_that_the_case_took(monkeypatch: pytest.MonkeyPatch):
-    from kvgen.measure import yardstick
+    from kvgen.measure import read_roofline
 
     class Several(Fixed):
         def prepare(self, case: Case) -> Entrant:
             return replace(super().prepare(case), backend="cuda" if case.workload.batch == 1 else "tilelang")
 
-    monkeypatch.setattr(yardstick, "read_us", lambda target, nbytes, policy: 5.0)
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
     spec = tiny_spec(workloads=[{"batch": 1, "kv_len": 100}, {"batch": 2, "kv_len": 100}])
     rows = compare(spec, "cpu", spec.workloads, [Several(), Fixed()], lambda work: 64, policy=POLICY, rounds=1)
     assert [row.backend for row in rows] == ["cuda", "time", "tilelang", "time"]

@@ -149,11 +149,11 @@ def test_a_back_end_of_another_target_refuses_by_name(kvgen: Any):
 
 
 def test_space_counts_and_explains(kvgen: Any):
-    (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--points", "--json").json()["spaces"]
-    assert space["size"] == len(space["points"]) > 0
+    (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--schedules", "--json").json()["spaces"]
+    assert space["size"] == len(space["schedules"]) > 0
     assert space["excluded"]
     assert space["unsearched"]
-    assert all(reason["points"] > 0 and reason["examples"] for reason in space["excluded"] + space["unsearched"])
+    assert all(reason["schedules"] > 0 and reason["examples"] for reason in space["excluded"] + space["unsearched"])
     assert set(space["launches"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
     assert "cannot be built" in shown

@@ -14,18 +14,18 @@ from kvgen.registry import Store
 from kvgen.spec import dump_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.point import Point
+from kvgen.tune.candidate import Candidate
 from kvgen.tune.report import render
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, fake_cost, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
 
 WON = {"1x128": ("cpu", "tilelang"), "2x512": ("tilelang", "cpu")}
 
 
-def cost(point: Point) -> float:
+def cost(candidate: Candidate) -> float:
     """Each back end takes half as long again where the other one is at home."""
-    return fake_cost(point) * (1.0 if point.backend == WON[point.workload.key][0] else 1.5)
+    return fake_cost(candidate) * (1.0 if candidate.backend == WON[candidate.workload.key][0] else 1.5)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningResult:
     (tmp_path / "tiny.yaml").write_text(dump_spec(tiny_spec()))
     backends = [FakeBackend(), FakeBackend("tilelang")]
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
-    return tune(tiny_spec(), "cpu", Budget(), backends=backends, store=store, cache=cache, bench=FakeBench(cost=cost))
+    return tune(tiny_spec(), "cpu", Budget(), backends=backends, store=store, cache=cache, runner=FakeRunner(cost=cost))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:

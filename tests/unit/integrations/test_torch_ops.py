@@ -113,7 +113,7 @@ def test_operators_take_turns_with_kernels_over_one_cache(kernel, spec):
     bound, q = torch_ops.Attention(kernel, cache), _step(spec, 5)[0]
     done = threading.Event()
     thread = threading.Thread(target=lambda: (bound.attend(q), done.set()))
-    with cache.turns.lock:
+    with cache.call_order.lock:
         thread.start()
         assert not done.wait(0.2)
     assert done.wait(60)

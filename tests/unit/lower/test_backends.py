@@ -45,7 +45,7 @@ def test_gpu_back_ends_mean_one_packed_layout_by_one_layout_part(name: str) -> N
     pytest.importorskip("tilelang")
     spec = presets()[name]
     cuda, tilelang = backends.get_backend("cuda"), backends.get_backend("tilelang")
-    shared = set(cuda.space(spec, "sm90").layout_points()) & set(tilelang.space(spec, "sm90").layout_points())
+    shared = set(cuda.space(spec, "sm90").layouts()) & set(tilelang.space(spec, "sm90").layouts())
     assert tilelang.default(spec, "sm90").layout in shared
     for layout in shared:
         assert cuda.layout(spec, layout).id == tilelang.layout(spec, layout).id

@@ -109,14 +109,14 @@ def test_a_spec_is_refused_or_its_default_is_in_its_space(spec: KernelSpec) -> N
     layout = CPU.layout(spec, default.layout)
     assert layout.tokens == default.layout["block"]
     assert layout.order == "simd"
-    assert default.layout in space.layout_points()
+    assert default.layout in space.layouts()
     for work in spec.workloads:
-        assert space.launch_points(default.layout, work)
+        assert space.launches(default.layout, work)
 
 
 def test_the_space_of_a_common_spec_is_small_enough_to_explain() -> None:
     space = CPU.space(CASES["k4v4"][0], "cpu")
-    assert {p["block"] for p in space.layout_points()} == {32, 64, 128, 256, 512, 1024, 2048}
+    assert {p["block"] for p in space.layouts()} == {32, 64, 128, 256, 512, 1024, 2048}
     reasons = [reason for _, found in space.excluded() for reason in found]
     assert any("whole groups" in r or "between two doublings" in r for r in reasons)
     assert all("{" not in r for r in reasons)

@@ -7,7 +7,7 @@ import pytest
 from kvgen._resources import generated
 from kvgen.lower import flags
 from kvgen.lower.backends import get_backend
-from kvgen.measure import yardstick
+from kvgen.measure import read_roofline
 from tests.support.tuning import tiny_spec
 
 
@@ -15,7 +15,7 @@ def test_back_ends_emit_only_flags_that_are_listed() -> None:
     backend = get_backend("cpu")
     source = backend.lower(tiny_spec(), backend.default(tiny_spec(), "cpu"), "cpu")
     assert source.flags == flags.CPU
-    for one in (source, yardstick.source("cpu"), yardstick.source("sm90")):
+    for one in (source, read_roofline.source("cpu"), read_roofline.source("sm90")):
         assert flags.refused(one.language, one.flags) is None
 
 

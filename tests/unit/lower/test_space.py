@@ -35,13 +35,13 @@ def test_hints_narrow_what_is_searched_and_refuse_nothing() -> None:
             ("batch > 1 or tile == 16", "wide tiles lose with one sequence"),
         ],
     )
-    assert {(s.layout["block"], s.launch["tile"]) for s in space.points()} == {(32, 16), (32, 32), (64, 16), (64, 32), (64, 64)}
+    assert {(s.layout["block"], s.launch["tile"]) for s in space.schedules()} == {(32, 16), (32, 32), (64, 16), (64, 32), (64, 64)}
     hinted_against = Schedule("toy", Params(block=128), Params(tile=32, copy="staged"))
     alone = space.workloads[0]
     assert space.check(hinted_against, alone) == []
     assert space.doubts(hinted_against) == ["blocks of 128 gained nothing", "staging gained nothing"]
     assert space.doubts(hinted_against, alone)[2:] == ["wide tiles lose with one sequence"]
-    assert hinted_against in set(space.without_hints().points())
+    assert hinted_against in set(space.without_hints().schedules())
     excluded, unsearched = list(space.excluded()), list(space.unsearched())
     assert {reason for _, reasons in excluded for reason in reasons} == {"a tile (64) lies in a block (32)"}
     assert [(point, reasons) for point, reasons in unsearched if len(point) == 1] == [(Params(block=128), ["blocks of 128 gained nothing"])]
@@ -51,7 +51,7 @@ def test_hints_narrow_what_is_searched_and_refuse_nothing() -> None:
 
 def test_a_space_without_constraints_is_the_product_in_file_order() -> None:
     space = make([])
-    points = list(space.points())
+    points = list(space.schedules())
     assert space.size == space.raw_size == len(points) == 18
     assert points[0] == Schedule("toy", Params(block=32), Params(tile=16, copy="direct"))
     assert len(set(points)) == 18
@@ -60,15 +60,15 @@ def test_a_space_without_constraints_is_the_product_in_file_order() -> None:
 
 def test_layout_constraints_cut_layouts_and_give_their_reason_once() -> None:
     space = make([("block % group == 0", "a block ({block}) holds whole groups ({group})")], group=64)
-    assert [p["block"] for p in space.layout_points()] == [64, 128]
+    assert [p["block"] for p in space.layouts()] == [64, 128]
     assert list(space.excluded()) == [(Params(block=32), ["a block (32) holds whole groups (64)"])]
 
 
 def test_launch_constraints_see_layout_facts_and_functions() -> None:
     space = make([("bytes_of(block, tile) <= limit", "needs {tile} x {block}")], limit=2048, bytes_of=lambda a, b: a * b)
     works = space.workloads
-    assert {p["tile"] for p in space.launch_points(Params(block=128), works[0])} == {16}
-    assert {p["tile"] for p in space.launch_points(Params(block=32), works[0])} == {16, 32, 64}
+    assert {p["tile"] for p in space.launches(Params(block=128), works[0])} == {16}
+    assert {p["tile"] for p in space.launches(Params(block=32), works[0])} == {16, 32, 64}
     reasons = {reason for _, found in space.excluded() for reason in found}
     assert reasons == {"needs 32 x 128", "needs 64 x 128", "needs 64 x 64"}
 
@@ -78,9 +78,9 @@ def test_workload_constraints_depend_on_the_workload_and_one_that_allows_is_enou
         [("batch > 1 or tile == 16", "small tiles for one sequence"), ("kv_len > 64 or tile != 64", "no wide tile over 64 tokens")]
     )
     alone, many = space.workloads
-    assert {p["tile"] for p in space.launch_points(Params(block=32), alone)} == {16}
-    assert {p["tile"] for p in space.launch_points(Params(block=32), many)} == {16, 32}
-    assert {s.launch["tile"] for s in space.points()} == {16, 32}
+    assert {p["tile"] for p in space.launches(Params(block=32), alone)} == {16}
+    assert {p["tile"] for p in space.launches(Params(block=32), many)} == {16, 32}
+    assert {s.launch["tile"] for s in space.schedules()} == {16, 32}
     wide = Schedule("toy", Params(block=32), Params(tile=32, copy="direct"))
     assert space.check(wide) == []
     assert space.check(wide, alone) == ["small tiles for one sequence"]
@@ -88,7 +88,7 @@ def test_workload_constraints_depend_on_the_workload_and_one_that_allows_is_enou
 
 def test_points_and_excluded_part_the_raw_space() -> None:
     space = make([("block >= 64", "a"), ("tile <= block // 2", "b"), ("copy == 'direct' or tile > 16", "c")])
-    good = {(s.layout["block"], s.launch["tile"], s.launch["copy"]) for s in space.points()}
+    good = {(s.layout["block"], s.launch["tile"], s.launch["copy"]) for s in space.schedules()}
     bad = list(space.excluded())
     whole_layouts = sum(6 for point, _ in bad if "tile" not in point)
     assert len(good) + whole_layouts + sum(1 for point, _ in bad if "tile" in point) == space.raw_size

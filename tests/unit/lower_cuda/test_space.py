@@ -84,7 +84,7 @@ def test_what_did_not_pay_can_be_lowered_and_is_not_searched(words: str, schedul
     space, point = found(words, schedule)
     assert any(reason in given for given in space.doubts(point))
     assert get_backend("cuda").lower(spec_of(words, "sm90", WORK), point, "sm90").text
-    assert point not in set(space.points())
+    assert point not in set(space.schedules())
 
 
 def test_a_device_with_fewer_multiprocessors_holds_fewer_clusters() -> None:
@@ -123,7 +123,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
     for target in backend.targets:
         space = backend.space(spec, target)
         assert 8 <= space.size <= 2000
-        for point in list(space.points())[::17]:
+        for point in list(space.schedules())[::17]:
             total = shared_memory(spec, backend.layout(spec, point.layout), point.launch).total
             assert point.launch.integer("ctas_per_sm") * (total + 1024) <= MACHINES[target].shared_per_sm
 
@@ -132,6 +132,6 @@ def test_batches_beyond_a_launch_are_excluded() -> None:
     backend = get_backend("cuda")
     spec = spec_of("k4v4", "sm90", [workload_of("3000x128"), workload_of("1x4096")])
     space = backend.space(spec, "sm90")
-    [layout] = [p for p in space.layout_points() if p["block"] == 128]
-    assert space.launch_points(layout, spec.workloads[0]) == []
-    assert space.launch_points(layout, spec.workloads[1])
+    [layout] = [p for p in space.layouts() if p["block"] == 128]
+    assert space.launches(layout, spec.workloads[0]) == []
+    assert space.launches(layout, spec.workloads[1])

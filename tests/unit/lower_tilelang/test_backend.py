@@ -71,7 +71,7 @@ def test_the_default_follows_the_bits(words: str, schedule: str) -> None:
 @pytest.mark.parametrize("work", ["1x4096", "1x131072", "8x32768", "32x8192", "256x1024"])
 def test_a_workload_has_few_points(words: str, work: str) -> None:
     space = get_backend("tilelang").space(spec(words, work), "sm90")
-    points = [len(space.launch_points(layout, workload_of(work))) for layout in space.layout_points()]
+    points = [len(space.launches(layout, workload_of(work))) for layout in space.layouts()]
     assert all(points)
     assert sum(points) <= 48
 
@@ -90,7 +90,7 @@ def test_what_cannot_win_is_not_searched() -> None:
 def test_layouts_are_those_of_the_cuda_back_end() -> None:
     wanted = spec("k4v4")
     mine, other = get_backend("tilelang"), get_backend("cuda")
-    assert set(mine.space(wanted, "sm90").layout_points()) == set(other.space(wanted, "sm90").layout_points())
+    assert set(mine.space(wanted, "sm90").layouts()) == set(other.space(wanted, "sm90").layouts())
     part = mine.default(wanted, "sm90").layout
     assert mine.layout(wanted, part).id == other.layout(wanted, part).id
 

@@ -10,7 +10,7 @@ from kvgen.errors import CheckError, UnsupportedError
 from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.check import Checker, check
 from kvgen.measure.job import CheckPolicy
-from kvgen.measure.scenario import prompt_tokens, query_lengths, scenarios
+from kvgen.measure.scenario import extend_tokens, query_lengths, scenarios
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec
@@ -134,8 +134,8 @@ def test_a_spec_of_long_prompts_is_verified_with_few_query_lengths() -> None:
     spec = naive_spec(q_len=4096)
     assert list(query_lengths(spec)) == list(range(1, 9))
     _, long = scenarios(spec, naive_layout(spec), POLICY)
-    assert [step.q.shape[1] for step in long.steps] == [*range(1, 9), prompt_tokens(spec)]
-    assert prompt_tokens(spec) < 100
+    assert [step.q.shape[1] for step in long.steps] == [*range(1, 9), extend_tokens(spec)]
+    assert extend_tokens(spec) < 100
 
 
 def test_scenarios_are_computed_once_per_format() -> None:

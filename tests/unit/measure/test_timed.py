@@ -10,9 +10,9 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.bench import Bench
 from kvgen.measure.check import check
 from kvgen.measure.compare import Comparison
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.timed import TimedCheck, unequal
 from kvgen.runtime.launch import Variant
@@ -36,7 +36,7 @@ def variant(**wrapped: Callable[..., object]) -> Variant:
 
 def timed(workload: Workload, **wrapped: Callable[..., object]) -> TimedCheck:
     candidate = variant(**wrapped)
-    found = TimedCheck(Bench(candidate, workload, "cpu", cold=0), candidate, Comparison(candidate.dtype, torch.device("cpu")))
+    found = TimedCheck(WorkloadInputs(candidate, workload, "cpu", cold=0), candidate, Comparison(candidate.dtype, torch.device("cpu")))
     found.prepare()
     return found
 

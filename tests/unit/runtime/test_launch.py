@@ -323,9 +323,9 @@ def test_copies_of_a_cache(variant: Variant) -> None:
     cache, q = filled(variant, 40), tokens(1, heads=4)
     expected = variant.attend(q, cache)
     deep, read, shallow = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), copy.copy(cache)
-    assert shallow.turns is cache.turns
+    assert shallow.call_order is cache.call_order
     for other in (deep, read):
-        assert other.turns is not cache.turns
+        assert other.call_order is not cache.call_order
         assert torch.equal(variant.attend(q, other), expected)
     variant.decode(q, tokens(1), tokens(1), deep)
     assert cache.lengths.tolist() == [40, 40]

@@ -87,7 +87,7 @@ def test_a_step_over_all_layers_gives_what_each_gives_alone(variant: Variant) ->
 def test_layers_share_one_workspace(variant: Variant) -> None:
     caches = layers(variant)
     assert len({variant.prepare(cache).data_ptr() for cache in caches}) == 1
-    assert all(cache.turns is caches[0].turns for cache in caches)
+    assert all(cache.call_order is caches[0].call_order for cache in caches)
     assert len({cache.packed.data_ptr() for cache in caches}) == LAYERS
 
 

@@ -124,7 +124,7 @@ def test_cuda_does_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_that_another_thread_was_using_is_refused_in_the_child(attack: Attack) -> None:
     cache = attack.cache(8)
-    with cache.turns.lock:
+    with cache.call_order.lock:
         answer = in_child(lambda: attack.kernel.attend(attack.q, cache))
     assert isinstance(answer, KvgenError)
     assert "another thread was in a call over this cache" in str(answer)
@@ -133,4 +133,4 @@ def test_a_cache_that_another_thread_was_using_is_refused_in_the_child(attack: A
 
 def test_children_see_their_own_locks(attack: Attack) -> None:
     cache: KVCache = attack.cache(8)
-    assert in_child(lambda: (os.getpid() != 0, cache.turns.lock.locked())) == (True, False)
+    assert in_child(lambda: (os.getpid() != 0, cache.call_order.lock.locked())) == (True, False)

@@ -10,9 +10,9 @@ from kvgen.toolchain import ArtifactCache
 from kvgen.tune import compile_only, plan
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import CompileReport, compile_space, covering
-from kvgen.tune.study import flatten
+from kvgen.tune.trial_store import flatten
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 
 def compiled(root: Path, backend: FakeBackend | None = None, limit: int | None = None) -> CompileReport:
@@ -20,10 +20,10 @@ def compiled(root: Path, backend: FakeBackend | None = None, limit: int | None =
     return compile_space(tiny_spec(), "cpu", backends=[backend or FakeBackend()], limit=limit, store=store, cache=cache)
 
 
-def test_every_point_is_compiled_and_the_default_registered_as_untuned(tmp_path: Path):
+def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_path: Path):
     report = compiled(tmp_path)
-    assert len(report.points) == report.feasible == 11
-    assert {point.kind for point in report.points} == {"ok"}
+    assert len(report.outcomes) == report.feasible == 11
+    assert {outcome.kind for outcome in report.outcomes} == {"ok"}
     ((entry, path),) = report.entries
     assert entry.timings == ()
     assert entry.provenance["tuned"] is False
@@ -34,8 +34,8 @@ def test_every_point_is_compiled_and_the_default_registered_as_untuned(tmp_path:
 def test_what_does_not_compile_is_excluded_by_name(tmp_path: Path):
     report = compiled(tmp_path, FakeBackend(broken=8))
     excluded = report.to_json()["excluded"]
-    assert {point["schedule"]["launch"]["threads"] for point in excluded} == {8}
-    assert {point["kind"] for point in excluded} == {"compile_error"}
+    assert {outcome["schedule"]["launch"]["threads"] for outcome in excluded} == {8}
+    assert {outcome["kind"] for outcome in excluded} == {"compile_error"}
     with pytest.raises(CompileError, match="default schedule of cpu"):
         compiled(tmp_path, FakeBackend(broken=2))
 
@@ -49,7 +49,7 @@ def test_spills_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(compile_only, "build_many", build_many)
     report = compiled(tmp_path)
-    spilling = [point for point in report.points if point.kind == "spills"]
+    spilling = [outcome for outcome in report.outcomes if outcome.kind == "spills"]
     assert len(spilling) == 10
     assert (spilling[0].registers, spilling[0].spill_bytes, spilling[0].shared_bytes) == (255, 16, 1024)
     assert "16 bytes" in spilling[0].detail
@@ -58,12 +58,12 @@ def test_spills_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_covering_set_holds_every_value(tmp_path: Path):
     backend, spec = FakeBackend(), tiny_spec()
     space = backend.space(spec, "cpu")
-    every = list(space.points())
+    every = list(space.schedules())
     chosen = covering(space, every, backend.default(spec, "cpu"), 4)
     assert len(chosen) == 4
     assert chosen[0] == backend.default(spec, "cpu")
     assert {item for s in chosen for item in flatten(s).items()} == {item for s in every for item in flatten(s).items()}
-    assert len(compiled(tmp_path, limit=2).points) == 2
+    assert len(compiled(tmp_path, limit=2).outcomes) == 2
 
 
 def test_tuning_later_compiles_nothing_and_takes_the_untuned_entrys_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -75,7 +75,7 @@ def test_tuning_later_compiles_nothing_and_takes_the_untuned_entrys_place(tmp_pa
 
     monkeypatch.setattr(compiling, "_compile", refuse)
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
-    result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+    result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert [one.entry for one in store.all()] == [result.entry]
     again = compiled(tmp_path)
     assert again.entries[0][0] == result.entry

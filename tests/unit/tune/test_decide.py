@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload
+from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind, decide, finalists, most_finalists, unclear
-from kvgen.tune.point import Point, Record
 
 SHORT, LONG = Workload(batch=1, kv_len=128), Workload(batch=1, kv_len=4096, weight=3.0)
 
@@ -14,7 +14,7 @@ def schedule(block: int, threads: int, backend: str = "cpu") -> Schedule:
 
 def record(block: int, threads: int, workload: Workload, us: float, registers: int = 0, backend: str = "cpu", kind: str = "ok") -> Record:
     resources = {"kernels": {"attend": {"registers": registers, "shared_bytes": 0}}}
-    return Record(Point(schedule(block, threads, backend), workload), kind, us, samples=(us,), resources=resources)
+    return Record(Candidate(schedule(block, threads, backend), workload), kind, us, samples=(us,), resources=resources)
 
 
 def compare(new: Record, old: Record) -> Kind:
@@ -29,9 +29,9 @@ def test_a_launch_must_be_clearly_faster_than_the_default():
     clear = [record(64, 1, SHORT, 100.0), record(64, 2, SHORT, 80.0)]
     kept, replaced = (decide(records, [SHORT], default, {}, compare) for records in (close, clear))
     assert kept is not None
-    assert kept.launches[SHORT.key].point.schedule == default
+    assert kept.launches[SHORT.key].candidate.schedule == default
     assert replaced is not None
-    assert replaced.launches[SHORT.key].point.schedule == schedule(64, 2)
+    assert replaced.launches[SHORT.key].candidate.schedule == schedule(64, 2)
 
 
 def test_launches_differ_by_workload_over_one_layout():
@@ -41,7 +41,7 @@ def test_launches_differ_by_workload_over_one_layout():
     ]  # fmt: skip
     decision = decide(records, [SHORT, LONG], schedule(64, 1), {}, compare)
     assert decision is not None
-    assert {key: r.point.schedule.launch["threads"] for key, r in decision.launches.items()} == {SHORT.key: 1, LONG.key: 2}
+    assert {key: r.candidate.schedule.launch["threads"] for key, r in decision.launches.items()} == {SHORT.key: 1, LONG.key: 2}
     assert [layout["block"] for layout, _ in decision.runners_up] == [32]
 
 
@@ -60,8 +60,8 @@ def test_each_workload_takes_its_fastest_back_end_and_keeps_the_others_best():
     ]  # fmt: skip
     decision = decide(records, [SHORT, LONG], schedule(64, 1, "cuda"), {}, compare)
     assert decision is not None
-    assert {key: r.point.backend for key, r in decision.launches.items()} == {SHORT.key: "tilelang", LONG.key: "cuda"}
-    assert {key: (r.point.backend, r.cost) for key, r in decision.rivals.items()} == {
+    assert {key: r.candidate.backend for key, r in decision.launches.items()} == {SHORT.key: "tilelang", LONG.key: "cuda"}
+    assert {key: (r.candidate.backend, r.cost) for key, r in decision.rivals.items()} == {
         SHORT.key: ("cuda", 90.0),
         LONG.key: ("tilelang", 530.0),
     }
@@ -72,10 +72,10 @@ def test_a_back_end_within_noise_of_the_present_winner_does_not_take_its_workloa
     records = [record(64, 1, SHORT, 100.0, backend="cuda"), record(64, 9, SHORT, 97.0, backend="tilelang")]
     decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {}, compare)
     assert decision is not None
-    assert decision.launches[SHORT.key].point.backend == "cuda"
+    assert decision.launches[SHORT.key].candidate.backend == "cuda"
     decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {SHORT.key: schedule(64, 9, "tilelang")}, compare)
     assert decision is not None
-    assert decision.launches[SHORT.key].point.backend == "tilelang"
+    assert decision.launches[SHORT.key].candidate.backend == "tilelang"
 
 
 def test_it_is_asked_again_whether_the_best_launch_beats_the_incumbent_where_that_is_unclear():
@@ -94,10 +94,10 @@ def test_ties_go_to_fewer_registers_then_to_the_present_winner():
     records = [record(64, 1, SHORT, 200.0), record(64, 2, SHORT, 100.0, registers=90), record(64, 4, SHORT, 101.0, registers=40)]
     decision = decide(records, [SHORT], schedule(64, 1), {}, compare)
     assert decision is not None
-    assert decision.launches[SHORT.key].point.schedule == schedule(64, 4)
+    assert decision.launches[SHORT.key].candidate.schedule == schedule(64, 4)
     decision = decide(records, [SHORT], schedule(64, 1), {SHORT.key: schedule(64, 2)}, compare)
     assert decision is not None
-    assert decision.launches[SHORT.key].point.schedule == schedule(64, 2)
+    assert decision.launches[SHORT.key].candidate.schedule == schedule(64, 2)
 
 
 def test_nothing_wins_where_a_workload_has_no_right_kernel():
@@ -108,13 +108,13 @@ def test_nothing_wins_where_a_workload_has_no_right_kernel():
 def test_finalists_hold_the_default_the_best_launches_and_the_other_back_end():
     records = [record(64, threads, SHORT, 100.0 - threads) for threads in range(1, 9)]
     records += [record(32, 1, SHORT, 200.0), record(16, 1, SHORT, 300.0), record(32, 9, SHORT, 500.0, backend="tilelang")]
-    default = Point(schedule(64, 1), SHORT)
-    points = finalists(records, [SHORT], [default])
-    assert points[0] == default
-    assert [p.schedule.launch["threads"] for p in points if p.schedule.layout["block"] == 64] == [1, 8, 7, 6, 5, 4]
-    assert Point(schedule(32, 1), SHORT) in points
-    assert Point(schedule(16, 1), SHORT) not in points
-    assert Point(schedule(32, 9, "tilelang"), SHORT) in points
+    default = Candidate(schedule(64, 1), SHORT)
+    candidates = finalists(records, [SHORT], [default])
+    assert candidates[0] == default
+    assert [p.schedule.launch["threads"] for p in candidates if p.schedule.layout["block"] == 64] == [1, 8, 7, 6, 5, 4]
+    assert Candidate(schedule(32, 1), SHORT) in candidates
+    assert Candidate(schedule(16, 1), SHORT) not in candidates
+    assert Candidate(schedule(32, 9, "tilelang"), SHORT) in candidates
 
 
 def test_there_are_never_more_finalists_than_the_final_is_planned_for():
@@ -126,6 +126,6 @@ def test_there_are_never_more_finalists_than_the_final_is_planned_for():
         for threads in range(1, 9)
         for work in works
     ]
-    keep = [Point(schedule(64, 8, backend), work) for backend in backends for work in works]
-    keep += [Point(schedule(64, 7, "cuda"), work) for work in works]
+    keep = [Candidate(schedule(64, 8, backend), work) for backend in backends for work in works]
+    keep += [Candidate(schedule(64, 7, "cuda"), work) for work in works]
     assert len(finalists(records, works, keep)) <= most_finalists(len(works), len(backends))

@@ -12,12 +12,12 @@ from kvgen.errors import CompilerCrash, HostError, KvgenError
 from kvgen.lower.base import Source
 from kvgen.registry import Store
 from kvgen.toolchain import Artifact, ArtifactCache, build
-from kvgen.tune import ahead, study
+from kvgen.tune import compile_queue, trial_store
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import compile_space
-from kvgen.tune.study import journal_storage, url_storage
+from kvgen.tune.trial_store import journal_storage, url_storage
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 
 def places(root: Path) -> list[tuple[Store, ArtifactCache]]:
@@ -33,10 +33,10 @@ def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path: Pa
 
     monkeypatch.setattr("kvgen.toolchain.compile.run_compiler", compiles)
     for store, cache in places(tmp_path):
-        bench = FakeBench()
+        runner = FakeRunner()
         with pytest.raises(HostError, match=r"^cannot write .*: Not a directory$"):
-            tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, bench=bench)
-        assert bench.measured == []
+            tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=runner)
+        assert runner.measured == []
         with pytest.raises(HostError, match=r"^cannot write .*: Not a directory$"):
             compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=store, cache=cache)
 
@@ -47,10 +47,10 @@ def test_a_full_disk_ends_the_run_and_is_remembered_of_no_schedule(tmp_path: Pat
 
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr(ahead, "build", full)
+        patch.setattr(compile_queue, "build", full)
         with pytest.raises(HostError, match="no space"):
-            tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
-    again = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+            tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
+    again = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert again.known == 0
     assert again.failures == []
 
@@ -68,13 +68,13 @@ def test_a_schedule_whose_compiler_was_killed_is_tried_again_by_the_next_run(tmp
 
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr(ahead, "build", killed_once)
-        first = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+        patch.setattr(compile_queue, "build", killed_once)
+        first = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert victims
     assert first.failures == []
-    second = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench())
+    second = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert second.measured > 0
-    assert second.measured + second.known == len({r.point for r in second.records})
+    assert second.measured + second.known == len({r.candidate for r in second.records})
 
 
 def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,7 +85,7 @@ def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, mon
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(study, "_cut_half_line", full)
+    monkeypatch.setattr(trial_store, "_cut_half_line", full)
     with pytest.raises(HostError, match=r"cannot open the journal .*a.journal: No space left on device"):
         journal_storage(tmp_path / "a.journal")
 

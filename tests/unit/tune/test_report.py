@@ -7,13 +7,13 @@ from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.report import polyline, render, study_views
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 
 def test_the_page_shows_times_failures_importances_and_regret(tmp_path: Path):
     cache = ArtifactCache(tmp_path / "cache")
-    bench = FakeBench(outcome=lambda point: "crash" if point.schedule.launch["threads"] == 8 else "ok")
-    result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=Store(tmp_path / "r"), cache=cache, bench=bench)
+    runner = FakeRunner(outcome=lambda candidate: "crash" if candidate.schedule.launch["threads"] == 8 else "ok")
+    result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=Store(tmp_path / "r"), cache=cache, runner=runner)
     views = {view.workload: view for view in study_views(result.entry, cache)}
     large = views["2x512"]
     assert large.trials == 11
@@ -31,8 +31,8 @@ def test_the_page_shows_times_failures_importances_and_regret(tmp_path: Path):
 
 def test_an_entry_without_studies_is_still_shown(tmp_path: Path):
     made, empty = ArtifactCache(tmp_path / "made"), ArtifactCache(tmp_path / "empty")
-    bench = FakeBench()
-    result = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=Store(tmp_path / "r"), cache=made, bench=bench)
+    runner = FakeRunner()
+    result = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=Store(tmp_path / "r"), cache=made, runner=runner)
     assert study_views(result.entry, empty) == []
     assert result.entry.key in render([result.entry], empty)
     assert "Nothing is registered yet" in render([], empty)

@@ -16,12 +16,12 @@ from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import Budget
+from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
-from kvgen.tune.point import Point, Record
 from kvgen.tune.progress import Progress
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, fake_cost, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
 
 
 class Place:
@@ -30,10 +30,10 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.cache, self.store = ArtifactCache(root / "cache"), Store(root / "registry")
 
-    def tune(self, bench: FakeBench, trials: int | None = None, seed: int = 0, **more: object) -> TuningResult:
+    def tune(self, runner: FakeRunner, trials: int | None = None, seed: int = 0, **more: object) -> TuningResult:
         more.setdefault("backends", [FakeBackend()])
         budget = more.pop("budget", Budget(trials=trials))
-        return tune(tiny_spec(), "cpu", budget, seed=seed, cache=self.cache, store=self.store, bench=bench, **more)  # type: ignore[arg-type]
+        return tune(tiny_spec(), "cpu", budget, seed=seed, cache=self.cache, store=self.store, runner=runner, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def points(bench: FakeBench) -> list[tuple[str, str]]:
-    final = sum(map(len, bench.finals))
-    return [point.key for point in bench.measured[: len(bench.measured) - final]]
+def candidates(runner: FakeRunner) -> list[tuple[str, str]]:
+    final = sum(map(len, runner.finals))
+    return [candidate.key for candidate in runner.measured[: len(runner.measured) - final]]
 
 
 def test_the_best_layout_and_launches_win_and_are_registered(place: Place):
-    bench = FakeBench()
-    result = place.tune(bench)
+    runner = FakeRunner()
+    result = place.tune(runner)
     assert result.entry.layout["block"] == 32
     assert {launch.workload.key: launch.params["threads"] for launch in result.entry.launches} == {"1x128": 1, "2x512": 4}
     assert {t.workload.key: (t.us, t.default_us, t.read_us) for t in result.entry.timings} == {
@@ -62,15 +62,15 @@ def test_the_best_layout_and_launches_win_and_are_registered(place: Place):
     assert result.entry.runner_up is not None
     assert result.entry.runner_up["layout"]["layout"]["block"] == 64
     assert result.entry.runner_up["launches"] == {}
-    assert bench.closed
+    assert runner.closed
 
 
 def test_every_feasible_point_is_measured_once_without_a_budget(place: Place):
-    bench = FakeBench()
-    result = place.tune(bench)
+    runner = FakeRunner()
+    result = place.tune(runner)
     space = FakeBackend().space(result.spec, "cpu")
-    feasible = sum(len(space.launch_points(layout, work)) for layout in space.layout_points() for work in result.spec.workloads)
-    assert len(points(bench)) == len(set(points(bench))) == result.measured == feasible
+    feasible = sum(len(space.launches(layout, work)) for layout in space.layouts() for work in result.spec.workloads)
+    assert len(candidates(runner)) == len(set(candidates(runner))) == result.measured == feasible
 
 
 def test_hints_choose_what_is_searched_and_a_run_without_them_measures_the_rest_alone(place: Place):
@@ -82,60 +82,60 @@ def test_hints_choose_what_is_searched_and_a_run_without_them_measures_the_rest_
             hints = [Constraint(Expression("block == 64"), "{block} tokens gained nothing")]
             return SearchSpace(space.backend, space.parameters, space.constraints, {}, spec.workloads, hints)
 
-    narrow, wide = FakeBench(), FakeBench()
+    narrow, wide = FakeRunner(), FakeRunner()
     place.tune(narrow, backends=[Hinted()])
-    assert {point.layout["block"] for point in narrow.measured} == {64}
+    assert {candidate.layout["block"] for candidate in narrow.measured} == {64}
     result = place.tune(wide, backends=[Hinted()], all_schedules=True)
-    assert {point.layout["block"] for point in wide.measured[: result.measured]} == {32, 128}
+    assert {candidate.layout["block"] for candidate in wide.measured[: result.measured]} == {32, 128}
     assert result.entry.layout["block"] == 32
-    assert place.tune(FakeBench(), backends=[Hinted()]).entry.layout["block"] == 32
+    assert place.tune(FakeRunner(), backends=[Hinted()]).entry.layout["block"] == 32
 
 
 def test_trials_bound_the_run_and_the_default_comes_first_and_is_a_finalist(place: Place):
-    bench = FakeBench()
-    result = place.tune(bench, trials=5)
+    runner = FakeRunner()
+    result = place.tune(runner, trials=5)
     default = FakeBackend().default(result.spec, "cpu")
-    assert len(points(bench)) == 5
-    assert [point.schedule for point in bench.measured[:2]] == [default, default]
-    assert {point.workload.key for point in bench.finals[0] if point.schedule == default} == {"1x128", "2x512"}
+    assert len(candidates(runner)) == 5
+    assert [candidate.schedule for candidate in runner.measured[:2]] == [default, default]
+    assert {candidate.workload.key for candidate in runner.finals[0] if candidate.schedule == default} == {"1x128", "2x512"}
 
 
 def test_the_default_is_measured_at_every_workload_even_with_one_trial(place: Place):
-    bench = FakeBench()
-    assert place.tune(bench, trials=1).entry.layout["block"] == 64
-    assert len(points(bench)) == 2
+    runner = FakeRunner()
+    assert place.tune(runner, trials=1).entry.layout["block"] == 64
+    assert len(candidates(runner)) == 2
 
 
 def test_finished_points_are_never_measured_again_after_an_interrupt(place: Place):
-    def stop_at(count: int) -> FakeBench:
-        def outcome(_: Point) -> str:
-            if len(bench.measured) > count:
+    def stop_at(count: int) -> FakeRunner:
+        def outcome(_: Candidate) -> str:
+            if len(runner.measured) > count:
                 raise KeyboardInterrupt
             return "ok"
 
-        bench = FakeBench(outcome=outcome)
-        return bench
+        runner = FakeRunner(outcome=outcome)
+        return runner
 
     first = stop_at(4)
     interrupted = place.tune(first)
     assert interrupted.interrupted
     assert place.store.find(interrupted.spec)[0].entry == interrupted.entry
-    second = FakeBench()
+    second = FakeRunner()
     result = place.tune(second)
     assert result.known == 4
-    assert not set(points(second)) & set(points(first)[:4])
+    assert not set(candidates(second)) & set(candidates(first)[:4])
     assert result.entry.layout["block"] == 32
-    third = FakeBench()
+    third = FakeRunner()
     place.tune(third)
-    assert points(third) == []
+    assert candidates(third) == []
 
 
 def test_the_order_follows_the_seed(tmp_path: Path):
     runs = []
     for index, seed in enumerate((3, 3, 4)):
-        bench = FakeBench()
-        Place(tmp_path / str(index)).tune(bench, trials=9, seed=seed)
-        runs.append(points(bench))
+        runner = FakeRunner()
+        Place(tmp_path / str(index)).tune(runner, trials=9, seed=seed)
+        runs.append(candidates(runner))
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
@@ -143,10 +143,10 @@ def test_the_order_follows_the_seed(tmp_path: Path):
 def test_failures_of_every_kind_end_no_run_and_are_named(place: Place):
     kinds = {1: "crash", 4: "timeout", 8: "wrong"}
 
-    def outcome(point: Point) -> str:
-        return kinds.get(point.schedule.launch.integer("threads"), "ok")
+    def outcome(candidate: Candidate) -> str:
+        return kinds.get(candidate.schedule.launch.integer("threads"), "ok")
 
-    result = place.tune(FakeBench(outcome=outcome))
+    result = place.tune(FakeRunner(outcome=outcome))
     assert {record.kind for record in result.failures} == set(kinds.values())
     assert all(launch.params["threads"] == 2 for launch in result.entry.launches)
     named = result.to_json()["failures"]
@@ -154,50 +154,50 @@ def test_failures_of_every_kind_end_no_run_and_are_named(place: Place):
 
 
 def test_what_does_not_compile_is_a_failure_and_nothing_more(place: Place):
-    bench = FakeBench()
-    result = place.tune(bench, backends=[FakeBackend(broken=8)])
+    runner = FakeRunner()
+    result = place.tune(runner, backends=[FakeBackend(broken=8)])
     assert {record.kind for record in result.failures} == {"compile_error"}
     assert "#error no" in result.failures[0].detail
-    assert all(point.schedule.launch["threads"] != 8 for point in bench.measured)
+    assert all(candidate.schedule.launch["threads"] != 8 for candidate in runner.measured)
 
 
 def test_failed_points_are_not_tried_again(place: Place):
-    place.tune(FakeBench(outcome=lambda point: "crash" if point.schedule.launch["threads"] == 8 else "ok"))
-    again = FakeBench()
+    place.tune(FakeRunner(outcome=lambda candidate: "crash" if candidate.schedule.launch["threads"] == 8 else "ok"))
+    again = FakeRunner()
     result = place.tune(again)
-    assert points(again) == []
+    assert candidates(again) == []
     assert {record.kind for record in result.failures} == {"crash"}
 
 
 def test_no_right_schedule_is_an_error_that_says_what_failed(place: Place):
     with pytest.raises(MeasureError, match=r"17 wrong.*made to fail"):
-        place.tune(FakeBench(outcome=lambda _: "wrong"))
+        place.tune(FakeRunner(outcome=lambda _: "wrong"))
     assert place.store.all() == []
 
 
 def test_back_ends_compete_and_the_other_ones_best_is_kept(place: Place):
-    def cost(point: Point) -> float:
-        return 1000.0 if point.schedule.backend == "cpu" else 10.0 + point.schedule.layout.integer("block")
+    def cost(candidate: Candidate) -> float:
+        return 1000.0 if candidate.schedule.backend == "cpu" else 10.0 + candidate.schedule.layout.integer("block")
 
-    result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
+    result = place.tune(FakeRunner(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
     assert result.entry.backend == "tilelang"
     assert result.entry.runner_up is not None
     assert {key: one["backend"] for key, one in result.entry.runner_up["launches"].items()} == {"1x128": "cpu", "2x512": "cpu"}
 
 
 def test_each_workload_takes_its_back_end_over_one_layout(place: Place):
-    def cost(point: Point) -> float:
-        home = point.backend == ("cpu" if point.workload.batch == 1 else "tilelang")
-        return fake_cost(point) * (1.0 if home else 1.5)
+    def cost(candidate: Candidate) -> float:
+        home = candidate.backend == ("cpu" if candidate.workload.batch == 1 else "tilelang")
+        return fake_cost(candidate) * (1.0 if home else 1.5)
 
-    result = place.tune(FakeBench(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
+    result = place.tune(FakeRunner(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
     assert {launch.workload.key: launch.backend for launch in result.entry.launches} == {"1x128": "cpu", "2x512": "tilelang"}
     assert result.entry.backend == "cpu+tilelang"
     assert result.entry.rival(result.spec.workloads[0]) == ("tilelang", 1.5)
     assert result.why == "fastest layout; cpu at 1x128, tilelang at 2x512"
-    again = place.tune(FakeBench(cost=cost, policy={"bench": "other"}), backends=[FakeBackend(), FakeBackend("tilelang")])
+    again = place.tune(FakeRunner(cost=cost, policy={"runner": "other"}), backends=[FakeBackend(), FakeBackend("tilelang")])
     assert [launch.backend for launch in again.entry.launches] == ["cpu", "tilelang"]
-    alone = place.tune(FakeBench(cost=cost, policy={"bench": "third"}))
+    alone = place.tune(FakeRunner(cost=cost, policy={"runner": "third"}))
     assert alone.entry.backend == "cpu"
 
 
@@ -206,29 +206,33 @@ def test_back_ends_that_pack_differently_share_no_entry(place: Place):
         def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
             return packed_layout(spec, 2 * params.integer("block"), "simd")
 
-    def cost(point: Point) -> float:
-        return 10.0 if point.backend == ("cpu" if point.workload.batch == 1 else "tilelang") else 20.0
+    def cost(candidate: Candidate) -> float:
+        return 10.0 if candidate.backend == ("cpu" if candidate.workload.batch == 1 else "tilelang") else 20.0
 
     with pytest.raises(ValueError, match="2 packed layouts"):
-        place.tune(FakeBench(cost=cost), backends=[FakeBackend(), Other("tilelang")])
+        place.tune(FakeRunner(cost=cost), backends=[FakeBackend(), Other("tilelang")])
 
 
 def test_a_back_end_that_refuses_is_named_and_the_others_go_on(place: Place):
-    result = place.tune(FakeBench(), backends=[FakeBackend("tilelang", reason="it is Tuesday"), FakeBackend()])
+    result = place.tune(FakeRunner(), backends=[FakeBackend("tilelang", reason="it is Tuesday"), FakeBackend()])
     assert result.refusals == ("the tilelang back end does not support this spec: it is Tuesday",)
     with pytest.raises(UnsupportedError, match="it is Tuesday"):
-        place.tune(FakeBench(), backends=[FakeBackend("tilelang", reason="it is Tuesday")])
+        place.tune(FakeRunner(), backends=[FakeBackend("tilelang", reason="it is Tuesday")])
 
 
 def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
-    first = place.tune(FakeBench())
-    kept = place.tune(FakeBench(cost=lambda point: 100.0 if point.schedule.layout["block"] == 32 else 99.0, policy={"bench": "other"}))
+    first = place.tune(FakeRunner())
+    kept = place.tune(
+        FakeRunner(cost=lambda candidate: 100.0 if candidate.schedule.layout["block"] == 32 else 99.0, policy={"runner": "other"})
+    )
     assert kept.entry.layout == first.entry.layout
-    anew = place.tune(FakeBench(cost=lambda point: 99.5, policy={"bench": "fresh"}), fresh=True)
+    anew = place.tune(FakeRunner(cost=lambda candidate: 99.5, policy={"runner": "fresh"}), fresh=True)
     assert anew.entry.layout["block"] == FakeBackend().default(tiny_spec(), "cpu").layout["block"]
     place.store.put(kept.entry)
     beaten = place.tune(
-        FakeBench(cost=lambda point: {32: 100.0, 64: 50.0, 128: 70.0}[point.schedule.layout.integer("block")], policy={"bench": "third"})
+        FakeRunner(
+            cost=lambda candidate: {32: 100.0, 64: 50.0, 128: 70.0}[candidate.schedule.layout.integer("block")], policy={"runner": "third"}
+        )
     )
     assert beaten.entry.layout["block"] == 64
     assert len(place.store.all()) == 1
@@ -236,7 +240,7 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
 
 def test_progress_tells_best_failures_and_the_end(place: Place):
     seen: list[Progress] = []
-    place.tune(FakeBench(outcome=lambda point: "crash" if point.schedule.launch["threads"] == 8 else "ok"), progress=seen.append)
+    place.tune(FakeRunner(outcome=lambda candidate: "crash" if candidate.schedule.launch["threads"] == 8 else "ok"), progress=seen.append)
     last = seen[-1]
     assert last.phase == "done"
     assert last.best["1x128"].us == 142.0
@@ -247,14 +251,14 @@ def test_progress_tells_best_failures_and_the_end(place: Place):
 
 
 def test_several_devices_measure_every_point_once(place: Place):
-    bench = FakeBench(devices=3, exclusive=False)
-    result = place.tune(bench)
-    assert len(points(bench)) == len(set(points(bench))) == 17
+    runner = FakeRunner(devices=3, exclusive=False)
+    result = place.tune(runner)
+    assert len(candidates(runner)) == len(set(candidates(runner))) == 17
     assert result.entry.layout["block"] == 32
 
 
 def test_nothing_is_left_behind_but_journal_modules_and_entry(place: Place):
-    place.tune(FakeBench(), trials=4)
+    place.tune(FakeRunner(), trials=4)
     names = {path.relative_to(place.cache.root).parts[0] for path in place.cache.root.rglob("*") if path.is_file()}
     assert names == {"modules", "studies"}
     assert {path.suffix for path in (place.cache.root / "studies").iterdir()} <= {".journal", ".lock"}
@@ -262,19 +266,19 @@ def test_nothing_is_left_behind_but_journal_modules_and_entry(place: Place):
 
 def test_hosts_share_studies_in_a_database(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'studies.db'}"
-    one, other = FakeBench(), FakeBench()
+    one, other = FakeRunner(), FakeRunner()
     first = Place(tmp_path / "one").tune(one, trials=6, storage=url)
     second = Place(tmp_path / "other").tune(other, storage=url)
     assert (first.measured, second.known) == (6, 6)
-    assert not set(points(one)) & set(points(other))
-    assert len(points(one)) + len(points(other)) == 17
+    assert not set(candidates(one)) & set(candidates(other))
+    assert len(candidates(one)) + len(candidates(other)) == 17
     assert second.entry.layout["block"] == 32
 
 
 def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
-    class Failing(FakeBench):
-        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
-            return [Record(point, "timeout", detail="made to fail") for point, _ in entrants]
+    class Failing(FakeRunner):
+        def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
+            return [Record(candidate, "timeout", detail="made to fail") for candidate, _ in entrants]
 
     result = place.tune(Failing())
     assert result.entry.layout["block"] == 32
@@ -285,37 +289,37 @@ def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
 def test_whom_the_final_leaves_unclear_takes_more_turns(place: Place, noisy: int):
     """With so few samples as `noisy` the default, which is slower, cannot be told from the best."""
 
-    class Bench(FakeBench):
+    class Runner(FakeRunner):
         def compare(self, new: Record, old: Record) -> Kind:
             return "unclear" if min(len(new.samples), len(old.samples)) <= noisy else super().compare(new, old)
 
-    bench = Bench(cost=lambda point: 100.0 - 5 * point.schedule.launch.integer("threads") * (point.workload.batch == 2))
-    result = place.tune(bench)
-    first, again = bench.finals
+    runner = Runner(cost=lambda candidate: 100.0 - 5 * candidate.schedule.launch.integer("threads") * (candidate.workload.batch == 2))
+    result = place.tune(runner)
+    first, again = runner.finals
     default = FakeBackend().default(result.spec, "cpu")
-    assert set(again) == {point for point in first if point.workload.key == "2x512"}
+    assert set(again) == {candidate for candidate in first if candidate.workload.key == "2x512"}
     (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
     assert (launch.params == default.launch) == (noisy == 99)
-    assert {len(record.samples) for record in result.finalists if record.point in again} == {4}
+    assert {len(record.samples) for record in result.finalists if record.candidate in again} == {4}
 
 
 @pytest.mark.parametrize("cut", ["timeout", "interrupt"])
 def test_more_turns_that_fail_or_are_cut_short(place: Place, cut: str):
     """Who fails in them is out; an interrupt leaves what the whole final found."""
 
-    class Bench(FakeBench):
+    class Runner(FakeRunner):
         def compare(self, new: Record, old: Record) -> Kind:
             return "unclear" if len(self.finals) == 1 else super().compare(new, old)
 
-        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+        def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
             records = super().final(entrants, seconds)
             if len(self.finals) == 1:
                 return records
             if cut == "interrupt":
                 raise KeyboardInterrupt
-            return [Record(r.point, "timeout") if r.point.schedule.launch["threads"] == 4 else r for r in records]
+            return [Record(r.candidate, "timeout") if r.candidate.schedule.launch["threads"] == 4 else r for r in records]
 
-    result = place.tune(Bench())
+    result = place.tune(Runner())
     assert not result.interrupted
     (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
     assert (launch.params["threads"] == 4) == (cut == "interrupt")
@@ -330,41 +334,41 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
                 waited.append(done.wait(60.0))
             return super().lower(spec, schedule, target)
 
-    class Bench(FakeBench):
-        def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
+    class Runner(FakeRunner):
+        def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
             records = super().final(entrants, seconds)
             done.set()
             return records
 
-    bench = Bench(exclusive=False)
-    result = place.tune(bench, budget=Budget(seconds=1.5), backends=[Slow()])
+    runner = Runner(exclusive=False)
+    result = place.tune(runner, budget=Budget(seconds=1.5), backends=[Slow()])
     assert not result.interrupted
     assert all(waited)
-    assert 4 not in {point.schedule.launch["threads"] for point in bench.finals[0]}
+    assert 4 not in {candidate.schedule.launch["threads"] for candidate in runner.finals[0]}
     assert all(timing.default_us and timing.read_us for timing in result.entry.timings)
 
 
 def test_the_shortest_final_is_planned_into_the_budget(place: Place):
-    class Bench(FakeBench):
+    class Runner(FakeRunner):
         asked = 0
 
         def shortest_final(self, entrants: int) -> float:
             self.asked = entrants
             return 1e9
 
-    bench = Bench()
-    place.tune(bench, budget=Budget(seconds=3600.0))
-    assert bench.asked >= len(bench.finals[0])
+    runner = Runner()
+    place.tune(runner, budget=Budget(seconds=3600.0))
+    assert runner.asked >= len(runner.finals[0])
 
 
 def test_what_measuring_needs_is_compiled_beside_the_first_points(place: Place):
-    class Bench(FakeBench):
+    class Runner(FakeRunner):
         prepared = False
 
         def ready(self) -> None:
             self.prepared = True
             raise CompileError("no reader", "")
 
-    bench = Bench()
-    assert place.tune(bench, trials=2).entry.timings
-    assert bench.prepared
+    runner = Runner()
+    assert place.tune(runner, trials=2).entry.timings
+    assert runner.prepared

@@ -44,7 +44,7 @@ def recorded(entry: Entry, **changes: object) -> Entry:
 
 
 def test_what_is_the_same_machine_code_is_not_timed_and_said_so(place: Place):
-    place.turns(never)
+    place.interleaved(never)
     assert detail(place.check(speed=True), "speed") == "the same machine code"
     headers_changed(place, "// a comment\n")
     checked = place.check(speed=True)
@@ -54,7 +54,7 @@ def test_what_is_the_same_machine_code_is_not_timed_and_said_so(place: Place):
 @pytest.mark.parametrize(("us", "status"), [(15.0, "regressed"), (10.0, "good"), (5.0, "good")])
 def test_a_header_that_slows_the_kernel_down_regresses(place: Place, us: float, status: str):
     headers_changed(place, SLOW)
-    place.turns(lambda jobs: times(us, None, jobs))
+    place.interleaved(lambda jobs: times(us, None, jobs))
     checked = place.check(speed=True)
     assert told(checked)["source"] == "good", "the text is the same"
     assert told(checked)["speed"] == status
@@ -69,7 +69,7 @@ def test_every_workload_of_a_source_is_timed(place: Place):
         return times(10.0, None, jobs)
 
     headers_changed(place, SLOW)
-    place.turns(answer)
+    place.interleaved(answer)
     place.check(speed=True)
     assert sorted(timed) == sorted(launch.workload.key for launch in place.entry.launches)
 
@@ -80,7 +80,7 @@ def test_without_the_old_module_the_read_fraction_decides(place: Place, read_us:
     codes = {file: replace(code, headers_digest="gone") for file, code in place.entry.codes.items()}
     place.entry = replace(recorded(place.entry, us=10.0, read_us=5.0), codes=codes)
     headers_changed(place, SLOW)
-    place.turns(lambda jobs: times(10.0, read_us, jobs))
+    place.interleaved(lambda jobs: times(10.0, read_us, jobs))
     checked = place.check(speed=True)
     assert told(checked)["speed"] == status
     assert "50% when tuned" in detail(checked, "speed")
@@ -91,7 +91,7 @@ def test_without_old_module_and_recorded_read_it_is_said(place: Place):
     codes = {file: replace(code, headers_digest="gone") for file, code in place.entry.codes.items()}
     place.entry = replace(recorded(place.entry, read_us=None), codes=codes)
     headers_changed(place, SLOW)
-    place.turns(never)
+    place.interleaved(never)
     checked = place.check(speed=True)
     assert told(checked)["speed"] == "unable"
     assert "no read was timed beside it" in detail(checked, "speed")
@@ -100,7 +100,7 @@ def test_without_old_module_and_recorded_read_it_is_said(place: Place):
 def test_speed_is_of_the_device_that_it_was_tuned_on(place: Place):
     place.entry = replace(place.entry, device={"name": "Another CPU"})
     headers_changed(place, SLOW)
-    place.turns(never)
+    place.interleaved(never)
     checked = place.check(speed=True)
     assert (told(checked)["speed"], checked.environment) == ("unable", False)
     assert "it was tuned on Another CPU, and this is" in detail(checked, "speed")

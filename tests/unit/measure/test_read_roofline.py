@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import ToolchainMissing
-from kvgen.measure import yardstick as module
+from kvgen.measure import read_roofline as module
 from kvgen.measure.job import TimingPolicy
-from kvgen.measure.yardstick import OVERLAPPING, PIECE, READS, read_us, source, yardstick
+from kvgen.measure.read_roofline import OVERLAPPING, PIECE, READS, read_roofline, read_us, source
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
 from kvgen.toolchain.compilers import find_nvcc
@@ -28,7 +28,7 @@ def test_reads_rotate_past_the_caches(monkeypatch) -> None:
             return (1.0,)
 
     monkeypatch.setattr(module, "timer_for", lambda device: Recorder())
-    meter = yardstick("cpu")
+    meter = read_roofline("cpu")
     meter.samples(1 << 20, TimingPolicy(cold_bytes=8 << 20))
     meter.samples(1 << 20, TimingPolicy(cold_bytes=0))
     meter.samples((1 << 20) - PIECE + 1, TimingPolicy(cold_bytes=8 << 20))
@@ -36,7 +36,7 @@ def test_reads_rotate_past_the_caches(monkeypatch) -> None:
 
 
 def test_the_buffer_is_left_alone() -> None:
-    meter = yardstick("cpu")
+    meter = read_roofline("cpu")
     meter.samples(1 << 20, POLICY)
     assert int(meter._pool.min()) == int(meter._pool.max()) == 1
 
@@ -67,7 +67,7 @@ def test_the_fastest_read_of_a_size_counts(monkeypatch) -> None:
             return (calls[0](),)
 
     monkeypatch.setattr(module, "timer_for", lambda device: Clock())
-    meter = module.Yardstick(module.artifact("cpu").path, "cpu")
+    meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
     asked: list[float] = []
     meter._reads = [lambda *args, us=us: asked.append(us) or us for us in (3.0, 2.0, 4.0)]
     assert meter.samples(PIECE, POLICY) == (2.0,)

@@ -11,13 +11,13 @@ import typer
 from kvgen.cli.output import Json, print_json
 
 if TYPE_CHECKING:
-    from kvgen.registry.carry import Carried
+    from kvgen.registry.transfer import ArchiveContents
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("export")(export)
-    app.command("import")(load)
+    app.command("import")(import_)
 
 
 def export(
@@ -26,14 +26,14 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write entries of the user's registry and their compiled modules to a file."""
-    from kvgen.registry import carry, user_store
+    from kvgen.registry import transfer, user_store
     from kvgen.toolchain import ArtifactCache
 
     found = [one for one in user_store().all() if not keys or any(one.path.name.startswith(key) for key in keys)]
-    _tell(carry.export(found, file, ArtifactCache()), f"wrote {file}", as_json=as_json)
+    _tell(transfer.export_archive(found, file, ArtifactCache()), f"wrote {file}", as_json=as_json)
 
 
-def load(
+def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kvgen export` wrote.")],
     sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="Refuse a file with another digest.")] = None,
     as_json: Json = False,
@@ -42,7 +42,7 @@ def load(
 
     A module is native code: it runs in your process, and kvgen does not know who made it. docs/trust.md says what is checked.
     """
-    from kvgen.registry import carry, user_store
+    from kvgen.registry import transfer, user_store
     from kvgen.toolchain import ArtifactCache
 
     if not file.is_file():
@@ -50,15 +50,15 @@ def load(
     if sha256 is not None and re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
         raise typer.BadParameter("a sha256 is 64 hexadecimal digits", param_hint="--sha256")
     pin = sha256.lower() if sha256 else None
-    _tell(carry.load(file, user_store(), ArtifactCache(), pin), f"took {file} in", as_json=as_json)
+    _tell(transfer.import_archive(file, user_store(), ArtifactCache(), pin), f"took {file} in", as_json=as_json)
 
 
-def _tell(carried: Carried, done: str, *, as_json: bool) -> None:
+def _tell(contents: ArchiveContents, done: str, *, as_json: bool) -> None:
     if as_json:
-        print_json(carried.to_json())
+        print_json(contents.to_json())
         return
-    typer.echo(f"{done}: {len(carried.entries)} entries, {len(carried.modules)} modules (sha256 {carried.sha256})")
-    for machine in carried.origins:
+    typer.echo(f"{done}: {len(contents.entries)} entries, {len(contents.modules)} modules (sha256 {contents.sha256})")
+    for machine in contents.origins:
         typer.echo(f"modules (native code) compiled on: {machine}")
-    for reason in carried.left_out:
+    for reason in contents.left_out:
         typer.echo(f"left out: {reason}")

@@ -1,4 +1,4 @@
-"""Compiling ahead of the measurements, a bounded number of schedules at a time."""
+"""Compiles schedules in the background while others are measured."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
 
-class Ahead:
-    """Artifacts of schedules, compiled by a pool of compiler processes. Leaving the context drops what has not started."""
+class CompileQueue:
+    """Artifacts of schedules, compiled by a pool of compiler processes. Leaving the context drops schedules that have not started."""
 
     def __init__(
         self, spec: KernelSpec, target: Target, backends: Mapping[str, Backend], cache: ArtifactCache, workers: int | None = None
@@ -26,47 +26,47 @@ class Ahead:
         self._jobs: dict[str, Future[Artifact]] = {}
         self._others: list[Future[object]] = []
         self._built: list[float] = []
-        """Seconds of each finished one."""
+        """Seconds of each finished compilation."""
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> CompileQueue:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def start(self, schedule: Schedule) -> None:
-        """Begin to compile, unless that was done before."""
+        """Queue a schedule, unless it was queued before."""
         if schedule.id not in self._jobs:
             self._jobs[schedule.id] = self._pool.submit(self._build, schedule)
 
-    def also(self, task: Callable[[], object]) -> None:
-        """Have the pool do something else beside compiling. What it raises is lost: whoever needs the result will try again."""
+    def run_beside(self, task: Callable[[], object]) -> None:
+        """Run another task in the pool. Its exception is dropped: the code that needs the result repeats the task and gets it then."""
         self._others.append(self._pool.submit(task))
 
-    def settle(self) -> None:
-        """Wait until no compiler runs: on a CPU it would disturb what is measured."""
+    def wait_idle(self) -> None:
+        """Wait until no compiler runs: on a CPU it would disturb measurements."""
         wait(self._jobs.values())
         wait(self._others)
 
-    def first(self, schedules: Sequence[Schedule], seconds: float | None) -> int | None:
-        """Index of the first schedule that is compiled, or failed to; waits for one so long. All have been started."""
+    def first_ready(self, schedules: Sequence[Schedule], seconds: float | None) -> int | None:
+        """Index of a schedule whose compilation ended, well or badly; waits up to `seconds`. All of them must have been started."""
         jobs = [self._jobs[schedule.id] for schedule in schedules]
         wait(jobs, seconds, FIRST_COMPLETED)
         return next((index for index, job in enumerate(jobs) if job.done()), None)
 
-    def room(self, seconds: float) -> int:
-        """How many more schedules can be expected to be compiled within so many seconds, beside those that are started."""
+    def capacity(self, seconds: float) -> int:
+        """How many further schedules will probably be compiled within `seconds`, judged by the mean time so far."""
         usual = sum(self._built) / max(1, len(self._built))
         unfinished = sum(not job.done() for job in self._jobs.values())
-        turns = seconds / usual if usual else float(len(self._jobs) + self.workers)
-        return max(0, self.workers * int(turns) - unfinished)
+        batches = seconds / usual if usual else float(len(self._jobs) + self.workers)
+        return max(0, self.workers * int(batches) - unfinished)
 
-    def drop(self) -> None:
-        """Forget what no compiler has begun yet."""
+    def cancel_pending(self) -> None:
+        """Drop the schedules that no compiler has begun."""
         self._jobs = {key: job for key, job in self._jobs.items() if not job.cancel()}
 
     def artifact(self, schedule: Schedule) -> Artifact:
-        """The compiled schedule, waited for. Raises CompileError, UnsupportedError or ToolchainMissing."""
+        """The compiled schedule; waits for it. Raises CompileError, UnsupportedError or ToolchainMissing."""
         self.start(schedule)
         return self._jobs[schedule.id].result()
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.bench import Bench
 from kvgen.measure.bytes import half_full
+from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import TimingPolicy
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -27,8 +27,8 @@ def test_decode_is_timed_over_a_block_of_steps_around_the_length(kv_len: int) ->
 
     functions = {name: getattr(module, name) for name in FUNCTIONS} | {"decode": decode}
     variant = Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
-    bench = Bench(variant, Workload(batch=2, kv_len=kv_len), "cpu", cold=1)
-    samples = bench.time(variant, TimingPolicy(call="decode", seconds=0.01, warmup_seconds=0.0, samples=2))
+    inputs = WorkloadInputs(variant, Workload(batch=2, kv_len=kv_len), "cpu", cold=1)
+    samples = inputs.time(variant, TimingPolicy(call="decode", seconds=0.01, warmup_seconds=0.0, samples=2))
     length = half_full(variant.layout, kv_len)
     start = max(0, length - BLOCK // 2)
     assert len(passed) % BLOCK == 0

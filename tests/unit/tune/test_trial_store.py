@@ -7,8 +7,8 @@ import pytest
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import Workload
-from kvgen.tune.point import Point, Record
-from kvgen.tune.study import Memory, flatten, journal_storage, unflatten, url_storage
+from kvgen.tune.candidate import Candidate, Record
+from kvgen.tune.trial_store import TrialStore, flatten, journal_storage, unflatten, url_storage
 
 SPACE = SearchSpace(
     "cpu",
@@ -30,12 +30,12 @@ def journal(tmp_path: Path) -> Path:
     return tmp_path / "study.journal"
 
 
-def memory(journal: Path) -> Memory:
-    return Memory(journal_storage(journal), "study", SPACE, WORK, seed=0)
+def trial_store(journal: Path) -> TrialStore:
+    return TrialStore(journal_storage(journal), "study", SPACE, WORK, seed=0)
 
 
 def record(schedule: Schedule, us: float | None = 5.0, kind: str = "ok") -> Record:
-    return Record(Point(schedule, WORK), kind, us, read_us=1.0, samples=(4.0, 6.0), accuracy={"relative_l2": 1e-4}, detail="why")
+    return Record(Candidate(schedule, WORK), kind, us, read_us=1.0, samples=(4.0, 6.0), accuracy={"relative_l2": 1e-4}, detail="why")
 
 
 def test_flatten_keeps_the_parts_apart():
@@ -43,28 +43,28 @@ def test_flatten_keeps_the_parts_apart():
 
 
 def test_records_survive_the_process(journal: Path):
-    first = memory(journal)
+    first = trial_store(journal)
     kept = [record(schedule()), record(schedule(threads=4), None, "crash")]
     for item in kept:
         first.finish(item)
-    again = memory(journal)
+    again = trial_store(journal)
     assert list(again.records.values()) == kept
 
 
 def test_a_claim_of_a_killed_run_is_dropped_and_a_half_written_line_cut(journal: Path):
-    first = memory(journal)
+    first = trial_store(journal)
     first.finish(record(schedule()))
     first.claim(schedule(threads=4))
     with journal.open("ab") as file:
         file.write(b'{"op_code": 4, "half')
-    again = memory(journal)
+    again = trial_store(journal)
     assert list(again.records) == [schedule().id]
     again.finish(record(schedule(threads=4)))
-    assert len(memory(journal).records) == 2
+    assert len(trial_store(journal).records) == 2
 
 
 def test_suggestions_stay_on_the_layout_and_are_never_what_was_measured(journal: Path):
-    found = memory(journal)
+    found = trial_store(journal)
     seen = set()
     for _ in range(20):
         guess = found.suggest(Params(block=32))
@@ -80,20 +80,20 @@ def test_suggestions_stay_on_the_layout_and_are_never_what_was_measured(journal:
 
 
 def test_released_claims_can_be_claimed_again(journal: Path):
-    found = memory(journal)
+    found = trial_store(journal)
     found.claim(schedule())
     found.release(schedule())
     found.finish(record(schedule()))
-    assert memory(journal).records[schedule().id].us == 5.0
+    assert trial_store(journal).records[schedule().id].us == 5.0
 
 
 def test_another_host_sees_what_is_measured_and_what_is_being_measured(tmp_path: Path):
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
-    one, other = (Memory(url_storage(storage), "study", SPACE, WORK, seed, exclusive=False) for seed in (0, 1))
+    one, other = (TrialStore(url_storage(storage), "study", SPACE, WORK, seed, exclusive=False) for seed in (0, 1))
     one.claim(schedule())
-    assert other.elsewhere(schedule())
-    assert not one.elsewhere(schedule())
+    assert other.claimed_by_another(schedule())
+    assert not one.claimed_by_another(schedule())
     one.finish(record(schedule()))
-    assert not other.elsewhere(schedule())
+    assert not other.claimed_by_another(schedule())
     assert other.read() == [record(schedule())]
     assert other.read() == []

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kvgen.errors import UnsupportedError
-from kvgen.lower.prompts import prompt_refusal
+from kvgen.lower.extend import extend_refusal
 from kvgen.reference.attention import attend
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.runtime import prompt
+from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -118,9 +118,9 @@ def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: py
     """All sequences at once, some, one with some of its heads, one head."""
     if limit < 500_000 and name != "contiguous fp32":
         limit = 500_000  # modules for the CPU unpack all heads at once
-    monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", limit)
-    monkeypatch.setattr(prompt, "flash", stand_in)
-    monkeypatch.setattr(prompt, "on_cpu", prompt.on_gpu)
+    monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", limit)
+    monkeypatch.setattr(extend, "flash", stand_in)
+    monkeypatch.setattr(extend, "on_cpu", extend.on_gpu)
     v = naive_variant(False) if name == "contiguous fp32" else variant(SPECS[name], BLOCK_32)
     a, q_len = v.spec.attention, 50
     cache, oracle = filled(v)
@@ -138,21 +138,21 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The route of a GPU over fp64 stand-ins, prefixes in steps of 16; (kernel, tokens of K or begin of them) of the calls, in order."""
     calls: list[tuple[str, int]] = []
 
-    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False) -> prompt.Partial:
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False) -> extend.Partial:
         calls.append(("square" if causal else "prefix", k.shape[1]))
         return dense_stand_in(q, k, v, scale, causal=causal)
 
-    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> prompt.Partial:
+    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> extend.Partial:
         calls.append(("flash", first))
         return stand_in(q, k, v, used, scale, first)
 
-    monkeypatch.setattr(prompt, "PREFIX_STEP", 16)
-    monkeypatch.setattr(prompt, "PLANNED", 1)
-    monkeypatch.setattr(prompt, "flash", flash)
-    monkeypatch.setattr(prompt, "dense", dense)
-    monkeypatch.setattr(prompt, "dense_fits", lambda q: True)
-    monkeypatch.setattr(prompt, "on_host", lambda lengths: lengths.tolist)
-    monkeypatch.setattr(prompt, "on_cpu", prompt.on_gpu)
+    monkeypatch.setattr(extend, "PREFIX_STEP", 16)
+    monkeypatch.setattr(extend, "PLANNED", 1)
+    monkeypatch.setattr(extend, "flash", flash)
+    monkeypatch.setattr(extend, "dense", dense)
+    monkeypatch.setattr(extend, "dense_fits", lambda q: True)
+    monkeypatch.setattr(extend, "on_host", lambda lengths: lengths.tolist)
+    monkeypatch.setattr(extend, "on_cpu", extend.on_gpu)
     return calls
 
 
@@ -195,29 +195,29 @@ def test_equal_lengths_need_no_flash_attention(name: str, length: int, q_len: in
 
 @pytest.mark.parametrize("limit", [250_000, 120_000])
 def test_parts_of_equal_lengths_are_cut_alike(limit: int, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", limit)
+    monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", limit)
     attend_then_decode("gqa", (130,) * 4, 60)
     assert len(kernels) > 4
     assert set(kernels) == {("prefix", 70), ("prefix", 130), ("square", 60)}
 
 
 def test_a_prompt_that_hardly_comes_again_waits_for_nothing(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt, "PLANNED", 32)
-    monkeypatch.setattr(prompt, "on_host", lambda lengths: pytest.fail("the host asked for lengths"))
+    monkeypatch.setattr(extend, "PLANNED", 32)
+    monkeypatch.setattr(extend, "on_host", lambda lengths: pytest.fail("the host asked for lengths"))
     attend_then_decode("gqa", (101,) * 4, 33)
     assert kernels == [("flash", 0), ("flash", 0)]
 
 
 def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    unpack = prompt._dequantized
+    unpack = extend._dequantized
 
     def on_host(lengths: torch.Tensor) -> object:
         order.append("copy")
         return lambda: order.append("wait") or lengths.tolist()
 
-    monkeypatch.setattr(prompt, "on_host", on_host)
-    monkeypatch.setattr(prompt, "_dequantized", lambda *args: order.append("unpack") or unpack(*args))
+    monkeypatch.setattr(extend, "on_host", on_host)
+    monkeypatch.setattr(extend, "_dequantized", lambda *args: order.append("unpack") or unpack(*args))
     attend_then_decode("gqa", (97, 80, 81, 200), 33)
     assert order == ["copy", "unpack", "wait"] * 2
 
@@ -225,20 +225,20 @@ def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, in
 @pytest.mark.parametrize(
     ("lengths", "tokens", "appended", "cut"),
     [
-        ([5120, 5120], 512, False, prompt.Cut(4608, True)),
-        ([5120, 5120], 384, True, prompt.Cut(5120, True)),
-        ([5000, 5000], 512, False, prompt.Cut(4096, False)),  # a length that hardly comes again
-        ([512], 512, False, prompt.Cut(0, True)),
-        ([0, 0], 4096, True, prompt.Cut(0, True)),
-        ([640], 512, False, prompt.Cut(128, True)),
-        ([100, 100], 512, False, prompt.Cut(0, False)),  # queries before the first token
-        ([5000, 4999], 512, False, prompt.Cut(4096, False)),
-        ([5000, 4999], 512, True, prompt.Cut(4096, False)),
-        ([9000, 40], 512, False, prompt.Cut(0, False)),
+        ([5120, 5120], 512, False, extend.Cut(4608, True)),
+        ([5120, 5120], 384, True, extend.Cut(5120, True)),
+        ([5000, 5000], 512, False, extend.Cut(4096, False)),  # a length that hardly comes again
+        ([512], 512, False, extend.Cut(0, True)),
+        ([0, 0], 4096, True, extend.Cut(0, True)),
+        ([640], 512, False, extend.Cut(128, True)),
+        ([100, 100], 512, False, extend.Cut(0, False)),  # queries before the first token
+        ([5000, 4999], 512, False, extend.Cut(4096, False)),
+        ([5000, 4999], 512, True, extend.Cut(4096, False)),
+        ([9000, 40], 512, False, extend.Cut(0, False)),
     ],
 )
-def test_the_cut(lengths: list[int], tokens: int, appended: bool, cut: prompt.Cut) -> None:
-    assert prompt.cut_of(lengths, tokens, appended) == cut
+def test_the_cut(lengths: list[int], tokens: int, appended: bool, cut: extend.Cut) -> None:
+    assert extend.cut_of(lengths, tokens, appended) == cut
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -250,7 +250,7 @@ def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ah
     one_lse, other_lse = (torch.randn(2, 6, 33, generator=random) + more for more in (ahead, 0.0))
     out = torch.zeros(2, 33, 8, 64, dtype=dtype)
     lse = torch.zeros(2, 8, 33)
-    prompt.merge((one, one_lse), (other, other_lse), out[:, :, 1:7], lse[:, 1:7])
+    extend.merge((one, one_lse), (other, other_lse), out[:, :, 1:7], lse[:, 1:7])
     total = torch.logaddexp(one_lse.double(), other_lse.double())
     shares = ((x.double() - total).exp().transpose(1, 2).unsqueeze(-1) for x in (one_lse, other_lse))
     want = sum(share * x.double() for share, x in zip(shares, (one, other), strict=True))
@@ -259,15 +259,15 @@ def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ah
     assert relative_l2(lse[:, 1:7], total) < 1e-6
     assert not out[:, :, ::7].any()
     alone = torch.empty_like(one)
-    prompt.merge((one, one_lse), (other, other_lse), alone, None)
+    extend.merge((one, one_lse), (other, other_lse), alone, None)
     assert torch.equal(alone, out[:, :, 1:7])
 
 
 def test_only_rows_that_lie_badly_are_copied() -> None:
     x = torch.arange(2 * 5 * 6 * 64, dtype=torch.float16).reshape(2, 5, 6, 64)
-    assert prompt.aligned(x[:, :, 1::2]).data_ptr() == x[:, :, 1::2].data_ptr()
+    assert extend.aligned(x[:, :, 1::2]).data_ptr() == x[:, :, 1::2].data_ptr()
     for bad in (x[..., ::2], x[..., 1:33], x.transpose(2, 3), x.flatten()[4:260].reshape(1, 1, 4, 64)):
-        good = prompt.aligned(bad)
+        good = extend.aligned(bad)
         assert torch.equal(good, bad)
         assert good.is_contiguous()
         assert good.data_ptr() != bad.data_ptr()
@@ -275,10 +275,10 @@ def test_only_rows_that_lie_badly_are_copied() -> None:
 
 @pytest.mark.parametrize(("batch", "heads", "fit"), [(1, 8, 8), (7, 8, 24), (5, 8, 7), (3, 1, 2), (2, 8, 0), (64, 8, 2)])
 def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", fit * 100 + 50)
+    monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", fit * 100 + 50)
     seen = torch.zeros(batch, heads, dtype=torch.int32)
     sizes = []
-    for part in prompt.parts(batch, heads, 100):
+    for part in extend.parts(batch, heads, 100):
         seen[part.batch, part.heads] += 1
         sizes.append(seen[part.batch, part.heads].numel())
     assert bool((seen == 1).all())
@@ -297,10 +297,10 @@ def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit
 )
 def test_what_flash_attention_cannot_do_is_refused_by_name(attention: dict, reason: str) -> None:
     spec = spec_of(k="8t64", v="8t64", **attention)
-    found = prompt_refusal(spec, "sm90")
+    found = extend_refusal(spec, "sm90")
     assert found is not None
     assert found.startswith(reason)
-    assert prompt_refusal(spec, "cpu") is None
+    assert extend_refusal(spec, "cpu") is None
 
 
 def test_a_refused_prompt_says_why_and_counts_no_token() -> None:
@@ -311,6 +311,6 @@ def test_a_refused_prompt_says_why_and_counts_no_token() -> None:
     cache = v.new_cache(1, 64)
     q = torch.zeros(1, 9, 4, 32).as_subclass(OnGpu)
     new = torch.zeros(1, 9, 2, 32)
-    with pytest.raises(UnsupportedError, match=r"prompt .*: attention\.dtype is float32"):
+    with pytest.raises(UnsupportedError, match=r"extend attention .*: attention\.dtype is float32"):
         v.decode(q, new, new, cache)
     assert cache.bound == 0

@@ -1,4 +1,4 @@
-"""What the tuner measures: one schedule at one workload; and what came of it."""
+"""Candidates of the tuner (one schedule at one workload) and their records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Candidate:
     """One schedule at one workload."""
 
     schedule: Schedule
@@ -45,7 +45,7 @@ class Point:
 class Record:
     """A finished measurement. `kind` is an outcome's kind; numbers are in µs and None unless it is `ok`."""
 
-    point: Point
+    candidate: Candidate
     kind: str
     us: float | None = None
     read_us: float | None = None
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Right and timed."""
+        """Whether the candidate was verified and timed."""
         return self.kind == "ok" and self.us is not None and math.isfinite(self.us)
 
     @property
@@ -65,7 +65,7 @@ class Record:
         return self.us if self.ok and self.us is not None else math.inf
 
     def joined(self, more: Record) -> Record:
-        """With the samples of another measurement of the same point; whoever fails in either is out."""
+        """This record with the samples of another measurement of the same candidate. A failure of either is the result."""
         if not self.ok or not more.ok:
             return more if self.ok else self
         samples = (*self.samples, *more.samples)
@@ -76,8 +76,8 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` reads it back."""
         return {
-            "schedule": self.point.schedule.to_json(),
-            "workload": self.point.workload.model_dump(mode="json"),
+            "schedule": self.candidate.schedule.to_json(),
+            "workload": self.candidate.workload.model_dump(mode="json"),
             "kind": self.kind,
             "us": self.us,
             "read_us": self.read_us,
@@ -91,7 +91,7 @@ class Record:
     def from_json(cls, data: Mapping[str, Any]) -> Record:
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
         return cls(
-            Point(Schedule.from_json(data["schedule"]), Workload.model_validate(data["workload"])),
+            Candidate(Schedule.from_json(data["schedule"]), Workload.model_validate(data["workload"])),
             str(data["kind"]),
             data["us"],
             data["read_us"],

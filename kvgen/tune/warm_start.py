@@ -1,4 +1,4 @@
-"""Launches that won for other formats and workloads: where a search for a new one begins."""
+"""Warm start: a search for a new format first measures the launches that won for similar formats and workloads."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.distance import Coordinates, apart, coordinates
+from kvgen.tune.candidate import Candidate
 from kvgen.tune.plan import Contender
-from kvgen.tune.point import Point
 
 MOST = 8
 """Launches per workload and back end."""
 
 
-def won_elsewhere(spec: KernelSpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Point]:
-    """Launches that tuned entries for the target have, over the default's layout of their back end, where its space holds them.
+def warm_starts(spec: KernelSpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
+    """Launches of tuned entries for the target, combined with the default layout of their back end, if its space contains them.
 
-    Those of the most similar formats and workloads come first, one for every workload before a second for any.
+    Those of the most similar formats and workloads come first; every workload gets one before any gets a second.
     """
-    entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _counts(one.entry, target)]
+    entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _is_tuned_for(one.entry, target)]
     columns = [_nearest(spec, work, contender, entries) for work in spec.workloads for contender in found]
     ranks = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST))
-    return list(dict.fromkeys(point for row in ranks for point in row))
+    return list(dict.fromkeys(candidate for row in ranks for candidate in row))
 
 
-def _counts(entry: Entry, target: Target) -> bool:
+def _is_tuned_for(entry: Entry, target: Target) -> bool:
     return entry.arch == target and bool(entry.provenance.get("tuned"))
 
 
-def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Sequence[Entry]) -> list[Point]:
+def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Sequence[Entry]) -> list[Candidate]:
     """The launches of one back end for one workload, each once, the nearest first."""
     distance: dict[Schedule, float] = {}
     for entry, other, schedule in _launches(entries, contender):
         away = _apart(spec, work, entry.spec, other)
         distance[schedule] = min(away, distance.get(schedule, away))
     allowed = (schedule for schedule in sorted(distance, key=lambda s: (distance[s], s.id)) if not contender.space.doubts(schedule, work))
-    return [Point(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
+    return [Candidate(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
 
 
 def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[Entry, Workload, Schedule]]:
@@ -51,11 +51,11 @@ def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[
 
 
 def _apart(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
-    """How far two workloads of two formats are apart: the distance of their coordinates, and doublings of the bits of a token."""
+    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token."""
     bits = [one.attention.head_dim * (one.key.bits + one.value.bits) for one in (spec, other)]
     return apart(_coordinates(spec, work), _coordinates(other, there)) + abs(math.log2(bits[0] / bits[1]))
 
 
 def _coordinates(spec: KernelSpec, work: Workload) -> Coordinates:
-    """Every KV head of every sequence is work of its own, and its rows are the query tokens of all heads that share it."""
+    """Coordinates that count KV heads as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable."""
     return coordinates(work.batch * spec.attention.kv_heads, work.kv_len, work.q_len * spec.attention.group)

@@ -1,8 +1,8 @@
-"""The yardstick: a kernel that only reads. No attention over the same bytes can be faster.
+"""The read roofline: a kernel that only reads. Attention over the same bytes cannot be faster, launch for launch.
 
-Its module has a function `read(buffer, sink)`: uint8 [n] is read whole, in 16-byte pieces (n is a multiple of 4096), and
-something of it may end in `sink`, uint8 [4096], so that no compiler drops the loads. CPU modules have `set_threads(n)` too;
-CUDA modules may have other ways to read, of which the fastest at a size counts, and `copy(from, to)`, uint8 [n] both.
+Its module has a function `read(buffer, sink)`, which reads all of `buffer`, uint8 [n], in loads of 16 bytes (n is a multiple of 4096). It
+may write to `sink`, uint8 [4096], so that the compiler keeps the loads. CPU modules also have `set_threads(n)`. CUDA modules have
+other ways to read, of which the fastest at a size counts, and `copy(from, to)`, uint8 [n] both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PIECE = 4096
 SINK_BYTES = 4096
 READS = ("read", "read_bulk", "read_bulk_fine")
 OVERLAPPING = tuple(f"{name}_overlap" for name in READS)
-"""The same reads, each launch of which begins while the last one ends: what launches in a row could come to. Not the yardstick."""
+"""The same reads with overlapping launches: the limit of consecutive launches. Not used as the read roofline."""
 
 
 def source(target: Target) -> Source:
@@ -48,8 +48,8 @@ def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:
     return build(source(target), store)
 
 
-class Yardstick:
-    """A loaded read kernel with a buffer that grows to what is asked for."""
+class ReadRoofline:
+    """A loaded read kernel with a buffer that grows with the requested size."""
 
     def __init__(self, path: Path, device: torch.device | str, reads: tuple[str, ...] = READS) -> None:
         self.device = torch.device(device)
@@ -61,25 +61,25 @@ class Yardstick:
         self._pool = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     def samples(self, nbytes: int, policy: TimingPolicy | None = None) -> tuple[float, ...]:
-        """µs of reads of `nbytes` (rounded up to whole pieces), from memory and not from a cache."""
+        """Samples in µs of reading `nbytes` (rounded up to a multiple of PIECE) from memory, not from a cache."""
         policy = policy or TimingPolicy()
         if self._set_threads is not None and policy.threads is not None:
             self._set_threads(policy.threads)
         size = -(-max(nbytes, 1) // PIECE) * PIECE
         cold = cold_bytes(self.device.type) if policy.cold_bytes is None else policy.cold_bytes
-        turns = max(1, -(-cold // size))
-        pool = self._room(size * turns)
-        parts = [pool[i * size : (i + 1) * size] for i in range(turns)]
+        copies = max(1, -(-cold // size))
+        pool = self._grown(size * copies)
+        buffers = [pool[i * size : (i + 1) * size] for i in range(copies)]
         if size in self._fastest:
-            return self._time(self._fastest[size], parts, policy)
-        taken = [(self._time(read, parts, policy), read) for read in self._reads]
+            return self._time(self._fastest[size], buffers, policy)
+        taken = [(self._time(read, buffers, policy), read) for read in self._reads]
         best, self._fastest[size] = min(taken, key=lambda one: median(one[0]))
         return best
 
-    def _time(self, read: Callable[..., object], parts: list[torch.Tensor], policy: TimingPolicy) -> tuple[float, ...]:
-        return timer_for(self.device).time([partial(read, part, self._sink) for part in parts], policy)
+    def _time(self, read: Callable[..., object], buffers: list[torch.Tensor], policy: TimingPolicy) -> tuple[float, ...]:
+        return timer_for(self.device).time([partial(read, buffer, self._sink) for buffer in buffers], policy)
 
-    def _room(self, size: int) -> torch.Tensor:
+    def _grown(self, size: int) -> torch.Tensor:
         if self._pool.numel() < size:
             self._pool = torch.empty(0, dtype=torch.uint8, device=self.device)
             self._pool = torch.full((size,), 1, dtype=torch.uint8, device=self.device)
@@ -87,12 +87,12 @@ class Yardstick:
 
 
 @cache
-def yardstick(target: Target) -> Yardstick:
+def read_roofline(target: Target) -> ReadRoofline:
     """This process's read kernel for a target, compiled at the first call."""
-    return Yardstick(artifact(target).path, "cpu" if target == "cpu" else "cuda")
+    return ReadRoofline(artifact(target).path, "cpu" if target == "cpu" else "cuda")
 
 
 def read_us(target: Target, nbytes: int, policy: TimingPolicy | None = None) -> float:
     """Median µs of a pure read of `nbytes` on the target's device in this process."""
-    samples = sorted(yardstick(target).samples(nbytes, policy))
+    samples = sorted(read_roofline(target).samples(nbytes, policy))
     return samples[len(samples) // 2]

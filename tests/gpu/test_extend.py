@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.reference.tolerance import relative_l2
-from kvgen.runtime import prompt
+from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 from tests.gpu.oracle import attend, contents
@@ -96,9 +96,9 @@ def test_equal_lengths_are_cut_where_the_prompt_begins(point: Point, monkeypatch
     a = v.spec.attention
     cache = filled(v, [3333, 3333], 6000)
     q = normal(1, 2, 9, a.q_heads, a.head_dim, dtype=v.dtype)
-    if prompt.dense_fits(q):
-        monkeypatch.setattr(prompt, "flash", lambda *args: pytest.fail("flash attention was called"))
-    monkeypatch.setattr(prompt, "PLANNED", 1)
+    if extend.dense_fits(q):
+        monkeypatch.setattr(extend, "flash", lambda *args: pytest.fail("flash attention was called"))
+    monkeypatch.setattr(extend, "PLANNED", 1)
     for q_len in (9, 64, 1031, 3332 - 64, 3333):
         check_attend(v, cache, q_len, q_len)
     for q_len in (200, 1027):
@@ -123,7 +123,7 @@ def test_a_merge_costs_one_rounding_and_no_more(point: Point, lengths: list[int]
     cache = filled(v, lengths, 9001)
     q = normal(4, 2, 512, a.q_heads, a.head_dim, dtype=v.dtype)
     merged = v.attend(q, cache)
-    monkeypatch.setattr(prompt, "dense_fits", lambda q: False)
+    monkeypatch.setattr(extend, "dense_fits", lambda q: False)
     alone = v.attend(q, cache)
     for b, length in enumerate(lengths):
         want = attend(v.spec, q[b], *contents(v.layout, cache, b, length))[0]
@@ -133,7 +133,7 @@ def test_a_merge_costs_one_rounding_and_no_more(point: Point, lengths: list[int]
 def test_torch_may_be_told_to_leave_cudnn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     v = variant(Point("k4v4"))
     cache = filled(v, [3000, 3000], 3000)
-    monkeypatch.setattr(prompt, "dense", lambda *args, **kwargs: pytest.fail("cuDNN was called"))
+    monkeypatch.setattr(extend, "dense", lambda *args, **kwargs: pytest.fail("cuDNN was called"))
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         check_attend(v, cache, 500, 1)
@@ -169,7 +169,7 @@ def test_parts_change_nothing_and_bound_the_memory(point: Point, monkeypatch: py
     head = cache.bound * a.head_dim * 4
     want = v.attend(q, cache, lse=True)
     for heads in (16, 8, 3, 1):
-        monkeypatch.setattr(prompt, "DEQUANTIZED_BYTES", heads * head)
+        monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", heads * head)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -32,7 +32,7 @@ MOST_ORIGIN = 200
 
 
 @dataclass(frozen=True)
-class Carried:
+class ArchiveContents:
     """What an archive held: folders of entries, keys of modules, the machines that compiled these, and what was left out with its
     reason. `sha256` is the archive's.
     """
@@ -62,8 +62,8 @@ class _Module(NamedTuple):
     origin: str
 
 
-def export(found: Iterable[Found], file: Path, cache: ArtifactCache) -> Carried:
-    """Write entries with every module of theirs that the cache has: the launches', and where nothing was tuned yet all points
+def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> ArchiveContents:
+    """Write entries with every module of theirs that the cache has: the launches', and where nothing was tuned yet all schedules
     of the space that were compiled. Raises RegistryMiss where there is no whole entry, HostError where the file cannot be written;
     what was at its place is there then, whole.
     """
@@ -86,10 +86,10 @@ def export(found: Iterable[Found], file: Path, cache: ArtifactCache) -> Carried:
                 members[f"modules/{artifact.id}/{RESOURCES}"] = json.dumps(artifact.resources.to_json(), sort_keys=True).encode()
     digest = archive.write(file, members, {"modules": modules})
     damaged = tuple(f"entry {one.key}: {one.problem}" for one in every if one.entry is None)
-    return Carried(tuple(one.path for one, _ in good), tuple(modules), damaged, _origins(modules.values()), digest)
+    return ArchiveContents(tuple(one.path for one, _ in good), tuple(modules), damaged, _origins(modules.values()), digest)
 
 
-def load(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = None) -> Carried:
+def import_archive(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = None) -> ArchiveContents:
     """Take an archive in: entries into the store, modules that this machine can run into the cache. `sha256` pins the archive.
 
     An entry does not replace a tuned one of its key. Raises Refused, with nothing taken, for a file that is no whole archive of
@@ -106,7 +106,7 @@ def load(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = No
         taken, other = _take_modules(modules, cache)
         paths, kept = _take_entries(entries, store)
         origins = _origins(one._asdict() for one in taken)
-        return Carried(paths, tuple(one.key for one in taken), (*other, *foreign, *kept), origins, index.sha256)
+        return ArchiveContents(paths, tuple(one.key for one in taken), (*other, *foreign, *kept), origins, index.sha256)
 
 
 def _origins(modules: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -117,15 +117,15 @@ def _origins(modules: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _sources(entry: Entry) -> list[Source]:
-    """Sources of an entry's launches; of an untuned one, of every point of its space."""
+    """Sources of an entry's launches; of an untuned one, of every schedule of its space."""
     found = [source for code in entry.codes.values() if (source := code.source(entry.arch)) is not None]
     if not entry.timings:
         from kvgen.lower.backends import backends_for
 
         for backend in backends_for(entry.arch):
             if backend.unsupported(entry.spec, entry.arch) is None:
-                points = backend.space(entry.spec, entry.arch).points()
-                found += [backend.lower(entry.spec, schedule, entry.arch) for schedule in points]
+                schedules = backend.space(entry.spec, entry.arch).schedules()
+                found += [backend.lower(entry.spec, schedule, entry.arch) for schedule in schedules]
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import HostError, KvgenError, RegistryMiss
-from kvgen.registry import Store, carry
+from kvgen.registry import Store, transfer
 from kvgen.registry.device import origin
 from kvgen.registry.gzipped import Refused
 from kvgen.toolchain import ArtifactCache, build
@@ -20,7 +20,7 @@ from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import compile_space
 from kvgen.tune.tuner import tune
 from tests.attacks.forging import forged, listing, opened, with_entry
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 
 class Machine:
@@ -41,10 +41,10 @@ def there(tmp_path: Path) -> Machine:
 
 
 def test_a_tuned_entry_arrives_whole_with_its_modules(here: Machine, there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=here.store, cache=here.cache, bench=FakeBench())
-    sent = carry.export(here.store.all(), tmp_path / "a.tar.gz", here.cache)
+    result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=here.store, cache=here.cache, runner=FakeRunner())
+    sent = transfer.export_archive(here.store.all(), tmp_path / "a.tar.gz", here.cache)
     assert len(sent.modules) == len(result.entry.codes) == 2
-    got = carry.load(tmp_path / "a.tar.gz", there.store, there.cache)
+    got = transfer.import_archive(tmp_path / "a.tar.gz", there.store, there.cache)
     assert set(got.modules) == set(sent.modules)
     assert [one.entry for one in there.store.all()] == [result.entry]
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -55,26 +55,26 @@ def test_a_tuned_entry_arrives_whole_with_its_modules(here: Machine, there: Mach
 
 
 def test_modules_of_another_machine_are_left_out(here: Machine, there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=here.store, cache=here.cache, bench=FakeBench())
-    carry.export(here.store.all(), tmp_path / "a.tar.gz", here.cache)
-    monkeypatch.setattr(carry, "machine", lambda target: "another")
-    got = carry.load(tmp_path / "a.tar.gz", there.store, there.cache)
+    tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=here.store, cache=here.cache, runner=FakeRunner())
+    transfer.export_archive(here.store.all(), tmp_path / "a.tar.gz", here.cache)
+    monkeypatch.setattr(transfer, "machine", lambda target: "another")
+    got = transfer.import_archive(tmp_path / "a.tar.gz", there.store, there.cache)
     assert got.modules == ()
     assert len(got.entries) == 1
     assert "another machine" in got.left_out[0]
 
 
-def test_an_untuned_entry_brings_every_compiled_point_and_never_replaces_a_tuned_one(
+def test_an_untuned_entry_brings_every_compiled_schedule_and_never_replaces_a_tuned_one(
     here: Machine, there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from kvgen.lower import backends
 
     monkeypatch.setattr(backends, "backends_for", lambda target: [FakeBackend()])
     report = compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=here.store, cache=here.cache)
-    sent = carry.export(here.store.all(), tmp_path / "a.tar.gz", here.cache)
-    assert set(sent.modules) == {point.artifact for point in report.points}
-    tuned = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=there.store, cache=there.cache, bench=FakeBench())
-    got = carry.load(tmp_path / "a.tar.gz", there.store, there.cache)
+    sent = transfer.export_archive(here.store.all(), tmp_path / "a.tar.gz", here.cache)
+    assert set(sent.modules) == {one.artifact for one in report.outcomes}
+    tuned = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=there.store, cache=there.cache, runner=FakeRunner())
+    got = transfer.import_archive(tmp_path / "a.tar.gz", there.store, there.cache)
     assert got.entries == ()
     assert "a tuned one is there" in got.left_out[-1]
     assert [one.entry for one in there.store.all()] == [tuned.entry]
@@ -84,16 +84,16 @@ def test_what_is_no_archive_is_refused_in_a_sentence(there: Machine, tmp_path: P
     file = tmp_path / "a.tar.gz"
     file.write_text("nothing")
     with pytest.raises(KvgenError, match=r"is refused, and nothing of it was taken: it is no archive of format 2"):
-        carry.load(file, there.store, there.cache)
+        transfer.import_archive(file, there.store, there.cache)
     with tarfile.open(file, "w:gz"):
         pass
     with pytest.raises(KvgenError, match=r"is refused, and nothing of it was taken: it is no archive of format 2"):
-        carry.load(file, there.store, there.cache)
+        transfer.import_archive(file, there.store, there.cache)
 
 
 def test_nothing_to_export_is_a_miss(here: Machine, tmp_path: Path):
     with pytest.raises(RegistryMiss):
-        carry.export([], tmp_path / "a.tar.gz", here.cache)
+        transfer.export_archive([], tmp_path / "a.tar.gz", here.cache)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, bytes]:
     root = tmp_path_factory.mktemp("sender")
     one = Machine(root)
     compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=one.store, cache=one.cache, limit=1)
-    carry.export(one.store.all(), root / "a.tar.gz", one.cache)
+    transfer.export_archive(one.store.all(), root / "a.tar.gz", one.cache)
     return one, (root / "a.tar.gz").read_bytes()
 
 
@@ -117,7 +117,7 @@ def refused(file: Path, there: Machine, content: bytes, reason: str) -> None:
     """The archive is refused with a reason, and nothing of it is placed."""
     file.write_bytes(content)
     with pytest.raises(Refused, match=reason):
-        carry.load(file, there.store, there.cache)
+        transfer.import_archive(file, there.store, there.cache)
     assert not there.store.root.exists()
     assert [path for path in there.cache.root.rglob("*") if path.is_file()] == []
 
@@ -128,9 +128,9 @@ def test_modules_come_with_the_machine_that_compiled_them_and_keep_it(sent: Path
         assert facts["origin"] == origin()
         facts["origin"] = "a machine far away"
     sent.write_bytes(forged(index, members))
-    got = carry.load(sent, there.store, there.cache)
+    got = transfer.import_archive(sent, there.store, there.cache)
     assert got.origins == ("a machine far away",)
-    again = carry.export(there.store.all(), tmp_path / "b.tar.gz", there.cache)
+    again = transfer.export_archive(there.store.all(), tmp_path / "b.tar.gz", there.cache)
     assert again.origins == ("a machine far away",)
     assert again.sha256 == hashlib.sha256((tmp_path / "b.tar.gz").read_bytes()).hexdigest()
 
@@ -138,9 +138,9 @@ def test_modules_come_with_the_machine_that_compiled_them_and_keep_it(sent: Path
 def test_a_pinned_archive_must_be_that_one(sent: Path, there: Machine):
     digest = hashlib.sha256(sent.read_bytes()).hexdigest()
     with pytest.raises(Refused, match="nothing of it was taken: its sha256 is"):
-        carry.load(sent, there.store, there.cache, "0" * 64)
+        transfer.import_archive(sent, there.store, there.cache, "0" * 64)
     assert not there.store.root.exists()
-    assert carry.load(sent, there.store, there.cache, digest).sha256 == digest
+    assert transfer.import_archive(sent, there.store, there.cache, digest).sha256 == digest
 
 
 def test_a_flipped_bit_of_a_module_is_found_even_under_a_right_container(sent: Path, there: Machine):
@@ -174,14 +174,14 @@ def test_a_module_key_that_leads_elsewhere_deletes_nothing(sent: Path, there: Ma
     index["modules"]["../canary"] = next(iter(index["modules"].values()))
     sent.write_bytes(forged(index, members))
     with pytest.raises(Refused, match="its modules are not those of its index"):
-        carry.load(sent, there.store, there.cache)
+        transfer.import_archive(sent, there.store, there.cache)
     assert canary.exists()
 
 
 def test_an_entry_of_another_version_is_left_out_and_named(sent: Path, there: Machine):
     index, members = opened(sent.read_bytes())
     sent.write_bytes(forged(index, with_entry(members, lambda entry: entry.update(schema=99))))
-    got = carry.load(sent, there.store, there.cache)
+    got = transfer.import_archive(sent, there.store, there.cache)
     assert got.entries == ()
     assert "schema 99: this kvgen reads 3" in got.left_out[0]
 
@@ -191,7 +191,7 @@ def test_a_module_that_is_here_with_other_bytes_stays_and_is_told(sent: Path, th
     (key,) = index["modules"]
     (tmp_path / "mine.so").write_bytes(b"mine")
     there.cache.put(key, tmp_path / "mine.so", Resources("g++", 1.0))
-    got = carry.load(sent, there.store, there.cache)
+    got = transfer.import_archive(sent, there.store, there.cache)
     assert got.modules == ()
     assert got.left_out == (f"module {key}: one of this key and other bytes is here already, and stays",)
     kept = there.cache.get(key)
@@ -200,10 +200,10 @@ def test_a_module_that_is_here_with_other_bytes_stays_and_is_told(sent: Path, th
 
 
 def test_damaged_entries_are_not_exported_and_named(there: Machine, sent: Path, tmp_path: Path):
-    carry.load(sent, there.store, there.cache)
+    transfer.import_archive(sent, there.store, there.cache)
     (one,) = there.store.all()
     one.path.with_name("0000.1234abcd").mkdir()
-    got = carry.export(there.store.all(), tmp_path / "b.tar.gz", there.cache)
+    got = transfer.export_archive(there.store.all(), tmp_path / "b.tar.gz", there.cache)
     assert got.left_out == ("entry 0000: entry.json is missing",)
     assert len(got.entries) == 1
 
@@ -211,22 +211,22 @@ def test_damaged_entries_are_not_exported_and_named(there: Machine, sent: Path, 
 def test_a_cache_that_cannot_be_written_is_no_fault_of_the_archive(sent: Path, there: Machine, tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="Not a directory"):
-        carry.load(sent, there.store, ArtifactCache(tmp_path / "file" / "cache"))
+        transfer.import_archive(sent, there.store, ArtifactCache(tmp_path / "file" / "cache"))
     with pytest.raises(HostError, match="cannot write to the user registry"):
-        carry.load(sent, Store(tmp_path / "file" / "registry"), there.cache)
+        transfer.import_archive(sent, Store(tmp_path / "file" / "registry"), there.cache)
     assert not list(there.cache.root.glob("modules/*/*"))
 
 
 def test_what_a_killed_import_left_is_swept_by_the_next(sent: Path, there: Machine):
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kvgen.registry import Store, archive, carry\nfrom kvgen.toolchain import ArtifactCache\n"
+        "from kvgen.registry import Store, archive, transfer\nfrom kvgen.toolchain import ArtifactCache\n"
         "archive._take_zeros = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "carry.load(Path(sys.argv[1]), Store(Path(sys.argv[2])), ArtifactCache(Path(sys.argv[3])))"
+        "transfer.import_archive(Path(sys.argv[1]), Store(Path(sys.argv[2])), ArtifactCache(Path(sys.argv[3])))"
     )
     words = [sys.executable, "-c", script, str(sent), str(there.store.root), str(there.cache.root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run(words, env=environment, check=False).returncode == -signal.SIGKILL
     assert list(there.cache.root.glob("tmp/*"))
-    carry.load(sent, there.store, there.cache)
+    transfer.import_archive(sent, there.store, there.cache)
     assert list(there.cache.root.glob("tmp/*")) == []

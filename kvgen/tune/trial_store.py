@@ -1,8 +1,7 @@
-"""What was measured before, and what to try next: one Optuna study per back end and workload.
+"""Stores finished measurements and suggests schedules: one Optuna study per back end and workload.
 
-A study's name holds everything that a measurement depends on, so a run that was interrupted continues where it stopped and
-a finished point is never measured again. Failed points are kept as pruned trials: the sampler learns from them, and nothing
-runs them twice.
+A study's name contains everything that a measurement depends on, so an interrupted run continues where it stopped and a finished
+candidate is never measured again. Failed candidates are stored as pruned trials: the sampler learns from them, and they are not repeated.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from kvgen.errors import KvgenError, host_errors
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import Workload
-from kvgen.tune.point import Record
+from kvgen.tune.candidate import Record
 
 RECORD = "record"
 SUGGESTIONS = 8
-"""Draws of the sampler before it is taken to have nothing new to say."""
+"""Draws of the sampler without a new schedule before it is considered exhausted."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class _JournalLock:
-    """A lock of the journal that the operating system gives back when its holder dies."""
+    """A lock of the journal, which the operating system releases when its holder dies."""
 
     def __init__(self, path: Path) -> None:
         self._lock = FileLock(path)
@@ -45,7 +44,7 @@ class _JournalLock:
 
 
 def journal_storage(path: Path) -> optuna.storages.BaseStorage:
-    """Storage in one file. A line that a killed process left half written is cut off first.
+    """Storage in one file. An incomplete last line of a killed process is removed first.
 
     Raises HostError where the file cannot be opened or written.
     """
@@ -61,7 +60,7 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
 
 
 def url_storage(url: str) -> optuna.storages.BaseStorage:
-    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError where it does not open."""
+    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError if it cannot be opened."""
     try:
         return optuna.storages.RDBStorage(url)
     except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
@@ -83,7 +82,7 @@ def _cut_half_line(path: Path) -> None:
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:
-    """Parameters of a schedule by name; `layout.` and `launch.` tell the parts apart."""
+    """Parameters of a schedule by name; the prefixes `layout.` and `launch.` distinguish the two parts."""
     return {**{f"layout.{k}": v for k, v in schedule.layout.items()}, **{f"launch.{k}": v for k, v in schedule.launch.items()}}
 
 
@@ -96,13 +95,13 @@ def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
     return Schedule(backend, part("layout."), part("launch."))
 
 
-class Memory:
-    """The measurements of one back end at one workload."""
+class TrialStore:
+    """The finished measurements of one back end at one workload."""
 
     def __init__(
         self, storage: optuna.storages.BaseStorage, name: str, space: SearchSpace, workload: Workload, seed: int, *, exclusive: bool = True
     ) -> None:
-        """`exclusive`: nobody else works on this study, so trials found running were left by a killed process."""
+        """`exclusive`: no other process uses this study, so trials found running belong to a killed process."""
         self.space = space
         self.workload = workload
         self._values: dict[str, BaseDistribution] = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
@@ -121,31 +120,31 @@ class Memory:
             self.study.tell(self.study.ask(), state=TrialState.FAIL)
 
     def read(self) -> list[Record]:
-        """Take in what the study holds, other hosts' measurements included; the new ones."""
+        """Read the study, with measurements of other hosts, and return the new records."""
         fresh = []
         for trial in self.study.get_trials(deepcopy=False):
             data = trial.user_attrs.get(RECORD)
             if data is not None and trial.state.is_finished():
                 record = Record.from_json(data)
-                if record.point.schedule.id not in self.records:
-                    self.records[record.point.schedule.id] = record
+                if record.candidate.schedule.id not in self.records:
+                    self.records[record.candidate.schedule.id] = record
                     fresh.append(record)
         return fresh
 
-    def elsewhere(self, schedule: Schedule) -> bool:
+    def claimed_by_another(self, schedule: Schedule) -> bool:
         """Whether another host is measuring the schedule."""
         mine = {trial.number for trial in self._open.values()}
         others = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any(unflatten(self.space.backend, t.params).id == schedule.id for t in others if t.number not in mine)
 
     def claim(self, schedule: Schedule) -> None:
-        """Mark a point of the space as being measured."""
+        """Mark a schedule as being measured."""
         if schedule.id not in self._open:
             self.study.enqueue_trial(flatten(schedule))
             self._open[schedule.id] = self.study.ask(self._values)
 
     def suggest(self, layout: Params) -> Schedule | None:
-        """A schedule over the layout that the sampler expects to be good. None when it has nothing new."""
+        """A new schedule over the layout that the sampler expects to be good; None if it finds none."""
         for _ in range(SUGGESTIONS):
             self.study.enqueue_trial({f"layout.{name}": value for name, value in layout.items()})
             trial = self.study.ask(self._values)
@@ -158,20 +157,20 @@ class Memory:
         return None
 
     def release(self, schedule: Schedule) -> None:
-        """Give a claimed schedule back unmeasured."""
+        """Release a claimed schedule that was not measured."""
         trial = self._open.pop(schedule.id, None)
         if trial is not None:
             self.study.tell(trial, state=TrialState.FAIL)
 
     def close(self) -> None:
-        """Give back whatever is still claimed."""
+        """Release all claimed schedules."""
         for trial in self._open.values():
             self.study.tell(trial, state=TrialState.FAIL)
         self._open.clear()
 
     def finish(self, record: Record) -> None:
-        """Store a measurement for good."""
-        schedule = record.point.schedule
+        """Store a finished measurement."""
+        schedule = record.candidate.schedule
         self.claim(schedule)
         trial = self._open.pop(schedule.id)
         trial.set_user_attr(RECORD, record.to_json())

@@ -12,10 +12,10 @@ from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.elsewhere import won_elsewhere
 from kvgen.tune.plan import contenders
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, fake_cost, tiny_spec
+from kvgen.tune.warm_start import warm_starts
+from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
 
 INT8 = {"key": {"bits": 8, "axis": "channel", "group": 32}, "value": {"bits": 8, "axis": "token", "group": 32}}
 Seen = list[tuple[str, object, object]]
@@ -28,15 +28,17 @@ def store(tmp_path: Path) -> Store:
 
 def build(store: Store, spec: KernelSpec, *, fresh: bool = False, best: int | None = None, trials: int | None = None) -> tuple[Entry, Seen]:
     """The winner, which has `best` threads if that is given, and what was measured in the search, in order."""
-    bench = FakeBench(cost=fake_cost if best is None else lambda point: 100.0 + 20 * abs(point.schedule.launch.integer("threads") - best))
+    runner = FakeRunner(
+        cost=fake_cost if best is None else lambda candidate: 100.0 + 20 * abs(candidate.schedule.launch.integer("threads") - best)
+    )
     cache = ArtifactCache(store.root.parent / f"cache-{spec.format_id}-{fresh}")
-    result = tune(spec, "cpu", Budget(trials=trials), backends=[FakeBackend()], cache=cache, store=store, bench=bench, fresh=fresh)
-    return result.entry, [(p.workload.key, p.schedule.layout["block"], p.schedule.launch["threads"]) for p in bench.measured]
+    result = tune(spec, "cpu", Budget(trials=trials), backends=[FakeBackend()], cache=cache, store=store, runner=runner, fresh=fresh)
+    return result.entry, [(p.workload.key, p.schedule.layout["block"], p.schedule.launch["threads"]) for p in runner.measured]
 
 
 def asked(store: Store, spec: KernelSpec) -> Seen:
     found, _ = contenders(spec, "cpu", [FakeBackend()])
-    return [(p.workload.key, p.schedule.layout["block"], p.schedule.launch["threads"]) for p in won_elsewhere(spec, "cpu", found, [store])]
+    return [(p.workload.key, p.schedule.layout["block"], p.schedule.launch["threads"]) for p in warm_starts(spec, "cpu", found, [store])]
 
 
 def test_what_won_for_another_format_follows_the_defaults_unless_a_build_is_fresh(store: Store) -> None:

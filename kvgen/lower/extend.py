@@ -6,10 +6,10 @@ from kvgen.lower.base import Target
 from kvgen.spec import KernelSpec
 
 
-def prompt_refusal(spec: KernelSpec, target: Target) -> str | None:
+def extend_refusal(spec: KernelSpec, target: Target) -> str | None:
     """Why a target's kernels cannot attend with more query tokens than `attention.q_len`; None if they can.
 
-    A CPU's do it themselves. On a GPU the cache is dequantized for torch's kernels (`kvgen.runtime.prompt`).
+    A CPU's do it themselves. On a GPU the cache is dequantized for torch's kernels (`kvgen.runtime.extend`).
     """
     attention = spec.attention
     if target == "cpu":

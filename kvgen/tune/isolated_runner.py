@@ -1,4 +1,4 @@
-"""The bench of real runs: workers of the measure room, one per device."""
+"""Measures candidates in worker processes, one per device, so that a candidate that crashes or hangs costs one measurement."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
 from kvgen.measure.verdict import compare
-from kvgen.measure.worker import Worker, ready_yardstick
+from kvgen.measure.worker import Worker, compile_read_roofline
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact
+from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
-from kvgen.tune.point import Point, Record
 
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
@@ -28,13 +28,13 @@ FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
 ROUNDS = 15
 """Rounds of the final, where there is time."""
 CLEAR = 0.01
-"""What a finalist must be faster by: turns are paired, so as little can be told from noise."""
-TURN_S = 0.05
-"""What a turn takes besides its samples: capture, copies of inputs, its share of the read."""
+"""Relative gain that counts as faster: samples of one round are paired, so 1 % is distinguishable from noise."""
+OVERHEAD_S = 0.05
+"""Seconds that a finalist's sample takes besides the timed calls: graph capture, copies of inputs, the read roofline."""
 TIMEOUT_S = 60.0
 
 
-class Cage:
+class IsolatedRunner:
     """Measures in killable workers. Only one process of the machine measures on a device at a time."""
 
     def __init__(
@@ -50,12 +50,12 @@ class Cage:
     ) -> None:
         """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`.
 
-        Candidates are verified by `check`. One may take `memory_bytes` of host memory (half of what is free by default) and
+        Candidates are verified by `check`. A candidate may take `memory_bytes` of host memory (half of what is free by default) and
         `timeout_s` per stage.
         """
         self._timeout_s = timeout_s
         self._check = check or CheckPolicy()
-        self._verified: dict[str, Mapping[str, float]] = {}  # by artifact: what no workload is part of is verified once
+        self._verified: dict[str, Mapping[str, float]] = {}  # by artifact id: checks that do not depend on the workload run once
         self._spec, self._target = spec, target
         names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
         self.devices = len(names)
@@ -67,48 +67,48 @@ class Cage:
         self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
 
     def ready(self) -> None:
-        """See `Bench`."""
+        """See `Runner`."""
         for device, worker in enumerate(self._workers):
-            with self._alone(device):
+            with self._locked(device):
                 worker.start("cpu" if self._target == "cpu" else "cuda")
-        ready_yardstick(self._target)
+        compile_read_roofline(self._target)
 
     def shortest_final(self, entrants: int) -> float:
-        """See `Bench`."""
-        return entrants * LEAST_ROUNDS * (FINAL.seconds + FINAL.warmup_seconds + TURN_S)
+        """See `Runner`."""
+        return entrants * LEAST_ROUNDS * (FINAL.seconds + FINAL.warmup_seconds + OVERHEAD_S)
 
-    def measure(self, point: Point, artifact: Artifact, device: int) -> Record:
-        """See `Bench`."""
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
+        """See `Runner`."""
         verified = self._verified.get(artifact.id)
-        job = self._job(point, artifact, self._search, replace(self._check, workloads_only=verified is not None))
-        with self._alone(device):
+        job = self._job(candidate, artifact, self._search, replace(self._check, workloads_only=verified is not None))
+        with self._locked(device):
             outcome = self._workers[device].run(job, self._timeout_s)
         outcome = replace(outcome, accuracy=worst(verified or {}, outcome.accuracy))
         if outcome.ok:
             self._verified[artifact.id] = outcome.accuracy
-        return _record(point, artifact, outcome)
+        return _record(candidate, artifact, outcome)
 
-    def final(self, entrants: Sequence[tuple[Point, Artifact]], seconds: float | None) -> list[Record]:
-        """See `Bench`. All take turns on the first device; who fails is out."""
-        jobs = [self._job(point, artifact, FINAL, None) for point, artifact in entrants]
-        with self._alone(0):
+    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
+        """See `Runner`. The finalists are measured A B C A B C … on the first device; a finalist that fails is out."""
+        jobs = [self._job(candidate, artifact, FINAL, None) for candidate, artifact in entrants]
+        with self._locked(0):
             outcomes = interleave(jobs, ROUNDS, self._timeout_s, self._workers[0], seconds=seconds)
-        return [_record(point, artifact, outcome) for (point, artifact), outcome in zip(entrants, outcomes, strict=True)]
+        return [_record(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
     def compare(self, new: Record, old: Record) -> Kind:
-        """See `Bench`."""
+        """See `Runner`."""
         return compare(new.samples, old.samples, min_effect=CLEAR).kind
 
     def close(self) -> None:
-        """See `Bench`."""
+        """See `Runner`."""
         for worker in self._workers:
             worker.close()
 
-    def _job(self, point: Point, artifact: Artifact, timing: TimingPolicy, check: CheckPolicy | None) -> Job:
-        return Job(self._spec, point.schedule, self._target, artifact.path, (point.workload,), check, timing)
+    def _job(self, candidate: Candidate, artifact: Artifact, timing: TimingPolicy, check: CheckPolicy | None) -> Job:
+        return Job(self._spec, candidate.schedule, self._target, artifact.path, (candidate.workload,), check, timing)
 
     @contextmanager
-    def _alone(self, device: int) -> Iterator[None]:
+    def _locked(self, device: int) -> Iterator[None]:
         lock = self._locks[device]
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
@@ -126,9 +126,9 @@ def _visible(index: int) -> str:
     return visible[index] if index < len(visible) else str(index)
 
 
-def _record(point: Point, artifact: Artifact, outcome: Outcome) -> Record:
+def _record(candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:
     resources = artifact.resources.to_json()
     if not outcome.ok or not outcome.timings:
-        return Record(point, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=resources)
+        return Record(candidate, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=resources)
     timing = outcome.timings[0]
-    return Record(point, outcome.kind, timing.us, timing.read_us, timing.samples, outcome.accuracy, outcome.detail, resources)
+    return Record(candidate, outcome.kind, timing.us, timing.read_us, timing.samples, outcome.accuracy, outcome.detail, resources)

@@ -1,4 +1,4 @@
-"""Inputs of one workload for timing: caches full of real quantized data, as many as it takes to leave the device's caches."""
+"""Inputs of one workload for timing: quantized caches with real data, as many copies as exceed the device's last-level cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvgen.spec import Workload
 MOST_COPIES = 64
 
 
-class Bench:
+class WorkloadInputs:
     """A workload over one layout; every variant of that layout can be verified and timed on it.
 
     `q`, `k` and `v` are the inputs of every call, `length` the tokens of every sequence, `nbytes` what a call must read.
@@ -40,17 +40,17 @@ class Bench:
         self.q, self.k, self.v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
         self._outs = [torch.empty_like(self.q) for _ in range(copies)]
         for cache in self.caches:
-            variant.release(cache)  # of the one that filled it
+            variant.release(cache)  # the workspace of the variant that filled it
         self.wanted: object | None = None
-        """What calls must give: `kvgen.measure.timed` keeps it here."""
+        """The expected results, which `kvgen.measure.timed` stores here."""
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the caches."""
+        """Bytes of the caches."""
         return sum(cache.nbytes for cache in self.caches)
 
     def rewind(self) -> None:
-        """Every cache as it was filled: lengths, bounds, residuals."""
+        """Restore every cache as it was filled: lengths, bounds, residuals."""
         for cache in self.caches:
             cache.lengths.fill_(self.length)
             cache.bound, cache.sequences.uniform = self.length, True
@@ -60,15 +60,15 @@ class Bench:
         """Samples in µs per call of `policy.call`. Raises MeasureError, and CacheMismatch for another layout."""
         if variant.module.set_threads is not None and policy.threads is not None:
             variant.module.set_threads(policy.threads)
-        turns = range(len(self.caches))
+        indices = range(len(self.caches))
         try:
             for cache in self.caches:
                 variant.prepare(cache)
             timer = timer_for(self.device)
             if policy.call == "attend":
-                return timer.time([self._attend(variant, i) for i in turns], policy)
+                return timer.time([self._attend(variant, i) for i in indices], policy)
             steps = max(1, variant.layout.tokens // self.workload.q_len)
-            samples = timer.time([self._decode(variant, i, steps) for i in turns], policy)
+            samples = timer.time([self._decode(variant, i, steps) for i in indices], policy)
             self.rewind()
             return tuple(sample / steps for sample in samples)
         finally:
@@ -80,7 +80,7 @@ class Bench:
         return lambda: variant.attend(q, cache, out=out)
 
     def _decode(self, variant: Variant, index: int, steps: int) -> Callable[[], object]:
-        """A block's worth of steps, one flush among them, over lengths of which the workload's is the mean; then back to that."""
+        """As many decode steps as fill a block, with one flush; their mean length is the workload's, which is restored at the end."""
         cache, out = self.caches[index], self._outs[index]
         start = max(0, self.length - steps * self.workload.q_len // 2)
 
