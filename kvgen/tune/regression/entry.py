@@ -57,7 +57,7 @@ class EntryCheck:
             (launch.workload, self.entry.schedule(launch), self._rendered[launch.file], self._built[launch.file])
             for launch in self.entry.launches
         ]
-        fresh = Entry.of(self.entry.spec, self.entry.arch, self.entry.layout_id, launches, device=self.entry.device)
+        fresh = Entry.of(self.entry.spec, self.entry.arch, launches, device=self.entry.device)
         return replace(self.entry, launches=fresh.launches, codes=fresh.codes)
 
     def _source(self) -> Finding:
