@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.bytes import half_full, sequence_bytes
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
@@ -236,9 +235,8 @@ def run(task: dict[str, Any]) -> None:
     """Every workload of the task over every module."""
     torch.backends.cuda.matmul.allow_tf32 = False
     spec = KernelSpec.model_validate(task["spec"])
-    backend = get_backend("cuda")
     modules = {m["schedule"]: load(Path(m["path"])) for m in task["modules"]}
-    layout = backend.layout(spec, Schedule.from_json(task["modules"][0]["json"]).layout)
+    layout = layout_of(spec, Schedule.from_json(task["modules"][0]["json"]).layout)
     for number in task["workloads"]:
         work = spec.workloads[number]
         caches = make_caches(spec, layout, work, task["lengths"][number], task["logit"])

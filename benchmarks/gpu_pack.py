@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import layout_of
 from kvgen.measure import read_roofline
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
@@ -60,7 +61,7 @@ def measure(words: str, work: Workload, copy: Callable[..., object]) -> dict[str
     spec = spec_of(words, "sm90", [work])
     backend = get_backend("cuda")
     schedule = backend.default(spec, "sm90")
-    layout = backend.layout(spec, schedule.layout)
+    layout = layout_of(spec, schedule.layout)
     variant = Variant(spec, layout, load(build(backend.lower(spec, schedule, "sm90")).path))
     heads, dim, length = spec.attention.kv_heads, spec.attention.head_dim, work.kv_len
     read = 2 * work.batch * length * heads * dim * 2

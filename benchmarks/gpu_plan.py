@@ -24,6 +24,7 @@ from benchmarks.gpu_results import write_rows
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.cli.bench import facts
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import layout_of
 from kvgen.measure import read_roofline
 from kvgen.measure.job import TimingPolicy
 from kvgen.runtime.module import Module, load
@@ -51,7 +52,7 @@ def main() -> None:
     module = load(build(backend.lower(spec, schedule, "sm90")).path)
     read_roofline.read_roofline("sm90")
     rows = [row for batch in BATCHES for row in bookkeeping(module, batch, options.rounds)]
-    rows += [row for word in EQUAL for row in schedulers(spec, module, backend.layout(spec, schedule.layout), word, options.rounds)]
+    rows += [row for word in EQUAL for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
     for row in rows:
         print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
     told = {name: fact for name, fact in facts("sm90", POLICY).items() if name != "threads"}

@@ -31,6 +31,7 @@ from benchmarks.gpu_results import write_rows
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.cli.bench import facts
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import layout_of
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.attention import attend as reference
 from kvgen.reference.tolerance import relative_l2
@@ -89,7 +90,7 @@ def compiled(words: str) -> Variant:
     spec = spec_of(words, "sm90", [Workload(batch=1, kv_len=32768)])
     backend = get_backend("cuda")
     schedule = backend.default(spec, "sm90")
-    return Variant(spec, backend.layout(spec, schedule.layout), load(build(backend.lower(spec, schedule, "sm90")).path))
+    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, "sm90")).path))
 
 
 def problem(variant: Variant, work: Workload) -> Problem:

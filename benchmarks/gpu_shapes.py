@@ -37,14 +37,12 @@ from kvgen.bench.case import Case
 from kvgen.bench.torch_sdpa import cuda_providers
 from kvgen.cli.bench import facts
 from kvgen.errors import CompileError, KvgenError, UnsupportedError
-from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure import read_roofline
 from kvgen.measure.bytes import half_full
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
-from kvgen.reference.layout import PackedLayout
 from kvgen.reference.tolerance import tolerance
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain.cache import ArtifactCache
@@ -128,11 +126,6 @@ def compile_all(tasks: Sequence[Task]) -> None:
             )
 
 
-def layout_of(spec: KernelSpec, schedule: Schedule) -> PackedLayout:
-    """The packed layout that a schedule reads."""
-    return get_backend(schedule.backend).layout(spec, schedule.layout)
-
-
 def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
     """The fastest right schedule of each back end, and how many were wrong; all take turns with reads of as many bytes."""
     from kvgen.runtime.module import load
@@ -142,7 +135,7 @@ def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
     entrants: list[tuple[Row, Caches, float, Any, list[float]]] = []
     runners = []  # a graph does not keep the memory it works in
     for module in shape.modules:
-        layout = layout_of(spec, module["schedule"])
+        layout = layout_of(spec, module["schedule"].layout)
         if layout.id not in layouts:
             layouts[layout.id] = make_caches(spec, layout, work, lengths_of(shape.work), 4.0)
         caches = layouts[layout.id]
@@ -213,7 +206,7 @@ def summary(rows: dict[tuple[str, str], Row]) -> None:
 def torch_columns(shape: Shape) -> Row:
     """torch's fastest way to the same attention over an unquantized 16-bit cache."""
     spec, work = shape.spec, workload_of(shape.work)
-    layout = layout_of(spec, shape.modules[0]["schedule"])
+    layout = layout_of(spec, shape.modules[0]["schedule"].layout)
     lengths = [half_full(layout, length) for length in lengths_of(shape.work)]
     a = spec.attention
     key = (a.q_heads, a.kv_heads, a.head_dim, a.dtype, work.q_len)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvgen._collect import resting
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
 from kvgen.lower.base import Source, Target
+from kvgen.lower.schedule import layout_of
 from kvgen.registry.device import machine
 from kvgen.registry.entry import Code, Entry, Launch
 from kvgen.registry.select import Selection, select
@@ -97,13 +98,11 @@ def require_device(target: Target) -> None:
 def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
     """The kernel of an entry, one packed layout whoever computes on it; launches that share their source share their module."""
     from kvgen.api.kernel import Kernel
-    from kvgen.reference.layout import packed_layout
     from kvgen.runtime.launch import Variant
     from kvgen.runtime.module import load
     from kvgen.toolchain import ArtifactCache
 
-    order: Any = entry.layout.text("order")
-    layout = packed_layout(spec, entry.layout.integer("block"), order)
+    layout = entry.packed
     variants = {file: Variant(spec, layout, load(artifact.path)) for file, artifact in _artifacts(entry, ArtifactCache()).items()}
     return Kernel(spec, entry.arch, selection, layout, [(launch.workload, variants[launch.file]) for launch in entry.launches])
 
@@ -172,6 +171,6 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Ke
         source = backend.lower(spec, schedule, target)
         module = load(_compiled([source], target, ArtifactCache())[source.id].path)
         caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
-        layout = backend.layout(spec, schedule.layout)
+        layout = layout_of(spec, schedule.layout)
         return Kernel(spec, target, selection, layout, [(spec.workloads[0], Variant(spec, layout, module))]), (caution,)
     raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join([*selection.why, *reasons])}")

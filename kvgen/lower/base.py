@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvgen.digest import digest, files_digest
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
-    from kvgen.reference.layout import PackedLayout
 
 Language = Literal["c++", "cuda"]
 Target = Literal["cpu", "sm80", "sm89", "sm90"]
@@ -59,10 +58,6 @@ class Backend(Protocol):
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """A safe schedule of the space, right for every workload."""
-        ...
-
-    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-        """The packed layout that a layout part means."""
         ...
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:

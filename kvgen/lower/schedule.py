@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 from kvgen.digest import digest
+from kvgen.reference.layout import Order, PackedLayout, packed_layout
+from kvgen.spec import KernelSpec
 
 Value = int | str | bool
 
@@ -82,3 +84,15 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.backend}[{self.layout} | {self.launch}]"
+
+
+def layout_of(spec: KernelSpec, part: Params) -> PackedLayout:
+    """The packed layout that a layout part means for a spec, whichever back end the launch is of.
+
+    Raises KeyError or TypeError where a parameter is absent or of another type, ValueError where the order is unknown or the layout
+    cannot hold the spec.
+    """
+    order = part.text("order")
+    if order not in get_args(Order):
+        raise ValueError(f"unknown order {order!r} in the layout part {part}")
+    return packed_layout(spec, part.integer("block"), cast(Order, order))

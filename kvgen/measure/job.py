@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kvgen.lower.schedule import Schedule
-from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.target import Target
 from kvgen.spec.timing import Timing
@@ -77,10 +77,7 @@ class Job:
 
     def layout(self) -> PackedLayout:
         """The packed layout of the schedule's layout part."""
-        order = self.schedule.layout.text("order")
-        if order not in ("mma", "simd"):
-            raise ValueError(f"unknown order {order!r} in the layout part of {self.schedule}")
-        return packed_layout(self.spec, self.schedule.layout.integer("block"), "mma" if order == "mma" else "simd")
+        return layout_of(self.spec, self.schedule.layout)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` reads it back."""

@@ -11,6 +11,9 @@ channels per group of tokens) and boost codes (the upper two bits of theirs).
 Two orders of codes exist. `mma` is the order in which the lanes of a warp hold m16n8k16 fragments (BitDecoding's interleaving,
 with K and transposed V on the 16-row side); `simd` puts 16 rows in the 16 lanes of a vector. In both, an operand is a matrix
 [rows, k]: K has rows = tokens and k = channels, V has rows = channels and k = tokens.
+
+This module says what a block holds, how large it is and which layouts exist, without torch. The maps themselves are tensors:
+`kvgen.reference.places`.
 """
 
 from __future__ import annotations
@@ -19,34 +22,48 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
-
 from kvgen.digest import digest
-from kvgen.reference.orders import LANES, Boost, Operand, Order, mma_param, mma_place, simd_param, simd_place, vector_words
 from kvgen.spec import KernelSpec, KeySpec, QuantSpec
-
-__all__ = [
-    "BLOCK_ALIGN",
-    "LANES",
-    "LAYOUT_VERSION",
-    "SECTION_ALIGN",
-    "Boost",
-    "Operand",
-    "Order",
-    "PackedLayout",
-    "Which",
-    "layout_problem",
-    "packed_layout",
-    "vector_words",
-]
 
 LAYOUT_VERSION = 1
 SECTION_ALIGN = 16
 BLOCK_ALIGN = 128
+LANES = 32
 BOOST_CHANNELS = 256
 """Channel numbers of a boost index are bytes."""
 
+Order = Literal["mma", "simd"]
 Which = Literal["key", "value"]
+
+
+@dataclass(frozen=True)
+class Boost:
+    """Channels of every group that have 4 bits instead of 2, and how they are chosen."""
+
+    channels: int
+    select: Literal["mean_abs", "range", "static"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How K or V sits in a block. `width` is the stored bits per element, `params` the numbers stored per group."""
+
+    bits: int
+    width: int
+    axis: Literal["channel", "token"]
+    group: int
+    zero: bool
+    rows_are_tokens: bool
+    boost: Boost | None = None
+
+    @property
+    def quantized(self) -> bool:
+        return self.bits != 16
+
+    @property
+    def params(self) -> int:
+        """2 (scale and zero), 1 (scale), or 0 (not quantized)."""
+        return (2 if self.zero else 1) if self.quantized else 0
 
 
 def _align(size: int, to: int) -> int:
@@ -55,7 +72,7 @@ def _align(size: int, to: int) -> int:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Sizes, offsets and index maps of one block. Sizes and offsets are in bytes unless a name says otherwise."""
+    """Sizes and offsets of one block, in bytes unless a name says otherwise."""
 
     tokens: int
     head_dim: int
@@ -154,51 +171,6 @@ class PackedLayout:
         """Of the channel params within a block."""
         return 0 if which == "key" else self.channel_params_bytes("key")
 
-    # --- index maps ------------------------------------------------------------------------------------------------
-
-    def code_bits(self, which: Which) -> torch.Tensor:
-        """Bit offset in the block of every element: int64 [tokens, head_dim]."""
-        op = self.operand(which)
-        token = torch.arange(self.tokens).unsqueeze(1)
-        channel = torch.arange(self.head_dim).unsqueeze(0)
-        sub, local = token // self.subtile, token % self.subtile
-        place = mma_place if self.order == "mma" else simd_place
-        within = place(op, local, channel, self.subtile, self.head_dim)
-        return (self.header_bytes + sub * self.subtile_bytes + self.codes_offset(which)) * 8 + within
-
-    def param_offsets(self, which: Which) -> torch.Tensor:
-        """Byte offset in the block of every scale (index 0) and zero (index 1).
-
-        int64 [params, tokens / group, head_dim] for axis channel, [params, tokens, head_dim / group] for axis token.
-        """
-        op = self.operand(which)
-        slot = mma_param if self.order == "mma" else simd_param
-        kind = torch.arange(op.params).reshape(-1, 1, 1)
-        if op.axis == "channel":
-            group = torch.arange(self.tokens // op.group).reshape(1, -1, 1)
-            channel = torch.arange(self.head_dim).reshape(1, 1, -1)
-            index = group * self.head_dim * op.params + slot(op, kind, channel, self.head_dim, 0, 1)
-            return self.channel_params_offset(which) + index * self.param_bytes
-        token = torch.arange(self.tokens).reshape(1, -1, 1)
-        groups = self.head_dim // op.group
-        group = torch.arange(groups).reshape(1, 1, -1)
-        index = slot(op, kind, token % self.subtile, self.subtile, group, groups)
-        start = self.header_bytes + token // self.subtile * self.subtile_bytes + self.token_params_offset(which)
-        return start + index * self.param_bytes
-
-    def boost_index_offsets(self) -> torch.Tensor:
-        """Byte offset in the block of the number of every boosted channel: int64 [tokens / group, boosted channels]."""
-        channels = self.key.boost.channels if self.key.boost else 0
-        start = self.header_bytes - self.boost_index_bytes
-        return start + torch.arange(self.tokens // self.key.group * channels).reshape(-1, channels)
-
-    def boost_bits(self) -> torch.Tensor:
-        """Bit offset in the block of the upper two bits of every boosted channel: int64 [tokens, boosted channels]."""
-        channels = self.key.boost.channels if self.key.boost else 0
-        token, slot = torch.arange(self.tokens).unsqueeze(1), torch.arange(channels).unsqueeze(0)
-        start = self.header_bytes + token // self.subtile * self.subtile_bytes + self.boost_codes_offset
-        return start * 8 + (token % self.subtile * channels + slot) * 2
-
 
 def packed_layout(spec: KernelSpec, tokens: int, order: Order) -> PackedLayout:
     """The layout of blocks of `tokens` tokens for a spec.
@@ -247,3 +219,8 @@ def layout_problem(layout: PackedLayout) -> str | None:
             if op.rows_are_tokens and op.bits == 2 and layout.subtile % 32:
                 return "fragment order of a 2-bit K needs residual blocks of 32 tokens or more"
     return None
+
+
+def vector_words(words: int) -> int:
+    """Words that a lane loads at once, of the `words` it owns in a sub-tile."""
+    return 4 if words % 4 == 0 else 2 if words % 2 == 0 else 1

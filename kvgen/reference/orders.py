@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 
-LANES = 32
+from kvgen.reference.layout import LANES, Operand, vector_words
+
 VECTOR_LANES = 16
-
-Order = Literal["mma", "simd"]
-
-
-@dataclass(frozen=True)
-class Boost:
-    """Channels of every group that have 4 bits instead of 2, and how they are chosen."""
-
-    channels: int
-    select: Literal["mean_abs", "range", "static"]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """How K or V sits in a block. `width` is the stored bits per element, `params` the numbers stored per group."""
-
-    bits: int
-    width: int
-    axis: Literal["channel", "token"]
-    group: int
-    zero: bool
-    rows_are_tokens: bool
-    boost: Boost | None = None
-
-    @property
-    def quantized(self) -> bool:
-        return self.bits != 16
-
-    @property
-    def params(self) -> int:
-        """2 (scale and zero), 1 (scale), or 0 (not quantized)."""
-        return (2 if self.zero else 1) if self.quantized else 0
 
 
 # --- fragment order ------------------------------------------------------------------------------------------------
@@ -80,11 +46,6 @@ def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: i
     index = (tile * steps + step if op.rows_are_tokens else step * tiles + tile) * words + word
     vector = vector_words(tiles * steps * words)
     return ((index // vector * LANES + lane) * vector + index % vector) * 32 + bit
-
-
-def vector_words(words: int) -> int:
-    """Words that a lane loads at once, of the `words` it owns in a sub-tile."""
-    return 4 if words % 4 == 0 else 2 if words % 2 == 0 else 1
 
 
 def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 
 from kvgen.reference.layout import PackedLayout, Which
+from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
 from kvgen.reference.quantize import Quantized, dequantize, param_dtype, quantize
 from kvgen.spec import BoostSpec
 
@@ -98,20 +99,20 @@ def _boost_spec(layout: PackedLayout) -> BoostSpec | None:
 
 def _write_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized, boosted: torch.Tensor) -> Quantized:
     """Put index and upper bits of the boosted channels in their places; what is left to pack are the lower two bits."""
-    lead, channels = boosted.shape[:-1], layout.boost_bits().shape[1]
+    lead, channels = boosted.shape[:-1], boost_bits(layout).shape[1]
     index = boosted.nonzero()[:, -1].reshape(*lead, channels)  # ascending: nonzero goes row by row
-    _write_bytes(packed, layout.boost_index_offsets().flatten(), index.to(torch.uint8).flatten(-2))
+    _write_bytes(packed, boost_index_offsets(layout).flatten(), index.to(torch.uint8).flatten(-2))
     per_token = index.repeat_interleave(layout.key.group, dim=-2)
     upper = (q.codes >> 2).gather(-1, per_token).flatten(-2)
-    bits = layout.boost_bits().flatten()
+    bits = boost_bits(layout).flatten()
     _write_bytes(packed, bits[::4] // 8, _fold(upper.reshape(*upper.shape[:-1], len(bits) // 4, 4), 2))
     return replace(q, codes=q.codes & 3)
 
 
 def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Quantized:
     """Codes with the upper bits of their boosted channels."""
-    bits = layout.boost_bits()
-    index = packed[..., layout.boost_index_offsets()].long()
+    bits = boost_bits(layout)
+    index = packed[..., boost_index_offsets(layout)].long()
     upper = packed[..., bits // 8] >> (bits % 8).to(packed.device, torch.uint8) & 3
     per_token = index.repeat_interleave(layout.key.group, dim=-2)
     codes = q.codes + torch.zeros_like(q.codes).scatter(-1, per_token, upper << 2)
@@ -122,14 +123,14 @@ def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Qua
 @lru_cache(maxsize=64)
 def _code_order(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torch.Tensor]:
     """Elements (flat token, channel) in the order of their bits, and the bytes that they fill."""
-    bits, order = layout.code_bits(which).flatten().sort()
+    bits, order = code_bits(layout, which).flatten().sort()
     return order, bits[:: 8 // layout.operand(which).bits] // 8
 
 
 @lru_cache(maxsize=64)
 def _code_places(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torch.Tensor]:
     """Byte and shift of every element, in the order of (token, channel)."""
-    bits = layout.code_bits(which).flatten()
+    bits = code_bits(layout, which).flatten()
     return bits // 8, (bits % 8).to(torch.uint8)
 
 
@@ -137,13 +138,13 @@ def _code_places(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torc
 def _element_bytes(layout: PackedLayout, which: Which) -> torch.Tensor:
     """Byte places of unquantized elements, in the order of (token, channel, byte)."""
     width = layout.operand(which).width // 8
-    return (layout.code_bits(which).flatten().unsqueeze(1) // 8 + torch.arange(width)).flatten()
+    return (code_bits(layout, which).flatten().unsqueeze(1) // 8 + torch.arange(width)).flatten()
 
 
 @lru_cache(maxsize=64)
 def _param_bytes(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, ...]:
     """Byte places of the scales, and of the zeros, in the order of (row, column, byte)."""
-    offsets = layout.param_offsets(which)
+    offsets = param_offsets(layout, which)
     return tuple((kind.flatten().unsqueeze(1) + torch.arange(layout.param_bytes)).flatten() for kind in offsets)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, get_args
 
 from kvgen.digest import digest, files_digest
@@ -16,7 +17,8 @@ from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.lower import flags as known
 from kvgen.lower.base import FUNCTIONS, Language, Source, Target
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.reference.layout import PackedLayout
 from kvgen.registry.device import machine
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import KernelSpec, Workload
@@ -171,13 +173,12 @@ class Entry:
         cls,
         spec: KernelSpec,
         arch: Target,
-        layout_id: str,
         launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
         **facts: Any,
     ) -> Entry:
         """The entry of tuned schedules, which share their layout part; `facts` are the other fields by name.
 
-        Raises ValueError where the schedules differ in layout or there are none.
+        Raises ValueError where the schedules differ in layout or there are none, and where the layout cannot hold the spec.
         """
         chosen = tuple(launches)
         layouts = {schedule.layout for _, schedule, _, _ in chosen}
@@ -190,7 +191,7 @@ class Entry:
             code = Code.of(source, artifact)
             codes.setdefault(code.file, code)
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
-        return cls(spec, arch, layout, layout_id, tuple(made), codes, **facts)
+        return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made), codes, **facts)
 
     @property
     def key(self) -> str:
@@ -201,6 +202,11 @@ class Entry:
     def backend(self) -> str:
         """Names of the launches' back ends, joined by `+`."""
         return "+".join(sorted({launch.backend for launch in self.launches}))
+
+    @cached_property
+    def packed(self) -> PackedLayout:
+        """The packed layout of the entry's layout part, as it is defined today. Raises as `layout_of` does."""
+        return layout_of(self.spec, self.layout)
 
     def schedule(self, launch: Launch) -> Schedule:
         """The whole schedule of one launch."""

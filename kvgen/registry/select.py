@@ -123,10 +123,7 @@ def stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
     if not entry.launches:
         return "it has no launch"
     try:
-        from kvgen.reference.layout import packed_layout
-
-        order: Any = entry.layout.text("order")
-        layout = packed_layout(entry.spec, entry.layout.integer("block"), order)
+        layout = entry.packed
     except (KeyError, TypeError, ValueError) as error:
         return f"its layout is none: {error}"
     if layout.id != entry.layout_id:

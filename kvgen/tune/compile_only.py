@@ -130,7 +130,7 @@ def _register(
         raise result
     if isinstance(result, CompileError):
         raise CompileError(f"the default schedule of {c.backend.name} does not compile", str(result))
-    entry = make_untuned(spec, target, c.backend, c.default, source, result, {})
+    entry = make_untuned(spec, target, c.default, source, result, {})
     for one in store.find(spec):
         if one.entry is not None and one.entry.key == entry.key and one.entry.timings:
             return one.entry, one.path

@@ -28,10 +28,7 @@ def make_entry(
     default: Schedule,
     facts: Mapping[str, Any],
 ) -> Entry:
-    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance.
-
-    Raises ValueError if back ends derive different packed layouts from one layout part.
-    """
+    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance."""
     launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
     for work in spec.workloads:
@@ -40,14 +37,10 @@ def make_entry(
         launches.append((work, schedule, backends[schedule.backend].lower(spec, schedule, target), compile_queue.artifact(schedule)))
         timings.append(Timing(work, record.cost, record.samples, record.read_us, _cost(records, default, work)))
         accuracy[work.key] = dict(record.accuracy)
-    packed = {backends[schedule.backend].layout(spec, schedule.layout).id for _, schedule, _, _ in launches}
-    if len(packed) != 1:
-        raise ValueError(f"the launches of {spec.name} read {len(packed)} packed layouts, and a cache has one")
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
     return Entry.of(
         spec,
         target,
-        packed.pop(),
         launches,
         device=dict(here(target)),
         toolchain=toolchain(compiler),
@@ -59,13 +52,12 @@ def make_entry(
 
 
 def make_untuned(
-    spec: KernelSpec, target: Target, backend: Backend, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]
+    spec: KernelSpec, target: Target, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]
 ) -> Entry:
     """The untuned entry of a default schedule, which was compiled and never run."""
     return Entry.of(
         spec,
         target,
-        backend.layout(spec, default.layout).id,
         [(work, default, source, artifact) for work in spec.workloads],
         device=dict(here(target)),
         toolchain=toolchain(artifact.resources.compiler),

@@ -77,9 +77,7 @@ def test_a_registered_entry_is_found_without_compiling(registry, spec, monkeypat
     backend = next(backend for backend in backends_for(target) if backend.unsupported(spec, target) is None)
     schedule = backend.default(spec, target)
     source = backend.lower(spec, schedule, target)
-    entry = Entry.of(
-        spec, target, backend.layout(spec, schedule.layout).id, [(spec.workloads[0], schedule, source, build(source))], device=here(target)
-    )
+    entry = Entry.of(spec, target, [(spec.workloads[0], schedule, source, build(source))], device=here(target))
     registry.put(entry)
     monkeypatch.setattr("kvgen.toolchain.compile.run_compiler", None)
     kernel = kvgen.get_kernel(spec)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -34,7 +35,7 @@ def kernel() -> Variant:
 
     backend, target = get_backend("cuda"), resolve(spec.arch)
     schedule = backend.default(spec, target)
-    return Variant(spec, backend.layout(spec, schedule.layout), load(build(backend.lower(spec, schedule, target)).path))
+    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, target)).path))
 
 
 def _random(seed: int, tokens: int, heads: int) -> torch.Tensor:

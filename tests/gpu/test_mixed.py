@@ -55,10 +55,10 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         backend = get_backend(WINNERS[work.kv_len])
         schedule = backend.default(spec, target)
         source = backend.lower(spec, schedule, target)
-        layouts.add(backend.layout(spec, schedule.layout).id)
+        layouts.add(schedule.layout)
         launches.append((work, schedule, source, build(source)))
     assert len(layouts) == 1
-    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, layouts.pop(), launches, device=here(target)))
+    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, device=here(target)))
     forget()
     yield kvgen.get_kernel(spec)
     forget()

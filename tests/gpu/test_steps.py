@@ -7,6 +7,7 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -32,7 +33,7 @@ def variant(request: pytest.FixtureRequest) -> Variant:
     )
     backend, target = get_backend(request.param), resolve(spec.arch)
     schedule = backend.default(spec, target)
-    return Variant(spec, backend.layout(spec, schedule.layout), load(build(backend.lower(spec, schedule, target)).path))
+    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, target)).path))
 
 
 def random(tokens: int, heads: int, seed: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec, load_spec
@@ -45,4 +45,4 @@ def variant(spec: KernelSpec, parts: tuple[tuple[str, int], ...] = ()) -> Varian
     layout = Params({**default.layout, **{name: given.pop(name) for name in ("block",) if name in given}})
     schedule = Schedule("cpu", layout, Params({**default.launch, **given}))
     artifact = build(backend.lower(spec, schedule, "cpu"))
-    return Variant(spec, backend.layout(spec, layout), load(artifact.path))
+    return Variant(spec, layout_of(spec, layout), load(artifact.path))

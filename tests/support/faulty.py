@@ -5,9 +5,8 @@ from __future__ import annotations
 from kvgen.lower.base import Source, Target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
-from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
-from tests.support.naive import BLOCK, naive_layout, naive_source
+from tests.support.naive import BLOCK, naive_source
 
 FAULTY = ("crash", "hang", "eat", "leak", "wrong")
 
@@ -36,9 +35,6 @@ class FaultyBackend:
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
-
-    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-        return naive_layout(spec)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         fault = schedule.launch.text("fault")

@@ -27,7 +27,7 @@ def tuned(spec: KernelSpec) -> Entry:
     source = backend.lower(spec, schedule, "sm90")
     rival = {"backend": "cuda", "launch": dict(schedule.launch), "us": 11.0}
     return Entry.of(
-        spec, "sm90", backend.layout(spec, schedule.layout).id, [(work, schedule, source, None) for work in spec.workloads],
+        spec, "sm90", [(work, schedule, source, None) for work in spec.workloads],
         device={"name": "Some GPU"}, provenance={"date": "2026-01-01", "tuned": True},
         timings=tuple(Timing(work, 10.0) for work in spec.workloads),
         runner_up={"launches": {"1x4096": rival}, "layout": {"layout": {"block": 256, "order": "mma"}, "launches": {"8x32768": rival}}},

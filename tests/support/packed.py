@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 
 from kvgen.reference.layout import PackedLayout, Which
+from kvgen.reference.places import code_bits, param_offsets
 
 
 def hard_values(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -44,10 +45,10 @@ def meaningful_bytes(layout: PackedLayout) -> torch.Tensor:
     found = []
     for which in get_args(Which):
         op = layout.operand(which)
-        found.append(layout.code_bits(which).flatten() // 8)
+        found.append(code_bits(layout, which).flatten() // 8)
         if op.width == 16:
             found.append(found[-1] + 1)
         if op.quantized:
-            offsets = layout.param_offsets(which).flatten()
+            offsets = param_offsets(layout, which).flatten()
             found += [offsets, offsets + 1]
     return torch.cat(found).unique()

@@ -11,7 +11,7 @@ from functools import cache
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source, Target
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -44,7 +44,7 @@ class Point:
     @property
     def layout(self) -> PackedLayout:
         """Its packed layout."""
-        return get_backend(self.backend).layout(self.spec, self.schedule.layout)
+        return layout_of(self.spec, self.schedule.layout)
 
     def source(self) -> Source:
         """The rendered source. Raises UnsupportedError."""

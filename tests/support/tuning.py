@@ -10,7 +10,6 @@ from kvgen.lower.base import Source, Target
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
-from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
@@ -57,9 +56,6 @@ class FakeBackend:
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         return Schedule(self.name, Params(block=64, order="simd"), Params(threads=2))
-
-    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-        return packed_layout(spec, params.integer("block"), "simd")
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         text = (

@@ -9,9 +9,8 @@ from kvgen._resources import templates
 from kvgen.errors import UnsupportedError
 from kvgen.lower import flags
 from kvgen.lower.base import FUNCTIONS, Source, Target
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
-from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, QuantSpec
 
 TEMPLATE = "cpu/module.cpp.jinja"
@@ -69,13 +68,6 @@ class CpuBackend:
         launch = Params(rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
         return Schedule(self.name, Params(block=block, order="simd"), launch)
 
-    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-        """The packed layout of a layout part. Raises UnsupportedError where the spec does not fit it."""
-        try:
-            return packed_layout(spec, params.integer("block"), "simd")
-        except ValueError as error:
-            raise UnsupportedError(self.name, str(error)) from error
-
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """C++ of the variant. Raises UnsupportedError."""
         from kvgen.lower.template import reached_headers, render
@@ -94,7 +86,7 @@ class CpuBackend:
             raise UnsupportedError(self.name, reason)
 
     def _context(self, spec: KernelSpec, schedule: Schedule) -> dict[str, Any]:
-        attention, layout = spec.attention, self.layout(spec, schedule.layout)
+        attention, layout = spec.attention, layout_of(spec, schedule.layout)
         return {
             "format": f"{attention.dtype}, {_in_words('K', spec.key)}, {_in_words('V', spec.value)}",
             "element": ELEMENTS[attention.dtype],

@@ -12,9 +12,9 @@ from kvgen.lower.cuda.machine import CTA_RESERVED, MACHINES, REGISTERS
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.shared import MAX_BATCH, Shared, shared_memory
 from kvgen.lower.cuda.support import refusal
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace, spec_facts
-from kvgen.reference.layout import PackedLayout, packed_layout
+from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "cuda"
@@ -50,16 +50,12 @@ class CudaBackend:
                         return schedule
         raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {problems[-1]}")
 
-    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-        """Blocks of `block` tokens in fragment order."""
-        return packed_layout(spec, params.integer("block"), "mma")
-
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
         self._require(spec, target)
         if problems := self.space(spec, target).check(schedule):
             raise UnsupportedError(NAME, problems[0])
-        layout = self.layout(spec, schedule.layout)
+        layout = layout_of(spec, schedule.layout)
         return source(spec, layout, schedule.launch, shared_memory(spec, layout, schedule.launch), target)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:

@@ -15,7 +15,6 @@ from kvgen.lower.tilelang.isolate import lower_apart
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.lower.tilelang.render import source
 from kvgen.lower.tilelang.support import missing, refusal
-from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "tilelang"
@@ -60,10 +59,6 @@ class TileLangBackend:
                         return schedule
         raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
 
-    def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-        """Blocks of `block` tokens in fragment order."""
-        return packed_layout(spec, params.integer("block"), "mma")
-
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant.
 
@@ -86,7 +81,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     @cache
     def plan(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Plan:
         launch = Params(warps=warps, stages=stages, kv_tile=kv_tile, q_tiles=q_tiles, ctas_per_sm=1, exact_q=True, reduction="cluster")
-        return make_plan(spec, Schedule(NAME, Params(block=block), launch))
+        return make_plan(spec, Schedule(NAME, Params(block=block, order="mma"), launch))
 
     def shared_bytes(form: str, *point: int) -> int:
         return gemm_bytes(plan(*point)) if form == "gemm" else plan(*point).shared_bytes

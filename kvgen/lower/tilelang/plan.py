@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvgen.lower.schedule import Schedule
-from kvgen.reference.layout import Operand, PackedLayout, Which, packed_layout, vector_words
+from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.reference.layout import Operand, PackedLayout, Which, vector_words
 from kvgen.spec import KernelSpec
 
 LANES = 32
@@ -297,7 +297,7 @@ class Plan:
 
 def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
     """The plan of a schedule. Raises ValueError where the layout cannot hold the spec."""
-    layout = packed_layout(spec, schedule.layout.integer("block"), "mma")
+    layout = layout_of(spec, schedule.layout)
     launch = schedule.launch
     attention = spec.attention
     return Plan(

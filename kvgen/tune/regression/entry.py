@@ -21,7 +21,7 @@ from kvgen.tune.regression.speed import check_speed, other_device
 
 
 def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool = False, worker: Worker | None = None) -> Checked:
-    """Check an entry. An aspect that this machine cannot check is `unable`, with the reason. `worker` runs modules (by default a new one)."""
+    """Check an entry. An aspect that this machine cannot check is `unable`, and why. `worker` runs modules (by default a new one)."""
     with nullcontext(worker) if worker is not None else Worker() as runner:
         check = EntryCheck(entry, cache or ArtifactCache(), runner)
         findings = tuple(check.find(level) for level in LEVELS if speed or level != "speed")
@@ -57,7 +57,7 @@ class EntryCheck:
             (launch.workload, self.entry.schedule(launch), self._rendered[launch.file], self._built[launch.file])
             for launch in self.entry.launches
         ]
-        fresh = Entry.of(self.entry.spec, self.entry.arch, self.entry.layout_id, launches, device=self.entry.device)
+        fresh = Entry.of(self.entry.spec, self.entry.arch, launches, device=self.entry.device)
         return replace(self.entry, launches=fresh.launches, codes=fresh.codes)
 
     def _source(self) -> Finding:

@@ -1,5 +1,4 @@
-"""Problems of a registry's files: entries that are damaged, missing or in the wrong folder, and differences from the manifest.
-"""
+"""Problems of a registry's files: entries that are damaged, missing or in the wrong folder, and differences from the manifest."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload, load_spec
 from kvgen.toolchain import ArtifactCache, build
-from tests.support.naive import naive_layout, naive_schedule, naive_source, naive_spec
+from tests.support.naive import naive_schedule, naive_source, naive_spec
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def naive_entry(
         artifact = build(source, ArtifactCache()) if compiled else None
         launches.append((Workload(batch=work.batch, kv_len=work.kv_len), schedule, source, artifact))
     facts = {**here("cpu"), **({"name": device} if device else {})}
-    return Entry.of(spec, "cpu", naive_layout(spec).id, launches, device=facts, provenance={"date": "2026-01-01"})
+    return Entry.of(spec, "cpu", launches, device=facts, provenance={"date": "2026-01-01"})
 
 
 @pytest.fixture

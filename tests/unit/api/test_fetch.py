@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -39,9 +40,6 @@ def naive_backend(monkeypatch):
 
         def default(self, spec, target):
             return naive_schedule()
-
-        def layout(self, spec, params):
-            return naive_layout(spec)
 
         def lower(self, spec, schedule, target):
             return naive_source()
@@ -248,6 +246,16 @@ def test_import_kvgen_imports_neither_torch_nor_pydantic():
 
 def test_loading_a_spec_imports_no_torch(spec):
     assert not _modules_after(f"import kvgen; kvgen.load_spec({spec.model_dump(mode='json')!r})") & {"torch", "tvm_ffi", "jinja2"}
+
+
+def test_choosing_a_kernel_and_the_sizes_of_its_cache_import_no_torch(registered, spec):
+    code = f"""
+        import kvgen
+        from kvgen.registry.select import select
+        entry = select(kvgen.load_spec({spec.model_dump(mode="json")!r}), "cpu").entry
+        assert entry.packed.block_bytes == {naive_layout(spec).block_bytes}
+    """
+    assert not _modules_after(textwrap.dedent(code)) & {"torch", "tvm_ffi", "jinja2"}
 
 
 def test_fetching_imports_no_tuner(registered, spec):

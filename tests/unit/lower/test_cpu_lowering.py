@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from kvgen._resources import templates
 from kvgen.errors import CompileError, UnsupportedError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import ArtifactCache, build
 from kvgen.toolchain.compilers import find_gxx
@@ -106,7 +106,7 @@ def test_a_spec_is_refused_or_its_default_is_in_its_space(spec: KernelSpec) -> N
         return
     space, default = CPU.space(spec, "cpu"), CPU.default(spec, "cpu")
     assert space.check(default) == []
-    layout = CPU.layout(spec, default.layout)
+    layout = layout_of(spec, default.layout)
     assert layout.tokens == default.layout["block"]
     assert layout.order == "simd"
     assert default.layout in space.layouts()

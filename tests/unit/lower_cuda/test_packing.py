@@ -11,6 +11,7 @@ import torch
 
 from kvgen.reference.layout import PackedLayout, Which, packed_layout
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.reference.places import code_bits, param_offsets
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
@@ -76,10 +77,10 @@ def test_places_are_those_of_the_layout(name: str, emulated) -> None:  # type: i
     layout = layout_of(name)
     bits, params = emulated(name).places(layout)
     for index, which in enumerate(get_args(Which)):
-        assert torch.equal(bits[..., index], layout.code_bits(which))
+        assert torch.equal(bits[..., index], code_bits(layout, which))
         op = layout.operand(which)
         if op.quantized:
-            spread = layout.param_offsets(which).repeat_interleave(op.group, dim=-2 if op.axis == "channel" else -1)
+            spread = param_offsets(layout, which).repeat_interleave(op.group, dim=-2 if op.axis == "channel" else -1)
             for kind in range(op.params):
                 assert torch.equal(params[..., kind, index], spread[kind])
 

@@ -9,7 +9,7 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Target
 from kvgen.lower.cuda.machine import MACHINES
 from kvgen.lower.cuda.shared import shared_memory
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, presets
 
@@ -124,7 +124,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
         space = backend.space(spec, target)
         assert 8 <= space.size <= 2000
         for point in list(space.schedules())[::17]:
-            total = shared_memory(spec, backend.layout(spec, point.layout), point.launch).total
+            total = shared_memory(spec, layout_of(spec, point.layout), point.launch).total
             assert point.launch.integer("ctas_per_sm") * (total + 1024) <= MACHINES[target].shared_per_sm
 
 

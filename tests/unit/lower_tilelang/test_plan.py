@@ -8,6 +8,7 @@ import torch
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.reference.layout import Which
+from kvgen.reference.places import code_bits
 from tests.unit.lower_tilelang.emulate import schedule
 
 WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64")
@@ -32,7 +33,7 @@ def element(p: Plan, which: Which, tile: int, step: int, lane: int, half: int, s
 def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> None:
     p = plan(words, kv_tile=32)
     bits = p.layout.operand(which).bits
-    places = p.layout.code_bits(which)[: p.layout.subtile] - 8 * p.layout.header_bytes
+    places = code_bits(p.layout, which)[: p.layout.subtile] - 8 * p.layout.header_bytes
     seen = 0
     for vector in range(p.vectors(which)):
         for i in range(p.fragments(which)):

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from kvgen.reference.layout import BLOCK_ALIGN, PackedLayout, packed_layout
 from kvgen.reference.packing import OPERANDS
+from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.specs import base, layouts
 
@@ -19,13 +20,13 @@ def occupied(layout: PackedLayout) -> torch.Tensor:
     claims = torch.zeros(layout.block_bytes * 8, dtype=torch.int32)
     for which in OPERANDS:
         width = layout.operand(which).width
-        bits = layout.code_bits(which).flatten().unsqueeze(1) + torch.arange(width)
+        bits = code_bits(layout, which).flatten().unsqueeze(1) + torch.arange(width)
         claims.index_add_(0, bits.flatten(), torch.ones(bits.numel(), dtype=torch.int32))
-        params = layout.param_offsets(which).flatten().unsqueeze(1) * 8 + torch.arange(layout.param_bytes * 8)
+        params = param_offsets(layout, which).flatten().unsqueeze(1) * 8 + torch.arange(layout.param_bytes * 8)
         claims.index_add_(0, params.flatten(), torch.ones(params.numel(), dtype=torch.int32))
     if layout.key.boost:
-        upper = layout.boost_bits().unsqueeze(-1) + torch.arange(2)
-        index = layout.boost_index_offsets().unsqueeze(-1) * 8 + torch.arange(8)
+        upper = boost_bits(layout).unsqueeze(-1) + torch.arange(2)
+        index = boost_index_offsets(layout).unsqueeze(-1) * 8 + torch.arange(8)
         for bits in (upper.flatten(), index.flatten()):
             claims.index_add_(0, bits, torch.ones(bits.numel(), dtype=torch.int32))
     return claims
@@ -38,11 +39,11 @@ def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout])
     assert int(claims.max()) == 1
     assert not claims[layout.payload_bytes * 8 :].any()
     used = sum(
-        layout.tokens * layout.head_dim * layout.operand(w).width + layout.param_offsets(w).numel() * layout.param_bytes * 8
+        layout.tokens * layout.head_dim * layout.operand(w).width + param_offsets(layout, w).numel() * layout.param_bytes * 8
         for w in OPERANDS
     )
     if layout.key.boost:
-        used += layout.boost_bits().numel() * 2 + layout.boost_index_offsets().numel() * 8
+        used += boost_bits(layout).numel() * 2 + boost_index_offsets(layout).numel() * 8
     assert int(claims.sum()) == used
     assert layout.block_bytes % BLOCK_ALIGN == 0
 
@@ -51,8 +52,8 @@ def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout])
 def test_numbers_lie_at_multiples_of_their_size(case: tuple[KernelSpec, PackedLayout]) -> None:
     _, layout = case
     for which in OPERANDS:
-        assert not (layout.code_bits(which) % layout.operand(which).width).any()
-        assert not (layout.param_offsets(which) % layout.param_bytes).any()
+        assert not (code_bits(layout, which) % layout.operand(which).width).any()
+        assert not (param_offsets(layout, which) % layout.param_bytes).any()
 
 
 def test_the_id_tells_layouts_apart_and_nothing_else() -> None:

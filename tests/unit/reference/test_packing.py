@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.reference.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
+from kvgen.reference.places import code_bits, param_offsets
 from kvgen.reference.quantize import dequantize, quantize, torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.specs import base, layouts
@@ -51,14 +52,14 @@ def test_codes_lie_where_the_layout_says(case: tuple[KernelSpec, PackedLayout], 
     for which, x in zip(OPERANDS, given_, strict=True):
         op = layout.operand(which)
         token, channel = data.draw(st.integers(0, layout.tokens - 1)), data.draw(st.integers(0, layout.head_dim - 1))
-        field = number >> int(layout.code_bits(which)[token, channel]) & ((1 << op.width) - 1)
+        field = number >> int(code_bits(layout, which)[token, channel]) & ((1 << op.width) - 1)
         if op.quantized:
             q = quantize(x, op, spec.key.boost if which == "key" else None)
             assert field == int(q.codes[token, channel]) & ((1 << op.width) - 1)
             at = (token // op.group, channel) if op.axis == "channel" else (token, channel // op.group)
             for kind, param in enumerate([q.scale, q.zero][: op.params]):
                 assert param is not None
-                place = int(layout.param_offsets(which)[(kind, *at)]) * 8
+                place = int(param_offsets(layout, which)[(kind, *at)]) * 8
                 stored = param[at].reshape(1).view(torch.uint8).tolist()
                 assert number >> place & ((1 << 8 * layout.param_bytes) - 1) == int.from_bytes(bytes(stored), "little")
         else:

@@ -11,7 +11,6 @@ import pytest
 from kvgen import _resources
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.reference.layout import packed_layout
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload, load_spec
@@ -71,7 +70,7 @@ def make_entry(data_dir: Path) -> MakeEntry:
             source = Source(f"// tile {launch + index}\n", "c++", "cpu", (header.parent,), (), (header,))
             launches.append((work, Schedule(backends[index % len(backends)], layout, params), source, None))
         facts = {"device": {"name": device, "threads": 2}, "provenance": {"date": date}, "timings": tuple(Timing(w, us) for w in works)}
-        return Entry.of(spec, "cpu", packed_layout(spec, 32, "simd").id, launches, **{**facts, **changes})
+        return Entry.of(spec, "cpu", launches, **{**facts, **changes})
 
     return make
 

@@ -41,7 +41,7 @@ def test_launches_of_one_source_share_its_file(make_entry):
     source = entry.codes[entry.launches[0].file].source("cpu")
     assert source is not None
     other = work.model_copy(update={"kv_len": 512})
-    twice = Entry.of(entry.spec, "cpu", entry.layout_id, [(work, schedule, source, None), (other, schedule, source, None)], device={})
+    twice = Entry.of(entry.spec, "cpu", [(work, schedule, source, None), (other, schedule, source, None)], device={})
     assert len(twice.codes) == 1
     assert {launch.workload.kv_len for launch in twice.launches} == {4096, 512}
 
@@ -53,7 +53,7 @@ def test_an_entry_has_one_layout(make_entry):
     schedule = one.schedule(launch)
     different = type(schedule)(schedule.backend, type(schedule.layout)(block=64, order="simd"), schedule.launch)
     with pytest.raises(ValueError, match="one layout, not 2"):
-        Entry.of(other.spec, "cpu", "x", [(launch.workload, schedule, source, None), (launch.workload, different, source, None)], device={})
+        Entry.of(other.spec, "cpu", [(launch.workload, schedule, source, None), (launch.workload, different, source, None)], device={})
 
 
 def test_key_follows_format_device_and_workloads_only(make_entry):

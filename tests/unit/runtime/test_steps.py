@@ -12,6 +12,7 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
@@ -39,7 +40,7 @@ def variant() -> Variant:
     spec = spec_of()
     backend = get_backend("cpu")
     schedule = backend.default(spec, "cpu")
-    return Variant(spec, backend.layout(spec, schedule.layout), load(build(backend.lower(spec, schedule, "cpu")).path))
+    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, "cpu")).path))
 
 
 def random(tokens: int, heads: int, seed: int) -> torch.Tensor:

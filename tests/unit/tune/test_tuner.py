@@ -9,9 +9,8 @@ import pytest
 from kvgen.errors import CompileError, MeasureError, UnsupportedError
 from kvgen.lower.base import Source, Target
 from kvgen.lower.expression import Expression
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import Constraint, SearchSpace
-from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
@@ -199,18 +198,6 @@ def test_each_workload_takes_its_back_end_over_one_layout(place: Place):
     assert [launch.backend for launch in again.entry.launches] == ["cpu", "tilelang"]
     alone = place.tune(FakeRunner(cost=cost, policy={"runner": "third"}))
     assert alone.entry.backend == "cpu"
-
-
-def test_back_ends_that_pack_differently_share_no_entry(place: Place):
-    class Other(FakeBackend):
-        def layout(self, spec: KernelSpec, params: Params) -> PackedLayout:
-            return packed_layout(spec, 2 * params.integer("block"), "simd")
-
-    def cost(candidate: Candidate) -> float:
-        return 10.0 if candidate.backend == ("cpu" if candidate.workload.batch == 1 else "tilelang") else 20.0
-
-    with pytest.raises(ValueError, match="2 packed layouts"):
-        place.tune(FakeRunner(cost=cost), backends=[FakeBackend(), Other("tilelang")])
 
 
 def test_a_back_end_that_refuses_is_named_and_the_others_go_on(place: Place):
