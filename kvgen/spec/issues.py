@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvgen.errors import MAX_ISSUES, SpecError, SpecIssue
 from kvgen.spec.limits import UNREADABLE
+from kvgen.spec.model import RULE
 
 Place = Sequence[str | int]
 LineOf = Callable[[Place], "int | None"]
@@ -104,7 +105,9 @@ def _issue(error: dict[str, Any], model: type[BaseModel], line_of: LineOf) -> Sp
         message = f"must be {_EXPECTED[kind]}, not {shown(value)}"
         if isinstance(value, str) and kind in ("int_type", "float_type") and _numeric(value):
             hint = "write it without quotes"
-    elif kind == "rule":
+    elif kind == "string_pattern_mismatch":
+        message = f"may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit, not {shown(value)}"
+    elif kind in (RULE, "too_many"):
         message = error["msg"]
     else:
         message = f"{_lower(error['msg'].replace('Input should', 'must'))}, not {shown(value)}"

@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.spec import rules
 from kvgen.spec.issues import LineOf, in_order, no_line, path_text, spec_issues
 from kvgen.spec.limits import MAX_TEXT, UNREADABLE
-from kvgen.spec.model import FIELDS_ONLY, AttentionSpec, CacheSpec, KernelSpec, KeySpec, ValueSpec, Workload
+from kvgen.spec.model import KernelSpec
+from kvgen.spec.partial import partial_spec
 from kvgen.spec.plain import plain
 from kvgen.spec.presets import start_from
-
-_SECTIONS: dict[str, type[BaseModel]] = {"attention": AttentionSpec, "key": KeySpec, "value": ValueSpec, "cache": CacheSpec}
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec:
@@ -94,7 +93,8 @@ def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | No
         spec = KernelSpec.model_validate(data)
     except ValidationError as error:
         issues += spec_issues(error, KernelSpec, line_of)
-        issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in _between_valid_sections(data)]
+        readable = partial_spec(data, error)
+        issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in rules.problems(readable)]
     if issues:
         raise SpecError(in_order(issues), name)
     return spec
@@ -103,18 +103,3 @@ def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | No
 def _or_preset_line(line_of: LineOf, written: dict[str, Any]) -> LineOf:
     """Sections that a preset brought have its line."""
     return lambda place: line_of(place if place and place[0] in written else ("preset",))
-
-
-def _between_valid_sections(data: dict[str, Any]) -> list[rules.Problem]:
-    """Mistakes between those sections whose fields are right by themselves."""
-    valid = {section: _valid(model, data.get(section)) for section, model in _SECTIONS.items()}
-    works = data.get("workloads")
-    listed = [_valid(Workload, work) for work in works] if isinstance(works, (list, tuple)) else []
-    return list(rules.kernel_problems(**valid, workloads=listed))
-
-
-def _valid(model: type[BaseModel], data: Any) -> Any:
-    try:
-        return model.model_validate(data, context=FIELDS_ONLY)
-    except ValidationError:
-        return None

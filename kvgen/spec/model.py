@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from kvgen.digest import digest
@@ -31,7 +31,7 @@ def _without_sign(value: float) -> float:
 def _not_too_many(value: Any) -> Any:
     """pydantic looks at all items of a list that is too long, and keeps an error for each."""
     if isinstance(value, (list, tuple)) and len(value) > MAX_WORKLOADS:
-        raise PydanticCustomError("rule", f"at most {MAX_WORKLOADS} workloads, not {len(value)}")
+        raise PydanticCustomError("too_many", f"at most {MAX_WORKLOADS} workloads, not {len(value)}")
     return value
 
 
@@ -45,6 +45,9 @@ MAX_KV_LEN = 1 << 24
 MAX_BATCH = 1 << 16
 MAX_GROUP = 1 << 16
 MAX_WORKLOADS = 256
+
+RULE = "rule"
+"""Type of pydantic's errors for what does not hold between fields that are right by themselves."""
 
 
 class Model(BaseModel):
@@ -67,16 +70,10 @@ class Model(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
-FIELDS_ONLY = {"rules": False}
-"""Validation context under which models check their fields, but not what holds between them."""
-
-
-def _refuse(title: str, problems: Iterable[rules.Problem], info: ValidationInfo) -> None:
+def _refuse(title: str, problems: Iterable[rules.Problem]) -> None:
     """Raise all problems of a model as one pydantic error, each at its own place."""
-    if info.context == FIELDS_ONLY:
-        return
     details = [
-        InitErrorDetails(type=PydanticCustomError("rule", "{reason}", {"reason": reason}), loc=place, input=None)
+        InitErrorDetails(type=PydanticCustomError(RULE, "{reason}", {"reason": reason}), loc=place, input=None)
         for place, reason in problems
     ]
     if details:
@@ -109,8 +106,8 @@ class AttentionSpec(Model):
         return self.q_heads // self.kv_heads
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> AttentionSpec:
-        _refuse("attention", rules.attention_problems(self), info)
+    def _consistent(self) -> AttentionSpec:
+        _refuse("attention", rules.attention_problems(self))
         return self
 
 
@@ -149,8 +146,8 @@ class KeySpec(QuantSpec):
     """Channels kept in 4 bits."""
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> KeySpec:
-        _refuse("key", rules.key_problems(self), info)
+    def _consistent(self) -> KeySpec:
+        _refuse("key", rules.key_problems(self))
         return self
 
 
@@ -173,8 +170,8 @@ class CacheSpec(Model):
     """Most recent tokens of V kept in `dtype`."""
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> CacheSpec:
-        _refuse("cache", rules.cache_problems(self), info)
+    def _consistent(self) -> CacheSpec:
+        _refuse("cache", rules.cache_problems(self))
         return self
 
 
@@ -235,6 +232,6 @@ class KernelSpec(Model):
         return digest(self.format())
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> KernelSpec:
-        _refuse("spec", rules.kernel_problems(self.attention, self.key, self.value, self.cache, self.workloads), info)
+    def _consistent(self) -> KernelSpec:
+        _refuse("spec", rules.kernel_problems(self))
         return self

@@ -95,6 +95,33 @@ def test_rules_between_sections_are_reported_beside_mistakes_in_others() -> None
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "paths"),
+    [
+        ("q_heads: 4, kv_heads: 2", "q_heads: 32, kv_heads: 7, dtpye: x", {"attention.q_heads", "attention.dtpye"}),
+        ("q_heads: 4, kv_heads: 2", "q_heads: 32, kv_heads: 7, q_len: 0", {"attention.q_heads", "attention.q_len"}),
+        ("axis: channel, group: 32", "axis: channel, gruop: 1, boost: {fraction: 0.5}", {"key.gruop", "key.boost.fraction"}),
+        ("axis: token, group: 64", "axis: token, group: 48, zreo: true", {"value.group", "value.zreo"}),
+        ("name: good", "cache: {layout: contiguous, page: 40, lokal: 8}", {"cache.page", "cache.lokal"}),
+        ("name: good", "workloads: [{batch: 1, kv_len: 2, q_len: 3, weigth: 1}]", {"workloads[0].q_len", "workloads[0].weigth"}),
+        # what a misspelt field may have meant is not judged
+        ("q_heads: 4, kv_heads: 2", "q_heads: 4, kv_haeds: 3", {"attention.kv_haeds", "attention.kv_heads"}),
+        ("name: good", "cache: {layuot: paged, page: 64}", {"cache.layuot"}),
+        ("axis: channel", "axis: channel, bouts: 1, boost: {fractoin: 0.1}", {"key.bouts", "key.boost.fractoin"}),
+        ("name: good", "workloads: [7, {batch: 1, kv_len: 2, qlen: 3}]", {"workloads[0]", "workloads[1].qlen"}),
+    ],
+)
+def test_rules_between_fields_are_reported_beside_a_misspelt_field_of_their_section(old: str, new: str, paths: set[str]) -> None:
+    assert {issue.path for issue in issues(GOOD.replace(old, new))} == paths
+
+
+@pytest.mark.parametrize("name", ["a b", "kv/int4", "-a", "é"])
+def test_a_name_of_other_characters_is_told_which_may_stand_there(name: str) -> None:
+    (issue,) = issues(GOOD.replace("name: good", f"name: {name!r}"))
+    told = "may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit"
+    assert (issue.path, issue.message) == ("name", f"{told}, not {name!r}")
+
+
+@pytest.mark.parametrize(
     ("line", "path", "hint"),
     [
         ("arch: sm91", "arch", "did you mean sm90?"),
@@ -211,7 +238,7 @@ def test_aliases_within_reason_are_fine() -> None:
         ({"preset": 10**6000}, "preset", "not a readable integer"),
         ({"cache": {"sink": 10**6000}}, "cache.sink", "not a readable integer"),
         ({"name": "\ud800"}, "name", "half of a surrogate pair"),
-        ({"name": "a\n"}, "name", "should match pattern"),
+        ({"name": "a\n"}, "name", "may hold letters, digits, dots, dashes and underscores"),
         ({"name": object()}, "name", "must be text, not an object of type object"),
         ({"name": "x" * (1 << 17)}, "name", "the texts of a spec have at most 65536 characters"),
         ({"workloads": [{}] * 10**6}, "workloads", "at most 4096 names and values"),
