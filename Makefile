@@ -1,17 +1,21 @@
 # make demo   tune Llama-3.1-8B's int4 KV cache for this machine and show it beside torch
 # make test   lint, then all tests (what .ci/run calls)
+# make test-oldest   all tests with the oldest release of every package that kvgen takes, in an environment of its own
 # make cuda-covering   compile the whole covering set of CUDA variants (needs nvcc, no GPU)
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
 # Tests run on JOBS processes, the tests of a file on one, where they share what they compile.
-# Everything runs in $(VENV), which is made on first use. SETUP= skips the making (a ready environment, VENV=/path).
+# Everything runs in $(VENV), which is made on first use with all that kvgen can use: what it needs, the extras `build` and `pytest`,
+# and what development needs. SETUP= skips the making (a ready environment, VENV=/path).
 
 PYTHON ?= python3
 VENV   ?= .venv
 SETUP  ?= $(VENV)/.installed
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+OLDEST ?= constraints-oldest.txt
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 SPEC   ?= examples/llama31_8b_kv4.yaml
 BUDGET ?= 100s
 JOBS   ?= 2
@@ -20,14 +24,19 @@ HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
 
-.PHONY: demo test cuda-covering lint format docs check clean
+.PHONY: demo test tests test-oldest cuda-covering lint format docs check clean
 
 demo: $(SETUP)
 	$(KVGEN) build $(SPEC) --budget $(BUDGET)
 	$(KVGEN) bench $(SPEC)
 
-test: lint
+test: lint tests
+
+tests: $(SETUP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-oldest:
+	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST)
 
 cuda-covering: $(SETUP)
 	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py
@@ -55,8 +64,8 @@ clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # torch first: what follows must not pull another build of it.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(PIP) torch
 	$(PIP) --editable '.[dev]'
 	touch $@

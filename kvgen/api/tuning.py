@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvgen.extras import require
 from kvgen.spec import KernelSpec, load_spec
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ def build(
     With neither bound the whole space is measured. `backends` are names; by default all that support the spec take part.
     `storage` is a database URL that several hosts share. `progress` is told of every step. `all_schedules` searches what
     the hints of search spaces leave out, too. The next `get_kernel` sees the entry.
-    Raises SpecError, UnsupportedError, ToolchainMissing, and MeasureError where no schedule is right.
+    Raises SpecError, UnsupportedError, MeasureError where no schedule is right, and ToolchainMissing where a compiler, a device or a
+    package of `kvgen[build]` is absent.
     """
+    require("kvgen.build", "optuna")
     from kvgen.api.fetch import forget
     from kvgen.lower.backends import get_backend
     from kvgen.tune.budget import Budget, parse_duration

@@ -18,6 +18,7 @@ from kvgen.cli.output import (
     resolve_backends,
     resolve_spec,
 )
+from kvgen.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,6 +70,7 @@ def build(
         },
     )
     chosen = [resolve_spec(name, arch, workload) for name in specs]
+    require("kvgen build", "optuna")
     if compile_only:
         _compile(chosen, backend, jobs, limit, as_json=as_json)
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import typer
@@ -17,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Compilers, GPU, back ends, caches and registries of this machine. Exit code 3 where not even a CPU kernel can be built."""
+    """Compilers, GPU, back ends, extras, caches and registries of this machine. Exit code 3 where not even a CPU kernel can be built."""
 
     facts = examine()
     if as_json:
@@ -33,7 +34,8 @@ def doctor(as_json: Json = False) -> None:
 def examine() -> dict[str, Any]:
     """Everything that `doctor` tells: checks, places, and the targets that can be built here."""
     from kvgen import __version__
-    from kvgen.lower.backends import NAMES, get_backend
+    from kvgen.extras import EXTRAS
+    from kvgen.lower.backends import NAMES
     from kvgen.registry import stores
     from kvgen.registry.device import here
     from kvgen.spec.target import gpu_capability
@@ -47,7 +49,8 @@ def examine() -> dict[str, Any]:
         _check("GPU", _gpu),
         _check("torch", _torch),
     ]
-    checks += [_check(f"back end {name}", lambda name=name: f"for {', '.join(get_backend(name).targets)}") for name in NAMES]  # type: ignore[misc]
+    checks += [_check(f"back end {name}", partial(_backend, name)) for name in NAMES]
+    checks += [_check(f"kvgen[{extra}]", partial(_packages, extra, packages)) for extra, packages in EXTRAS.items()]
     good = {check["name"] for check in checks if check["ok"]}
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
@@ -81,6 +84,25 @@ def _gpu() -> str:
     target = target_of(capability)
     device = here(target)
     return f"{device.get('name')}, {target}, driver {device.get('driver')}"
+
+
+def _backend(name: str) -> str:
+    from kvgen.errors import ToolchainMissing
+    from kvgen.lower.backends import get_backend
+
+    backend = get_backend(name)
+    if (reason := backend.missing()) is not None:
+        raise ToolchainMissing(reason)
+    return f"for {', '.join(backend.targets)}"
+
+
+def _packages(extra: str, packages: Sequence[str]) -> str:
+    from importlib.metadata import version
+
+    from kvgen.extras import require
+
+    require(f"kvgen[{extra}]", *packages)
+    return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
 def _torch() -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvgen.cli.output import Json, print_json
+from kvgen.extras import require
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +22,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a self-contained HTML page: best, default and pure read, the search, what mattered and what failed."""
+    require("kvgen report", "optuna", "pandas")
     from dataclasses import asdict
 
     from kvgen.registry import stores

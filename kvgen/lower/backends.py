@@ -31,10 +31,13 @@ def backends_for(target: Target) -> list[Backend]:
 
 
 def refusal(backend: Backend, spec: KernelSpec, target: Target) -> str | None:
-    """Why a back end has no kernel for a spec: its targets, a feature, or no schedule that suits every workload; None if it has."""
+    """Why a back end gives no kernel for a spec here; None if it does.
+
+    The reason is its targets, a feature, what is not installed, or that no schedule suits every workload.
+    """
     if target not in backend.targets:
         return f"it does not target {target}"
-    reason = backend.unsupported(spec, target)
+    reason = backend.unsupported(spec, target) or backend.missing()
     if reason is None:
         try:
             backend.default(spec, target)

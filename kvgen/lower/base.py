@@ -48,8 +48,12 @@ class Backend(Protocol):
     name: str
     targets: tuple[Target, ...]
 
+    def missing(self) -> str | None:
+        """What has to be installed before this back end can lower anything, in one clause; None if all is here."""
+        ...
+
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        """Why this back end cannot lower the spec for the target, in one clause; None if it can."""
+        """Why this back end cannot lower the spec for the target, whatever is installed, in one clause; None if it can."""
         ...
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:

@@ -140,8 +140,11 @@ def _unfit(candidate: _Candidate) -> str | None:
     entry = candidate.entry
     if candidate.other_device and (reasons := _misfits(entry)):
         return f"its schedule is not for this machine: {reasons[0]}"
-    if _outdated(entry) and (reasons := _misfits(entry)):
-        return f"kvgen's headers have changed since, and its schedule is gone: {reasons[0]}"
+    if _outdated(entry):
+        if reasons := _misfits(entry):
+            return f"kvgen's headers have changed since, and its schedule is gone: {reasons[0]}"
+        if absent := _absent(entry):
+            return f"kvgen's headers have changed since, and its source cannot be rendered anew: {absent[0]}"
     return None
 
 
@@ -176,6 +179,14 @@ def misfits(entry: Entry) -> list[str]:
         for launch in (launch for launch in entry.launches if launch.backend == name):
             reasons += space.check(entry.schedule(launch), launch.workload)
     return reasons
+
+
+def _absent(entry: Entry) -> list[str]:
+    """What has to be installed before the entry's back ends can render its sources anew."""
+    from kvgen.lower.backends import get_backend
+
+    backends = (get_backend(name) for name in sorted({launch.backend for launch in entry.launches}))
+    return [reason for backend in backends if (reason := backend.missing())]
 
 
 def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:

@@ -120,10 +120,10 @@ def _sources(entry: Entry) -> list[Source]:
     """Sources of an entry's launches; of an untuned one, of every schedule of its space."""
     found = [source for code in entry.codes.values() if (source := code.source(entry.arch)) is not None]
     if not entry.timings:
-        from kvgen.lower.backends import backends_for
+        from kvgen.lower.backends import backends_for, refusal
 
         for backend in backends_for(entry.arch):
-            if backend.unsupported(entry.spec, entry.arch) is None:
+            if refusal(backend, entry.spec, entry.arch) is None:
                 schedules = backend.space(entry.spec, entry.arch).schedules()
                 found += [backend.lower(entry.spec, schedule, entry.arch) for schedule in schedules]
     return found

@@ -1,28 +1,40 @@
-"""The wheel, installed elsewhere and used from `/`: everything that a checkout has must be in it."""
+"""The wheel in an environment with its run-time packages alone, used from `/`: everything that a checkout has must be in it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
+
+from kvgen.extras import EXTRAS
+from tests.packaging.fresh import fresh_environment, required
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
-USE = """
-import pathlib, sys, warnings
-import torch, kvgen
-assert pathlib.Path(kvgen.__file__).is_relative_to(sys.argv[1]), kvgen.__file__
-spec = kvgen.load_spec({
-    "name": "wheel", "arch": "cpu",
+RUN_TIME = "torch apache-tvm-ffi filelock jinja2 nvidia-ml-py platformdirs pydantic pyyaml rich typer"
+ABSENT = ("optuna", "pandas", "tilelang", "pytest", "hypothesis", "psutil", "numpy")
+
+SPEC = {
+    "name": "wheel",
+    "arch": "cpu",
     "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": "float32"},
-    "key": {"bits": 8, "axis": "channel", "group": 32}, "value": {"bits": 8, "axis": "token", "group": 64},
-})
+    "key": {"bits": 8, "axis": "channel", "group": 32},
+    "value": {"bits": 8, "axis": "token", "group": 64},
+}
+
+USE = """
+import json, pathlib, sys, warnings
+import torch, kvgen
+assert pathlib.Path(kvgen.__file__).is_relative_to(sys.prefix), kvgen.__file__
+spec = kvgen.load_spec(json.loads(sys.argv[1]))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     kernel = kvgen.get_kernel(spec)
@@ -36,42 +48,77 @@ exact = torch.nn.functional.scaled_dot_product_attention(*(x.double().transpose(
 print(float((out - exact).norm() / exact.norm()))
 """
 
+LOWER = """
+import json
+from kvgen.lower.backends import get_backend
+from kvgen.registry import packaged_store
+from kvgen.spec import presets
+
+spec = presets()["bitdecoding-int4"]
+lowered = {}
+for target in ("sm80", "sm89", "sm90"):
+    backend = get_backend("cuda")
+    lowered[target] = len(backend.lower(spec, backend.default(spec, target), target).text)
+entries = [found.entry for found in packaged_store().all()]
+usable = {name: 0 for name in ("cuda", "tilelang")}
+for entry in entries:
+    for launch in entry.launches:
+        usable[launch.backend] += entry.codes[launch.file].source(entry.arch) is not None
+print(json.dumps([lowered, sum(len(entry.launches) for entry in entries), usable]))
+"""
+
+COMMANDS = """
+import contextlib, io, json, sys
+from kvgen.cli import main
+
+told = {}
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(words)
+    except SystemExit as ended:
+        told[words[0]] = [int(ended.code or 0), out.getvalue(), err.getvalue()]
+print(json.dumps(told))
+"""
+
+BUILD = """
+import sys, kvgen
+try:
+    kvgen.build(sys.argv[1], trials=1)
+except kvgen.KvgenError as error:
+    print(error)
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        "--no-index",
-        "-w",
-        str(out),
-        str(ROOT),
-    ]
+    offline = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
+    command = [sys.executable, "-m", "pip", "wheel", *offline, "-w", str(out), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     (made,) = out.glob("kvgen-*.whl")
     return made
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return target
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fresh_environment(tmp_path_factory.mktemp("fresh"), wheel)
 
 
 @pytest.fixture
-def outside(installed: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment in which only the installed wheel is kvgen, with registry and cache of its own."""
+def run(python: Path, tmp_path: Path):
+    """Run a script in the fresh environment, with registry and cache of its own; what it prints."""
     own = {f"KVGEN_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "REGISTRY", "SITE")}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVGEN_")}
-    return {**kept, **own, "PYTHONPATH": str(installed)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KVGEN_", "PYTHONPATH"))}
+
+    def answer(script: str, *arguments: str) -> str:
+        command = [str(python), "-c", script, *arguments]
+        done = subprocess.run(command, cwd="/", env={**kept, **own}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return answer
 
 
 def _tracked(folder: str) -> set[str]:
@@ -93,14 +140,51 @@ def test_the_wheel_holds_code_templates_spaces_and_winners(wheel: Path):
     assert not [name for name in names if name.startswith(("tests/", "examples/")) or name.endswith((".so", ".pyc"))]
 
 
-def test_the_command_runs(installed: Path, outside: dict[str, str]):
-    command = [sys.executable, str(installed / "bin" / "kvgen"), "--help"]
-    run = subprocess.run(command, cwd="/", env=outside, capture_output=True, text=True, check=True)
+def test_the_wheel_needs_what_run_time_needs_and_extras_the_rest(wheel: Path, tmp_path: Path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (information,) = tmp_path.glob("kvgen-*.dist-info")
+    made = Distribution.at(information)
+    assert set(required(made)) == set(RUN_TIME.split())
+    for extra, packages in EXTRAS.items():
+        assert set(required(made, extra)) == set(packages), extra
+
+
+def test_the_environment_has_no_package_of_an_extra(run):
+    script = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"
+    packages = set(run(script).split())
+    assert {"kvgen", "torch"} <= packages
+    assert not packages & set(ABSENT), packages
+
+
+def test_a_kernel_is_rendered_compiled_and_right(run):
+    assert float(run(USE, json.dumps(SPEC))) < 0.02
+
+
+def test_cuda_lowers_and_every_shipped_source_is_usable_without_tilelang(run):
+    lowered, launches, usable = json.loads(run(LOWER))
+    assert min(lowered.values()) > 1000
+    assert usable["tilelang"] > 0
+    assert sum(usable.values()) == launches
+
+
+def test_commands_inspect_and_those_that_lack_a_package_name_the_line(run, tmp_path: Path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps(SPEC))
+    words = [["doctor", "--json"], ["list"], ["space", str(spec)], ["presets"], ["schema"], ["why", str(spec)]]
+    told = json.loads(run(COMMANDS, json.dumps([*words, ["build", str(spec)], ["report"]])))
+    assert {name: code for name, (code, _, _) in told.items()} == {
+        "doctor": 0, "list": 0, "space": 0, "presets": 0, "schema": 0, "why": 3, "build": 3, "report": 3,
+    }  # fmt: skip
+    parts = {check["name"]: check["detail"] for check in json.loads(told["doctor"][1])["checks"]}
+    line = "pip install 'kvgen[build]'"
+    assert parts["kvgen[build]"] == f"kvgen[build] needs optuna and pandas and tilelang: {line}"
+    assert parts["back end tilelang"] == f"tilelang is not installed: {line}"
+    assert told["build"][2] == f"kvgen: kvgen build needs optuna: {line}\n"
+    assert told["report"][2] == f"kvgen: kvgen report needs optuna and pandas: {line}\n"
+    assert run(BUILD, str(spec)) == f"kvgen.build needs optuna: {line}\n"
+
+
+def test_the_command_is_installed(python: Path):
+    done = subprocess.run([str(python.parent / "kvgen"), "--help"], cwd="/", capture_output=True, text=True, check=True)
     for verb in ("build", "list", "why", "bench", "space", "doctor", "check"):
-        assert verb in run.stdout
-
-
-def test_a_kernel_is_rendered_compiled_and_right(installed: Path, outside: dict[str, str]):
-    run = subprocess.run([sys.executable, "-c", USE, str(installed)], cwd="/", env=outside, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 0.02
+        assert verb in done.stdout

@@ -19,6 +19,9 @@ class FaultyBackend:
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
 
+    def missing(self) -> str | None:
+        return None
+
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         return None
 

@@ -38,6 +38,9 @@ class FakeBackend:
     reason: str | None = None
     broken: int = -1
 
+    def missing(self) -> str | None:
+        return None
+
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         return self.reason
 

@@ -28,6 +28,10 @@ class CpuBackend:
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
 
+    def missing(self) -> str | None:
+        """None: what it needs comes with kvgen."""
+        return None
+
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target, in one clause."""
         if target not in self.targets:

@@ -26,6 +26,10 @@ class CudaBackend:
     name = NAME
     targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
 
+    def missing(self) -> str | None:
+        """None: what it needs comes with kvgen."""
+        return None
+
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target; None if it can."""
         if target not in self.targets:

@@ -8,5 +8,5 @@ __all__ = ["backend"]
 
 
 def backend() -> TileLangBackend:
-    """The back end; it loads without TileLang, and then says so in `unsupported`."""
+    """The back end; it loads without TileLang, and then says so in `missing`."""
     return TileLangBackend()

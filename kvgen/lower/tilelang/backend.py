@@ -36,11 +36,15 @@ class TileLangBackend:
     name = NAME
     targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
 
+    def missing(self) -> str | None:
+        """Why TileLang cannot be used here, with the line that installs it; None if it can."""
+        return missing()
+
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        """Why the spec cannot be lowered for the target; None if it can."""
+        """Why the spec cannot be lowered for the target, whatever is installed; None if it can."""
         if target not in self.targets:
             return f"it lowers for {', '.join(self.targets)}, not for {target}"
-        return missing() or refusal(spec)
+        return refusal(spec)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/tilelang.yaml` for a spec and a target. Raises UnsupportedError; needs no TileLang."""

@@ -25,7 +25,7 @@ from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissin
 from kvgen.lower.base import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.plan import make_plan
-from kvgen.lower.tilelang.support import TILELANG, missing
+from kvgen.lower.tilelang.support import missing, tilelang_version
 from kvgen.spec import KernelSpec
 
 TIMEOUT_S = 240.0
@@ -72,7 +72,7 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
     request = canonical_json(
         {"spec": {**spec.format(), "name": "kernel"}, "schedule": {**schedule.to_json(), "launch": launch}, "target": target}
     )
-    identity = [request, make_plan(spec, schedule).layout.id, TILELANG, program_digest(schedule.launch.text("form"))]
+    identity = [request, make_plan(spec, schedule).layout.id, tilelang_version(), program_digest(schedule.launch.text("form"))]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
     return _read(file) or _lower_once(request, file, timeout_s)
 

@@ -12,7 +12,7 @@ from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program
 from kvgen.lower.tilelang.plan import Plan
-from kvgen.lower.tilelang.support import TILELANG
+from kvgen.lower.tilelang.support import tilelang_version
 from kvgen.reference.layout import Operand
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -32,7 +32,7 @@ def source(plan: Plan, programs: Lowered, launch: Params, target: Target) -> Sou
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
     text = render(
         "tilelang/module.cu.jinja",
-        version=TILELANG,
+        version=tilelang_version(),
         layout=plan.layout,
         plan=plan,
         static=programs.static,

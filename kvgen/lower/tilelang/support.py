@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from kvgen.extras import install_line
 from kvgen.spec import KernelSpec, QuantSpec
 
-TILELANG = "0.1.15"
-"""The version that programs are written for: a later one may print other text."""
+OLDEST = "0.1.15"
+"""The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
 MAX_GROUP = 16
 MAX_QUERIES = 8
 KEY_GROUPS = (32, 64, 128, 256)
@@ -74,8 +76,28 @@ def refusal(spec: KernelSpec) -> str | None:
 
 def missing() -> str | None:
     """Why TileLang cannot be used here, or None. It is not imported."""
+    found = _installed()
+    if found is None:
+        return f"tilelang is not installed: {install_line('tilelang')}"
+    return None if _release(found) >= _release(OLDEST) else f"tilelang {found} is installed, and its programs need {OLDEST} or newer"
+
+
+def tilelang_version() -> str:
+    """The TileLang that lowers here. Another one may print other text, so it is part of what kernels are kept by.
+
+    Without one that lowers it is the oldest that does: what was lowered with it can be had again.
+    """
+    found = _installed()
+    return found if found is not None and missing() is None else OLDEST
+
+
+def _installed() -> str | None:
     try:
-        found = version("tilelang")
+        return version("tilelang")
     except PackageNotFoundError:
-        return f"tilelang is not installed (it lowers with version {TILELANG})"
-    return None if found == TILELANG else f"tilelang {found} is installed, and programs are written for {TILELANG}"
+        return None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The numbers of a version: (0, 1, 15) for 0.1.15.post1."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from kvgen.errors import KvgenError
+from kvgen.errors import KvgenError, ToolchainMissing
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import misfits, stale
 from kvgen.tune.regression.finding import Finding
+
+_TILELANG = re.compile(r"lowered by TileLang ([\d.]+[\d])")
 
 
 def passed_over(entry: Entry) -> str | None:
@@ -22,10 +25,17 @@ def passed_over(entry: Entry) -> str | None:
 
 
 def render(entry: Entry) -> dict[str, Source]:
-    """Sources as they render now, by the file name of the entry's own. Raises KvgenError."""
+    """Sources as they render now, by the file name of the entry's own.
+
+    Raises KvgenError, and ToolchainMissing where another TileLang is installed than the one that printed an entry's source: it may print
+    other text, which says nothing about the entry.
+    """
     rendered: dict[str, Source] = {}
     for launch in entry.launches:
         source = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+        then, now = _lowered_by(entry.codes[launch.file].text), _lowered_by(source.text)
+        if then != now:
+            raise ToolchainMissing(f"{launch.file} was lowered by TileLang {then}, and the one here is {now}: pip install tilelang=={then}")
         other = rendered.setdefault(launch.file, source)
         if other != source:
             raise KvgenError(f"launches that shared {launch.file} render differently now")
@@ -44,6 +54,12 @@ def compare_sources(entry: Entry, rendered: Mapping[str, Source]) -> Finding:
         if old.headers_digest != new.headers_digest:
             changed.append(file)
     return Finding("source", "changed" if changed else "good", f"headers of {', '.join(changed)} changed since" if changed else "")
+
+
+def _lowered_by(text: str) -> str | None:
+    """The version of TileLang that a source names; None for the text of another back end."""
+    found = _TILELANG.search(text)
+    return found[1] if found else None
 
 
 def _first_difference(old: str, new: str) -> int:

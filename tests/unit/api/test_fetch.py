@@ -35,6 +35,9 @@ def naive_backend(monkeypatch):
         name, targets = "cpu", ("cpu",)
         reason: str | None = None
 
+        def missing(self):
+            return None
+
         def unsupported(self, spec, target):
             return self.reason
 
@@ -109,6 +112,9 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
     asked = []
 
     class Naive:
+        def missing(self):
+            return None
+
         def lower(self, spec, schedule, target):
             asked.append(schedule.backend)
             return naive_source()

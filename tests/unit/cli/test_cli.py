@@ -204,6 +204,30 @@ def test_doctor_tells_compilers_back_ends_and_places(kvgen: Any, tmp_path: Path)
     assert "g++" in kvgen("doctor").out
 
 
+def test_doctor_tells_which_parts_are_installed(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
+    from kvgen import extras
+
+    monkeypatch.setattr(extras, "find_spec", lambda package: None if package == "optuna" else object())
+    checks = {check["name"]: check for check in kvgen("doctor", "--json").json()["checks"]}
+    assert checks["kvgen[build]"] == {
+        "name": "kvgen[build]",
+        "ok": False,
+        "detail": "kvgen[build] needs optuna: pip install 'kvgen[build]'",
+    }
+    assert checks["kvgen[pytest]"]["detail"] == f"pytest {pytest.__version__}"
+
+
+@pytest.mark.parametrize(("words", "packages"), [(("build", "tiny.yaml"), "optuna"), (("report",), "optuna and pandas")])
+def test_a_command_without_its_packages_names_the_line_to_type(
+    kvgen: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], packages: str
+):
+    from kvgen import extras
+
+    monkeypatch.setattr(extras, "find_spec", lambda package: None)
+    answer = kvgen(*words)
+    assert (answer.code, answer.err) == (3, f"kvgen: kvgen {words[0]} needs {packages}: pip install 'kvgen[build]'\n")
+
+
 def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
     from kvgen.lower import backends
 

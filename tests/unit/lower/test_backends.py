@@ -42,7 +42,6 @@ def test_a_missing_library_is_reported_and_does_not_hide_the_others(monkeypatch:
 @pytest.mark.parametrize("name", ["bitdecoding-int4", "bitdecoding-int2", "turbomind-int8"])
 def test_gpu_back_ends_share_layout_parts(name: str) -> None:
     """What entries with launches of both rest on."""
-    pytest.importorskip("tilelang")
     spec = presets()[name]
     cuda, tilelang = backends.get_backend("cuda"), backends.get_backend("tilelang")
     shared = set(cuda.space(spec, "sm90").layouts()) & set(tilelang.space(spec, "sm90").layouts())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.errors import CompileError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backends import get_backend, refusal
 from kvgen.lower.base import Target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang import isolate, support
@@ -118,9 +119,24 @@ def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, o
         get_backend("tilelang").space(refused, "sm90")
 
 
-def test_another_version_of_tilelang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "version", lambda _: "0.2.0")
-    assert "0.2.0" in str(get_backend("tilelang").unsupported(spec("k4v4"), "sm90"))
+def test_a_tilelang_that_is_too_old_is_named_and_newer_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server packages pin 0.1.12. The back end answers for specs whatever is installed, and refuses to lower."""
+    backend = get_backend("tilelang")
+    old = "tilelang 0.1.12 is installed, and its programs need 0.1.15 or newer"
+    for found, why in (("0.1.12", old), ("0.1.15", None), ("0.1.20", None)):
+        monkeypatch.setattr(support, "version", lambda _, found=found: found)
+        assert backend.missing() == why
+        assert backend.unsupported(spec("k4v4"), "sm90") is None
+        assert refusal(backend, spec("k4v4"), "sm90") == why
+        assert support.tilelang_version() == (found if why is None else "0.1.15")
+
+
+def test_without_tilelang_the_line_to_type_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(support, "version", absent)
+    assert get_backend("tilelang").missing() == "tilelang is not installed: pip install 'kvgen[build]'"
 
 
 def test_without_tilelang_only_lowering_fails(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

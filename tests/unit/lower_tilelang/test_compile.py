@@ -11,8 +11,9 @@ from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.pool import build_many
 from tests.support.points import Point
+from tests.support.tilelang import needs_tilelang
 
-pytest.importorskip("tilelang")
+needs_tilelang()
 
 
 def has_nvcc() -> bool:

@@ -11,9 +11,10 @@ from kvgen.lower.schedule import Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import normal, structured
 from kvgen.reference.tolerance import relative_l2, tolerance
+from tests.support.tilelang import needs_tilelang
 from tests.unit.lower_tilelang.emulate import Emulated, Step
 
-pytest.importorskip("tilelang")
+needs_tilelang()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Make = Callable[..., Emulated]

@@ -101,6 +101,9 @@ def cpu_space(monkeypatch):
         def __init__(self, name: str) -> None:
             self.name = name
 
+        def missing(self):
+            return "tilelang is not installed" if self.name == "tilelang" else None
+
         def unsupported(self, spec, target):
             return "it refuses sinks" if spec.attention.sinks else None
 
@@ -145,6 +148,16 @@ def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec, 
     assert any("not for this machine: tile = 2 is not one of 8" in line for line in _select(spec, store).why)
     store.put(make_entry(works, device="Other CPU"))
     assert _select(spec, store).entry is not None
+
+
+def test_what_no_installed_package_lowers_serves_while_its_text_does(store, make_entry, spec, cpu_space, data_dir):
+    """TileLang prints text that needs no TileLang: it is missed only where the text has to be rendered anew."""
+    store.put(make_entry(device="Other CPU", launch=8, backends=("tilelang",)))
+    assert _select(spec, store).how == "exact"
+    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("// another kernel\n")
+    selection = _select(spec, store)
+    assert selection.entry is None
+    assert any("its source cannot be rendered anew: tilelang is not installed" in line for line in selection.why)
 
 
 def test_this_device_outranks_a_better_match_from_another(store, make_entry, spec, cpu_space):

@@ -136,6 +136,18 @@ def test_a_back_end_whose_library_is_missing_is_no_regression(place: Place):
     assert (place.check().verdict, place.check().environment) == ("unable", True)
 
 
+def test_the_text_of_another_tilelang_is_not_compared(place: Place):
+    def printed_by(version: str) -> str:
+        return f"// one variant, lowered by TileLang {version}.\n"
+
+    place.later(comment=printed_by("0.1.16"))
+    codes = {file: replace(code, text=printed_by("0.1.15") + code.text) for file, code in place.entry.codes.items()}
+    place.entry = replace(place.entry, codes=codes)
+    checked = place.check()
+    assert (checked.verdict, checked.environment) == ("unable", True)
+    assert "was lowered by TileLang 0.1.15, and the one here is 0.1.16: pip install tilelang==0.1.15" in checked.reason
+
+
 def test_wrong_numbers_regress(place: Place):
     place.numbers(Outcome("wrong", "attend of long: relative l2 is 0.5"))
     checked = place.check()
