@@ -11,14 +11,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen._collect import resting
+from kvgen._nvml import gpu_capability
+from kvgen.arch import Target, cannot_run
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import layout_of
 from kvgen.registry.device import machine
 from kvgen.registry.entry import Code, Entry, Launch
 from kvgen.registry.select import Selection, select
 from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.target import cannot_run, gpu_capability, resolve
+from kvgen.spec.target import resolve
 
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel

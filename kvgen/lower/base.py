@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
 
 Language = Literal["c++", "cuda"]
-Target = Literal["cpu", "sm80", "sm89", "sm90"]
 
 FUNCTIONS = ("advance", "attend", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
 """What a kernel's module exports; `docs/abi.md` lists their arguments."""

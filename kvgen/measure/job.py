@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from kvgen.arch import Target
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.target import Target
 from kvgen.spec.timing import Timing
 
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]

@@ -15,13 +15,13 @@ from statistics import median
 import torch
 
 from kvgen import _resources
+from kvgen.arch import Target
 from kvgen.lower import flags
 from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.runtime.module import load_library
-from kvgen.spec.target import Target
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from kvgen.arch import Target
 from kvgen.errors import RegistryMiss, ToolchainMissing
 from kvgen.files import is_name, read_plain
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.registry import archive
 from kvgen.registry.device import machine, origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash
-from kvgen.lower.base import Backend, Source, Target
+from kvgen.lower.base import Backend, Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.registry import user_store

@@ -8,7 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from kvgen._machine import cores
-from kvgen.lower.base import Backend, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backends import backends_for, missing_backends, refusal
-from kvgen.lower.base import Backend, Language, Target
+from kvgen.lower.base import Backend, Language
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
@@ -69,7 +70,8 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
 
     Without a compiler, modules from an imported archive are sufficient.
     """
-    from kvgen.spec.target import cannot_run, gpu_capability
+    from kvgen._nvml import gpu_capability
+    from kvgen.arch import cannot_run
     from kvgen.toolchain.compilers import compiler_for
 
     def problem(language: Language) -> str | None:

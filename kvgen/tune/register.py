@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvgen.lower.base import Backend, Source, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Backend, Source
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
-from kvgen.lower.base import Backend, Target
+from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here

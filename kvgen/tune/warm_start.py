@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvgen.lower.base import Target
+from kvgen.arch import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store

@@ -6,11 +6,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from kvgen._nvml import gpu_capability
+from kvgen.arch import cannot_run
 from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.spec import Workload
-from kvgen.spec.target import cannot_run, gpu_capability
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.tune.regression.failure import failed
 from kvgen.tune.regression.finding import LEVELS, Aspect, Checked, Finding
