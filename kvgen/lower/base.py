@@ -43,7 +43,10 @@ class Source:
 
 
 class Backend(Protocol):
-    """A way to lower specs. All methods are pure; none compiles or runs anything."""
+    """A way to lower specs. Answers depend on the arguments and the installation alone; none compiles or runs a kernel.
+
+    Only `lower` may take long: TileLang lowers in a process of its own, and keeps what it made in the user's cache.
+    """
 
     name: str
     targets: tuple[Target, ...]
