@@ -71,8 +71,7 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
 
     Without a compiler, modules from an imported archive are sufficient.
     """
-    from kvgen._nvml import gpu_capability
-    from kvgen.arch import cannot_run
+    from kvgen.runtime.device import cannot_run_here
     from kvgen.toolchain.compilers import compiler_for
 
     def problem(language: Language) -> str | None:
@@ -85,7 +84,7 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
     target, defaults = sources.target, [sources.of(c.default) for c in found]
     languages = dict.fromkeys(source.language for source in defaults if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
-    if not compile_only and (reason := cannot_run(target, gpu_capability())) is not None:
+    if not compile_only and (reason := cannot_run_here(target)) is not None:
         missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
     if missing:
         raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")

@@ -7,7 +7,6 @@ from typing import Any, get_args
 import pytest
 
 from kvgen.arch import GPUS, KB, Target, cannot_run, target_of
-from kvgen.tune.regression import entry as entry_check
 
 
 def test_every_target_but_the_cpu_has_its_facts() -> None:
@@ -40,9 +39,3 @@ def test_a_gpu_runs_what_is_built_for_it(target: Target) -> None:
 )
 def test_code_runs_where_its_cubin_or_ptx_does(arch: Any, capability: tuple[int, int] | None, runs: bool) -> None:
     assert (cannot_run(arch, capability) is None) == runs
-
-
-def test_check_and_get_kernel_ask_the_same_table() -> None:
-    from kvgen.api import fetch
-
-    assert entry_check.cannot_run is fetch.cannot_run is cannot_run
