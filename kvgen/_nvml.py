@@ -5,11 +5,13 @@ torch need not be imported for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
 from typing import Any
+
+from kvgen.errors import KvgenError
 
 HIDING = ("", "-1", "NoDevFiles")
 """Names in CUDA_VISIBLE_DEVICES that hide the devices after them."""
@@ -25,6 +27,15 @@ def visible_gpus() -> list[str]:
         return list(takewhile(lambda name: name not in HIDING, (name.strip() for name in told.split(","))))
     with _nvml() as nvml:
         return [] if nvml is None else [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def named_gpus(indices: Iterable[int]) -> list[str]:
+    """Names of visible GPUs, for processes of their own, by their indices. Raises KvgenError for an index that none has."""
+    chosen, visible = list(indices), visible_gpus()
+    for index in chosen:
+        if not 0 <= index < len(visible):
+            raise KvgenError(f"there is no GPU {index}: {len(visible)} are visible")
+    return [visible[index] for index in chosen]
 
 
 @cache

@@ -61,6 +61,11 @@ GPUS: dict[Target, GpuArch] = {
 """The GPU targets, oldest first."""
 
 
+def device_type(target: Target) -> Literal["cpu", "cuda"]:
+    """What torch calls the kind of device that a target's code runs on."""
+    return "cpu" if target == "cpu" else "cuda"
+
+
 def target_of(capability: tuple[int, int]) -> Target:
     """The target to build for a GPU of this compute capability: the newest of its generation that it runs.
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kvgen.arch import Target
+from kvgen.arch import Target, device_type
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec, Workload
@@ -73,7 +73,7 @@ class Job:
     @property
     def device(self) -> str:
         """The torch device type that the variant runs on."""
-        return "cpu" if self.target == "cpu" else "cuda"
+        return device_type(self.target)
 
     def layout(self) -> PackedLayout:
         """The packed layout of the schedule's layout part."""

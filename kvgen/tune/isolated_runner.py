@@ -10,9 +10,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from kvgen._nvml import visible_gpus
-from kvgen.arch import Target
-from kvgen.errors import KvgenError
+from kvgen._nvml import named_gpus, visible_gpus
+from kvgen.arch import Target, device_type
 from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
@@ -60,7 +59,7 @@ class IsolatedRunner:
         self._verified: dict[str, Mapping[str, float]] = {}  # by artifact id: checks that do not depend on the workload run once
         self._spec, self._target = spec, target
         visible = [] if target == "cpu" else visible_gpus()
-        names: Sequence[str | None] = _named(devices, visible) if devices and target != "cpu" else [None]
+        names: Sequence[str | None] = named_gpus(devices) if devices and target != "cpu" else [None]
         self.devices = len(names)
         self.exclusive = target == "cpu"
         self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
@@ -73,7 +72,7 @@ class IsolatedRunner:
         """See `Runner`."""
         for device, worker in enumerate(self._workers):
             with self._locked(device):
-                worker.start("cpu" if self._target == "cpu" else "cuda")
+                worker.start(device_type(self._target))
         compile_read_roofline(self._target)
 
     def shortest_final(self, entrants: int) -> float:
@@ -121,14 +120,6 @@ class IsolatedRunner:
 def worst(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """The larger error of two verifications, by name."""
     return {name: max(errors.get(name, 0.0) for errors in (one, other)) for name in {**one, **other}}
-
-
-def _named(devices: Sequence[int], visible: Sequence[str]) -> list[str]:
-    """Names of GPUs for processes of their own, given their indices among the visible ones. Raises KvgenError for any other index."""
-    for index in devices:
-        if not 0 <= index < len(visible):
-            raise KvgenError(f"there is no GPU {index}: {len(visible)} are visible")
-    return [visible[index] for index in devices]
 
 
 def _record(candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvgen import _nvml
+from kvgen.errors import KvgenError
 
 
 class NVMLError(Exception):
@@ -47,6 +48,14 @@ def test_gpus_are_those_that_the_environment_leaves_visible(monkeypatch: pytest.
     assert _nvml.visible_gpus() == visible
     names = [_nvml.gpu_identity(index).get("name") for index in range(3)]
     assert names == [*({"0": "GPU-a", "1": "GPU-b"}.get(name, name) for name in visible), *[None] * (3 - len(visible))]
+
+
+def test_gpus_are_chosen_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-12ab")
+    assert _nvml.named_gpus([1, 0]) == ["GPU-12ab", "3"]
+    for hidden in (2, -1):
+        with pytest.raises(KvgenError, match=f"there is no GPU {hidden}: 2 are visible"):
+            _nvml.named_gpus([0, hidden])
 
 
 def test_a_hidden_or_unknown_gpu_has_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:

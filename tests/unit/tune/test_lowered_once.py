@@ -18,7 +18,7 @@ from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import compile_space
 from kvgen.tune.regression import source
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeBench, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 
 @dataclass
@@ -31,10 +31,10 @@ class Counting(FakeBackend):
 
 
 def test_by_a_search_with_its_final_and_its_entry(tmp_path: Path) -> None:
-    backend, bench = Counting(), FakeBench()
+    backend, runner = Counting(), FakeRunner()
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
-    entry = tune(tiny_spec(), "cpu", Budget(), backends=[backend], store=store, cache=cache, bench=bench).entry
-    assert set(backend.lowered) == {point.schedule.id for point in bench.measured}
+    entry = tune(tiny_spec(), "cpu", Budget(), backends=[backend], store=store, cache=cache, runner=runner).entry
+    assert set(backend.lowered) == {candidate.schedule.id for candidate in runner.measured}
     assert set(backend.lowered.values()) == {1}
     assert {entry.schedule(launch).id for launch in entry.launches} <= set(backend.lowered)
 
@@ -48,7 +48,7 @@ def test_by_a_run_that_only_compiles(tmp_path: Path) -> None:
 
 def test_by_a_check_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
-    entry = tune(tiny_spec(), "cpu", Budget(trials=1), backends=[FakeBackend()], store=store, cache=cache, bench=FakeBench()).entry
+    entry = tune(tiny_spec(), "cpu", Budget(trials=1), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner()).entry
     backend = Counting()
     monkeypatch.setattr(source, "get_backend", lambda name: backend)
     source.render(entry)
