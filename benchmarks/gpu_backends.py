@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import kvgen
 from benchmarks.gpu_decode import child, compile_all
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.arch import Target
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Target
 from kvgen.measure.device import fingerprint
 
 Row = dict[str, Any]

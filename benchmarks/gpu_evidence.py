@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
 
+from kvgen._nvml import visible_gpus
+
 ROOT = Path(__file__).resolve().parent.parent
 WIDE = {"serving_kv4": 285, "serving_kv2": 300, "serving_kv8": 230}
 """Specs of six workloads that ship, and the seconds of their builds."""
@@ -83,19 +85,14 @@ def main() -> int:
         for task in chosen:
             print(f"{task.name}, at most {task.seconds} s", *task.commands, sep="\n    ")
         return 0
+    devices = visible_gpus()
+    if not devices:
+        parser.error("no NVIDIA GPU is visible")
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    good = run(chosen, gpus(), out)
+    good = run(chosen, devices, out)
     collect(out)
     return 0 if good else 1
-
-
-def gpus() -> list[str]:
-    """Names of the visible GPUs."""
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return visible.split(",")
-    listed = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    return listed.stdout.split()
 
 
 def run(chosen: Sequence[Task], devices: Sequence[str], out: Path) -> bool:

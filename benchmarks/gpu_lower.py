@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from kvgen.arch import Target
 from kvgen.digest import canonical_json
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import re
 
-from kvgen.lower.base import Backend, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import KernelSpec, Workload
 

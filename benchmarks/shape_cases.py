@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.arch import Target
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
 

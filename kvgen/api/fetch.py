@@ -11,14 +11,15 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen._collect import resting
+from kvgen.arch import Target
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import layout_of
 from kvgen.registry.device import machine
 from kvgen.registry.entry import Code, Entry, Launch
 from kvgen.registry.select import Selection, select
 from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.target import cannot_run, gpu_capability, resolve
+from kvgen.spec.target import resolve
 
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
@@ -82,17 +83,10 @@ def _fetch(spec: KernelSpec) -> tuple[Kernel, tuple[str, ...]]:
 
 def require_device(target: Target) -> None:
     """Raises ToolchainMissing where code for the target cannot run on this machine. Does not start CUDA up."""
-    if target == "cpu":
-        return
-    import torch
+    from kvgen.runtime.device import cannot_run_here
 
-    if torch.version.cuda is None:
-        raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} is built without CUDA here")
-    capability = gpu_capability() or (torch.cuda.get_device_capability() if torch.cuda.is_available() else None)
-    if capability is None:
-        raise ToolchainMissing(f"{target} needs an NVIDIA GPU, and torch {torch.__version__} finds no CUDA device here")
-    if (reason := cannot_run(target, capability)) is not None:
-        raise ToolchainMissing(reason)
+    if (reason := cannot_run_here(target)) is not None:
+        raise ToolchainMissing(f"no kernel for {target} runs here: {reason}")
 
 
 def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:

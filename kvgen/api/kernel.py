@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvgen.lower.base import Target
+from kvgen.arch import Target
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection

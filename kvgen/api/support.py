@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from kvgen.arch import Target
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import NAMES, get_backend
-from kvgen.lower.base import Backend, Target
+from kvgen.lower.base import Backend
 from kvgen.lower.extend import extend_refusal
 from kvgen.spec import KernelSpec, load_spec
 
@@ -82,7 +83,7 @@ def support() -> dict[str, dict[str, str | None]]:
 
 def _refusal(feature: str, backend: Backend, target: Target) -> str | None:
     spec = feature_spec(feature, target)
-    return backend.unsupported(spec, target) or (extend_refusal(spec, target) if feature == EXTEND else None)
+    return backend.unsupported(spec, target) or (extend_refusal(spec, gpu=target != "cpu") if feature == EXTEND else None)
 
 
 def support_table() -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvgen.arch import Target
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.target import Target
 
 SEQUENCES_CHECKED = 2
 

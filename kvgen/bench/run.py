@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kvgen.arch import Target
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.target import Target
 
 ROUNDS = 15
 READ_ROUNDS = 5

@@ -10,11 +10,11 @@ import typer
 from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, print_json, print_table, resolve_spec
 
 if TYPE_CHECKING:
+    from kvgen.arch import Target
     from kvgen.bench.provider import Provider
     from kvgen.bench.run import Row
     from kvgen.measure.job import TimingPolicy
     from kvgen.spec import KernelSpec
-    from kvgen.spec.target import Target
 
 
 def register(app: typer.Typer) -> None:

@@ -143,9 +143,9 @@ def _devices(text: str | None) -> list[int] | None:
     if text is None:
         return None
     if text == "all":
-        import torch
+        from kvgen._nvml import visible_gpus
 
-        return list(range(max(1, torch.cuda.device_count())))
+        return list(range(len(visible_gpus())))
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:

@@ -60,7 +60,7 @@ def check(
 
 def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, RegistryFiles | Exception]]:
     """The registries, each with its files or the reason why it cannot be read. Raises BadParameter for what selects nothing."""
-    from kvgen.spec.target import Target
+    from kvgen.arch import Target
 
     if unknown := [name for name in archs if name not in get_args(Target)]:
         raise typer.BadParameter(f"there is no target {unknown[0]!r}; choose from {', '.join(get_args(Target))}")

@@ -34,11 +34,12 @@ def doctor(as_json: Json = False) -> None:
 def examine() -> dict[str, Any]:
     """Everything that `doctor` tells: checks, places, and the targets that can be built here."""
     from kvgen import __version__
+    from kvgen._nvml import gpu_capability
+    from kvgen.arch import GPUS
     from kvgen.extras import EXTRAS
     from kvgen.lower.backends import NAMES
     from kvgen.registry import stores
     from kvgen.registry.device import here
-    from kvgen.spec.target import gpu_capability
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.compilers import find_gxx, find_nvcc
 
@@ -54,7 +55,7 @@ def examine() -> dict[str, Any]:
     good = {check["name"] for check in checks if check["ok"]}
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
-        targets += ["sm80", "sm89", "sm90"]
+        targets += GPUS
     places = {"cache": str(ArtifactCache().root)}
     for store in stores():
         entries = store.all()
@@ -74,9 +75,10 @@ def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
 
 
 def _gpu() -> str:
+    from kvgen._nvml import gpu_capability
+    from kvgen.arch import target_of
     from kvgen.errors import ToolchainMissing
     from kvgen.registry.device import here
-    from kvgen.spec.target import gpu_capability, target_of
 
     capability = gpu_capability()
     if capability is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+
+from kvgen import arch
 
 if TYPE_CHECKING:
     from kvgen.lower.base import Backend
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SpecName = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")]
-Arch = Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="native, cpu, sm80, sm89 or sm90 instead of the spec's own.")]
+Arch = Annotated[str | None, typer.Option("--arch", metavar="ARCH", help=f"{', '.join(get_args(arch.Arch))} instead of the spec's own.")]
 BackendNames = Annotated[list[str] | None, typer.Option("--backend", metavar="NAME", help="Only this back end; may be repeated.")]
 Workloads = Annotated[list[str] | None, typer.Option("--workload", metavar="BxL", help="batch x kv_len, e.g. 1x32768; may be repeated.")]
 

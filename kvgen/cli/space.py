@@ -12,7 +12,8 @@ from kvgen.cli.output import Arch, BackendNames, Json, SpecName, print_json, pri
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvgen.lower.base import Backend, Target
+    from kvgen.arch import Target
+    from kvgen.lower.base import Backend
     from kvgen.lower.schedule import Params
     from kvgen.spec import KernelSpec
 

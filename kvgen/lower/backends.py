@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 
+from kvgen.arch import Target
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.lower.base import Backend, Target
+from kvgen.lower.base import Backend
 from kvgen.spec import KernelSpec
 
 NAMES = ("cuda", "tilelang", "cpu")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
 
 Language = Literal["c++", "cuda"]
-Target = Literal["cpu", "sm80", "sm89", "sm90"]
 
 FUNCTIONS = ("advance", "attend", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
 """What a kernel's module exports; `docs/abi.md` lists their arguments."""
@@ -43,7 +43,10 @@ class Source:
 
 
 class Backend(Protocol):
-    """A way to lower specs. All methods are pure; none compiles or runs anything."""
+    """A way to lower specs. Answers depend on the arguments and the installation alone; none compiles or runs a kernel.
+
+    Only `lower` may take long: TileLang lowers in a process of its own, and keeps what it made in the user's cache.
+    """
 
     name: str
     targets: tuple[Target, ...]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from kvgen.lower.base import Target
 from kvgen.spec import KernelSpec
 
 
-def extend_refusal(spec: KernelSpec, target: Target) -> str | None:
-    """Why a target's kernels cannot attend with more query tokens than `attention.q_len`; None if they can.
+def extend_refusal(spec: KernelSpec, *, gpu: bool) -> str | None:
+    """Why kernels of a GPU, or of the CPU, cannot attend with more query tokens than `attention.q_len`; None if they can.
 
-    A CPU's do it themselves. On a GPU the cache is dequantized for torch's kernels (`kvgen.runtime.extend`).
+    The CPU's do it themselves. On a GPU the cache is dequantized for torch's kernels (`kvgen.runtime.extend`).
     """
     attention = spec.attention
-    if target == "cpu":
+    if not gpu:
         return None
     if attention.softcap > 0:
         return f"attention.softcap ({attention.softcap:g}) is unknown to torch's flash attention"

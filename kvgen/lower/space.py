@@ -13,8 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 from kvgen._resources import search_spaces
 from kvgen.errors import KvgenError
@@ -53,6 +54,35 @@ class Constraint:
         return self.require.names
 
 
+class _File(NamedTuple):
+    """Contents of a file: what does not depend on a spec or a target."""
+
+    backend: str
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...]
+    hints: tuple[Constraint, ...]
+
+
+@cache
+def _read(path: Path) -> _File:
+    """A file, parsed and its expressions compiled. Raises KvgenError where it is malformed."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text())
+        parameters = tuple(_parameter(name, part, entry) for part in get_args(Part) for name, entry in data[part].items())
+        constraints = tuple(Constraint(Expression(c["require"]), c["reason"]) for c in data["constraints"])
+        hints = tuple(Constraint(Expression(h["prefer"]), h["reason"]) for h in data.get("hints", ()))
+        return _File(data["backend"], parameters, constraints, hints)
+    except (KeyError, TypeError, ValueError, SyntaxError, OSError, yaml.YAMLError) as error:
+        raise KvgenError(f"search space {path.name} cannot be read: {error}") from error
+
+
+def _parameter(name: str, part: Part, entry: Mapping[str, Any]) -> Parameter:
+    values = entry["values"]
+    return Parameter(name, part, tuple(values), entry["doc"], values if isinstance(values, dict) else {})
+
+
 class SearchSpace:
     """The schedules of one back end for one spec and target; iteration order is that of the file."""
 
@@ -85,26 +115,9 @@ class SearchSpace:
 
     @classmethod
     def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
-        """Read `search_spaces/<name>.yaml`. Raises KvgenError where the file is malformed."""
-        import yaml
-
-        path = search_spaces() / f"{name}.yaml"
-        try:
-            return cls._from_data(yaml.safe_load(path.read_text()), facts, workloads)
-        except (KeyError, TypeError, ValueError, SyntaxError, OSError, yaml.YAMLError) as error:
-            raise KvgenError(f"search space {path.name} cannot be read: {error}") from error
-
-    @classmethod
-    def _from_data(cls, data: Mapping[str, Any], facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
-        parameters = []
-        for part in ("layout", "launch"):
-            for name, entry in data[part].items():
-                values = entry["values"]
-                docs = values if isinstance(values, dict) else {}
-                parameters.append(Parameter(name, part, tuple(values), entry["doc"], docs))
-        constraints = [Constraint(Expression(c["require"]), c["reason"]) for c in data["constraints"]]
-        hints = [Constraint(Expression(h["prefer"]), h["reason"]) for h in data.get("hints", ())]
-        return cls(data["backend"], parameters, constraints, facts, workloads, hints)
+        """The space of `search_spaces/<name>.yaml`, which is read once per process. Raises KvgenError where the file is malformed."""
+        read = _read(search_spaces() / f"{name}.yaml")
+        return cls(read.backend, read.parameters, read.constraints, facts, workloads, read.hints)
 
     def without_hints(self) -> SearchSpace:
         """The space of all that can be built."""

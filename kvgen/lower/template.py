@@ -94,8 +94,8 @@ def reached_headers(text: str, folders: Iterable[Path]) -> tuple[Path, ...]:
     pending = _INCLUDE.findall(text)
     while pending:
         name = pending.pop()
-        path = next((root / name for root in roots if (root / name).is_file()), None)
-        if name in found or path is None:
+        path = None if name in found else next((root / name for root in roots if (root / name).is_file()), None)
+        if path is None:
             continue
         found[name] = path
         pending += _INCLUDE.findall(path.read_text())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from kvgen._machine import cores, llc_bytes
+from kvgen._nvml import ask, gpu_identity, nvml_device
+from kvgen.arch import Target
 from kvgen.digest import digest
-from kvgen.spec.target import Target
 from kvgen.toolchain.compilers import cpu_features, cpu_name
 
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
@@ -34,14 +33,13 @@ def cpu_fingerprint() -> dict[str, Any]:
 
 def gpu_fingerprint(index: int = 0) -> dict[str, Any]:
     """kind, name, driver, capability, SM count, memory, L2 and clocks; facts that neither NVML nor torch reports are left out."""
-    facts: dict[str, Any] = {"kind": "cuda"}
+    facts: dict[str, Any] = {"kind": "cuda", **gpu_identity(index)}
     with nvml_device(index) as found:
         if found is not None:
             nvml, handle = found
-            facts.update(name=_text(nvml.nvmlDeviceGetName(handle)), driver=_text(nvml.nvmlSystemGetDriverVersion()))
-            facts.update(sm_clock_mhz=_ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM))
-            facts.update(memory_clock_mhz=_ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM))
-            facts.update(power_limit_w=(_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle) or 0) // 1000 or None)
+            facts.update(sm_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM))
+            facts.update(memory_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM))
+            facts.update(power_limit_w=(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle) or 0) // 1000 or None)
     import torch
 
     if torch.cuda.is_available():
@@ -66,11 +64,11 @@ def conditions(target: Target, index: int = 0) -> dict[str, Any]:
 
 def _gpu_notes(nvml: Any, handle: Any) -> dict[str, Any]:
     notes: dict[str, Any] = {}
-    others = [p.pid for p in _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or () if p.pid != os.getpid()]
+    others = [p.pid for p in ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or () if p.pid != os.getpid()]
     if others:
         notes["other_processes"] = len(others)
     harmless = nvml.nvmlClocksThrottleReasonGpuIdle | nvml.nvmlClocksThrottleReasonApplicationsClocksSetting
-    reasons = (_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0) & ~harmless
+    reasons = (ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0) & ~harmless
     if reasons:
         notes["throttle_reasons"] = hex(reasons)
     return notes
@@ -86,44 +84,3 @@ def cold_bytes(device: str) -> int:
     import torch
 
     return CUDA_COLD_FACTOR * int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
-
-
-@contextmanager
-def nvml_device(index: int) -> Iterator[tuple[Any, Any] | None]:
-    """(pynvml, handle) of a GPU, counted among those that CUDA_VISIBLE_DEVICES leaves; None without library, driver or GPU."""
-    try:
-        import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-        name = visible_device(index)
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml, handle
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def visible_device(index: int) -> str:
-    """NVML's name (an index or a UUID) of a GPU that torch knows by `index`."""
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return visible[index] if index < len(visible) else str(index)
-
-
-def _ask(function: Any, *args: Any) -> Any:
-    """An NVML answer, None where this device or driver does not give it."""
-    import pynvml
-
-    try:
-        return function(*args)
-    except pynvml.NVMLError:
-        return None
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from kvgen.arch import Target, device_type
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.target import Target
 from kvgen.spec.timing import Timing
 
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
@@ -73,7 +73,7 @@ class Job:
     @property
     def device(self) -> str:
         """The torch device type that the variant runs on."""
-        return "cpu" if self.target == "cpu" else "cuda"
+        return device_type(self.target)
 
     def layout(self) -> PackedLayout:
         """The packed layout of the schedule's layout part."""

@@ -15,13 +15,13 @@ from statistics import median
 import torch
 
 from kvgen import _resources
+from kvgen.arch import Target, device_type
 from kvgen.lower import flags
 from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.runtime.module import load_library
-from kvgen.spec.target import Target
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
@@ -89,7 +89,7 @@ class ReadRoofline:
 @cache
 def read_roofline(target: Target) -> ReadRoofline:
     """This process's read kernel for a target, compiled at the first call."""
-    return ReadRoofline(artifact(target).path, "cpu" if target == "cpu" else "cuda")
+    return ReadRoofline(artifact(target).path, device_type(target))
 
 
 def read_us(target: Target, nbytes: int, policy: TimingPolicy | None = None) -> float:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from kvgen._machine import available_bytes
+from kvgen.arch import Target
 from kvgen.errors import MeasureError
 from kvgen.measure.job import Job, Outcome
 from kvgen.measure.memory import resident_bytes
 from kvgen.measure.watch import Watch
-from kvgen.spec.target import Target
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 

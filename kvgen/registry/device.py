@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import cache
 from typing import Any
 
 from kvgen._machine import cores
+from kvgen._nvml import gpu_identity
+from kvgen.arch import Target
 from kvgen.digest import digest
-from kvgen.spec.target import Target
 from kvgen.toolchain.compilers import cpu_features, cpu_name, tvm_ffi_version
 
 
@@ -21,20 +21,7 @@ def here(target: Target) -> dict[str, Any]:
     """
     if target == "cpu":
         return {"name": cpu_name(), "threads": cores()}
-    return _gpu()
-
-
-def _gpu() -> dict[str, Any]:
-    """Name and driver of the first visible GPU, through NVML: torch need not be up for a look into the registry."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
-        return {"name": pynvml.nvmlDeviceGetName(handle), "driver": pynvml.nvmlSystemGetDriverVersion()}
-    except Exception:  # no NVML, no driver, no GPU: pynvml has an exception class for each
-        return {"name": ""}
+    return {"name": "", **gpu_identity()}
 
 
 def machine(target: Target) -> str:

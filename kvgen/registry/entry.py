@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
 
+from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.lower import flags as known
-from kvgen.lower.base import FUNCTIONS, Language, Source, Target
+from kvgen.lower.base import FUNCTIONS, Language, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.device import machine

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.registry.entry import SCHEMA, Code, Damaged, Entry, OtherSchema
+from kvgen.registry.paths import key_of
 from kvgen.registry.store import Store, damage_told, read_parts
 
 NAMES: dict[str, dict[str, str]] = {
@@ -58,7 +59,7 @@ def migrate(store: Store, *, dry_run: bool = False) -> list[Migration]:
 
 
 def _migrate(store: Store, path: Path, problem: str, *, dry_run: bool) -> Migration:
-    key, spec = path.name.split(".")[0], ""
+    key, spec = key_of(path.name), ""
     try:
         with damage_told():
             data, texts, resources = read_parts(path)

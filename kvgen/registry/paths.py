@@ -77,5 +77,20 @@ def device_folder(device: Mapping[str, Any]) -> str:
     return slug(str(device.get("name", "unknown")))
 
 
+def entry_folder(key: str, revision: str) -> str:
+    """Folder of an entry; `key_of` gives the key back."""
+    return f"{key}.{revision}"
+
+
+def key_of(folder: str) -> str:
+    """Key of the entry that a folder of this name holds."""
+    return folder.partition(".")[0]
+
+
+def revision_of(folder: str) -> str:
+    """Revision of the entry that a folder of this name holds."""
+    return folder.rpartition(".")[2]
+
+
 def _operand(quant: QuantSpec) -> str:
     return f"{quant.bits}{quant.axis[0]}{quant.group}{'' if quant.zero else 's'}" if quant.quantized else "16"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.files import child, is_name, read_plain
 from kvgen.registry.entry import SUFFIX, Damaged, Entry
-from kvgen.registry.paths import device_folder, format_folder
+from kvgen.registry.paths import device_folder, entry_folder, format_folder, key_of, revision_of
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.cache import sync
 
@@ -46,7 +46,7 @@ class Found(NamedTuple):
     @property
     def key(self) -> str:
         """The entry's key, as its folder says."""
-        return self.path.name.split(".")[0]
+        return key_of(self.path.name)
 
     @property
     def label(self) -> str:
@@ -156,7 +156,7 @@ class Store:
             staged.chmod(0o755)
             staged.rename(final)
             sync(folder)
-        older = [other for other in _folders(folder) if other != final and other.name.split(".")[0] == entry.key]
+        older = [other for other in _folders(folder) if other != final and key_of(other.name) == entry.key]
         for other in older:
             self._discard(other)
         self._sweep()
@@ -201,7 +201,7 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, An
     file is not what was written, else what `damage_told` turns into it.
     """
     raw = read_plain(path / ENTRY, MOST_BYTES)
-    if not is_name(path.name) or _revision(raw) != path.name.rpartition(".")[2]:
+    if not is_name(path.name) or _revision(raw) != revision_of(path.name):
         raise Damaged(f"{ENTRY} was changed after it was written")
     data = parse_json(raw)
     contents = {file: read_plain(child(path, file), MOST_BYTES) for file in _listed(data)}
@@ -254,7 +254,7 @@ def entry_files(entry: Entry) -> dict[str, bytes]:
 
 def folder_name(entry: Entry, contents: Mapping[str, bytes]) -> str:
     """Name of the folder that holds an entry with these files."""
-    return f"{entry.key}.{_revision(contents[ENTRY])}"
+    return entry_folder(entry.key, _revision(contents[ENTRY]))
 
 
 def _write(contents: Mapping[str, bytes], folder: Path) -> None:

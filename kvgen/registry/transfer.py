@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from kvgen.arch import Target
 from kvgen.errors import RegistryMiss, ToolchainMissing
 from kvgen.files import is_name, read_plain
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.registry import archive
 from kvgen.registry.device import machine, origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
 from kvgen.registry.gzipped import Refused
-from kvgen.registry.paths import device_folder, format_folder
+from kvgen.registry.paths import device_folder, format_folder, key_of
 from kvgen.registry.store import Found, Store, entry_files, folder_name, parse_json, read_entry
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.artifact import Resources
@@ -184,7 +185,7 @@ def _entries(root: Path, index: archive.Index) -> tuple[list[Entry], tuple[str, 
         except Damaged as damage:
             raise Refused(f"entry {path.name}: {damage}") from damage
         held = {name.rpartition("/")[2] for name in names if name.startswith(f"{folder}/")}
-        if held != set(entry_files(entry)) or path.name.split(".")[0] != entry.key:
+        if held != set(entry_files(entry)) or key_of(path.name) != entry.key:
             raise Refused(f"entry {path.name}: it is not in a folder of its own")
         entries.append(entry)
     return entries, tuple(foreign)

@@ -357,7 +357,7 @@ class Variant:
         bound: int,
     ) -> None:
         """A call with more query tokens than the kernel is compiled for."""
-        if reason := extend_refusal(self.spec, "sm90" if q.is_cuda else "cpu"):
+        if reason := extend_refusal(self.spec, gpu=q.is_cuda):
             raise UnsupportedError("extend attention", reason)
         self._check_tensors(q, new, cache, out)
         if cache.gpu is not None:  # on the CPU the module checks this

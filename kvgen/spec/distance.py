@@ -1,11 +1,11 @@
-"""How far two workloads are apart: what an entry, and a launch of it, is chosen by."""
+"""How far two workloads are apart: what an entry, a launch of it, and the first launches of a search are chosen by."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from kvgen.spec.model import Workload
+from kvgen.spec.model import KernelSpec, Workload
 
 Coordinates = tuple[float, float, float]
 """log2 of batch, of batch x kv_len, and of q_len."""
@@ -32,6 +32,18 @@ def apart(one: Coordinates, other: Coordinates) -> float:
 def distance(one: Workload, other: Workload) -> float:
     """`apart` for workloads."""
     return apart(coordinates_of(one), coordinates_of(other))
+
+
+def apart_across_formats(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
+    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token.
+
+    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable.
+    """
+    one, two = (
+        coordinates(w.batch * s.attention.kv_heads, w.kv_len, w.q_len * s.attention.group) for s, w in ((spec, work), (other, there))
+    )
+    bits = [s.attention.head_dim * (s.key.bits + s.value.bits) for s in (spec, other)]
+    return apart(one, two) + abs(math.log2(bits[0] / bits[1]))
 
 
 def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from kvgen.arch import Arch
 from kvgen.digest import digest
 from kvgen.spec import rules
 
@@ -39,7 +40,6 @@ Axis = Literal["channel", "token"]
 Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer, json_schema_input_type=Literal[2, 4, 8, 16])]
 Number = Annotated[float, AfterValidator(_without_sign)]
 DType = Literal["float16", "bfloat16", "float32"]
-Arch = Literal["native", "cpu", "sm80", "sm89", "sm90"]
 
 MAX_KV_LEN = 1 << 24
 MAX_BATCH = 1 << 16

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from kvgen.arch import GPUS, GpuArch
 from kvgen.digest import digest
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Language, Source
@@ -23,12 +24,6 @@ from kvgen.lower.base import Language, Source
 CUDA_WHEELS = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-runtime"
 CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 NVCC_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
-SASS = {
-    "sm80": "arch=compute_80,code=[sm_80,compute_80]",
-    "sm89": "arch=compute_89,code=[sm_89,compute_89]",
-    "sm90": "arch=compute_90a,code=sm_90a",
-}
-PTX = {"sm80": "arch=compute_80,code=compute_80", "sm89": "arch=compute_89,code=compute_89", "sm90": "arch=compute_90a,code=compute_90a"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Compiler:
         """Flags of one compilation, input, output and include folders apart."""
         if self.name == "g++":
             return (*CXX_FLAGS, *source.flags)
-        return (*NVCC_FLAGS, "-gencode", (PTX if ptx_only else SASS)[source.target], *self.link, *source.flags)
+        return (*NVCC_FLAGS, "-gencode", _gencode(GPUS[source.target], ptx_only=ptx_only), *self.link, *source.flags)
 
     def command(self, source: Source, file: Path, output: Path, *, ptx_only: bool = False) -> list[str]:
         """The whole command line that compiles `file` to the shared library `output`."""
@@ -104,6 +99,13 @@ def nvcc_wheel() -> Path | None:
             if (prefix / "nvvm" / "bin" / "cicc").exists():
                 return prefix
     return None
+
+
+def _gencode(gpu: GpuArch, *, ptx_only: bool) -> str:
+    """What nvcc generates: machine code, and PTX where later architectures can run it; or PTX alone."""
+    sm, compute = f"sm_{gpu.number}", f"compute_{gpu.number}"
+    code = compute if ptx_only else sm if gpu.specific else f"[{sm},{compute}]"
+    return f"arch={compute},code={code}"
 
 
 @cache

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash
-from kvgen.lower.base import Backend, Source, Target
+from kvgen.lower.base import Backend, Source
 from kvgen.lower.schedule import Schedule
+from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.registry import user_store
 from kvgen.registry.entry import Entry
@@ -96,7 +98,8 @@ def compile_space(
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
     store.require_writable()
     cache.require_writable()
-    require(spec, target, found, cache, compile_only=True)
+    sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
+    require(sources, found, cache, compile_only=True)
     began = time.monotonic()
     outcomes: list[CompileOutcome] = []
     entries: list[tuple[Entry, Path]] = []
@@ -106,7 +109,7 @@ def compile_space(
         every = list(c.space.schedules())
         feasible += len(every)
         chosen = every if limit is None else covering(c.space, every, c.default, limit)
-        jobs += [(c, schedule, c.backend.lower(spec, schedule, target)) for schedule in chosen]
+        jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
     failures: Counter[str] = Counter()
     for index, result in build_many([source for _, _, source in jobs], workers, cache):
         c, schedule, source = jobs[index]

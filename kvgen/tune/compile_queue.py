@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from kvgen._machine import cores
-from kvgen.lower.base import Backend, Target
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import KernelSpec
+from kvgen.lower.sources import Sources
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
 
 class CompileQueue:
     """Artifacts of schedules, compiled by a pool of compiler processes. Leaving the context drops schedules that have not started."""
 
-    def __init__(
-        self, spec: KernelSpec, target: Target, backends: Mapping[str, Backend], cache: ArtifactCache, workers: int | None = None
-    ) -> None:
-        self._spec, self._target, self._backends, self._cache = spec, target, backends, cache
+    def __init__(self, sources: Sources, cache: ArtifactCache, workers: int | None = None) -> None:
+        self._sources, self._cache = sources, cache
         self.workers = workers or cores()
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
         self._jobs: dict[str, Future[Artifact]] = {}
@@ -73,6 +70,6 @@ class CompileQueue:
     def _build(self, schedule: Schedule) -> Artifact:
         began = time.monotonic()
         try:
-            return build(self._backends[schedule.backend].lower(self._spec, schedule, self._target), self._cache)
+            return build(self._sources.of(schedule), self._cache)
         finally:
             self._built.append(time.monotonic() - began)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -11,7 +10,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from kvgen.lower.base import Target
+from kvgen._nvml import named_gpus, visible_gpus
+from kvgen.arch import Target, device_type
 from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
@@ -52,25 +52,27 @@ class IsolatedRunner:
 
         Candidates are verified by `check`. A candidate may take `memory_bytes` of host memory (half of what is free by default) and
         `timeout_s` per stage.
+        Raises KvgenError for a GPU that is not visible.
         """
         self._timeout_s = timeout_s
         self._check = check or CheckPolicy()
         self._verified: dict[str, Mapping[str, float]] = {}  # by artifact id: checks that do not depend on the workload run once
         self._spec, self._target = spec, target
-        names = [_visible(index) for index in devices] if devices and target != "cpu" else [None]
+        visible = [] if target == "cpu" else visible_gpus()
+        names: Sequence[str | None] = named_gpus(devices) if devices and target != "cpu" else [None]
         self.devices = len(names)
         self.exclusive = target == "cpu"
         self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
         self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(self._check)}
         self._workers = [Worker(memory_bytes, {} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        self._locks = [locks / f"measure-{'cpu' if target == 'cpu' else name or first}.lock" for name in names]
+        first = visible[0] if visible else "cpu" if target == "cpu" else "gpu"
+        self._locks = [locks / f"measure-{name or first}.lock" for name in names]
 
     def ready(self) -> None:
         """See `Runner`."""
         for device, worker in enumerate(self._workers):
             with self._locked(device):
-                worker.start("cpu" if self._target == "cpu" else "cuda")
+                worker.start(device_type(self._target))
         compile_read_roofline(self._target)
 
     def shortest_final(self, entrants: int) -> float:
@@ -118,12 +120,6 @@ class IsolatedRunner:
 def worst(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """The larger error of two verifications, by name."""
     return {name: max(errors.get(name, 0.0) for errors in (one, other)) for name in {**one, **other}}
-
-
-def _visible(index: int) -> str:
-    """The name of a GPU for a process of its own, given its index among those visible here."""
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return visible[index] if index < len(visible) else str(index)
 
 
 def _record(candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backends import backends_for, missing_backends, refusal
-from kvgen.lower.base import Backend, Language, Target
+from kvgen.lower.base import Backend, Language
 from kvgen.lower.schedule import Schedule, Value
+from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import ArtifactCache
@@ -64,12 +66,12 @@ def no_backend(target: Target) -> ToolchainMissing:
     return ToolchainMissing(f"no back end for {target} can be loaded here{': ' + absent if absent else ''}")
 
 
-def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
+def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
     """Raise ToolchainMissing, in one sentence with everything that is missing, if this machine cannot compile or cannot measure.
 
     Without a compiler, modules from an imported archive are sufficient.
     """
-    from kvgen.spec.target import cannot_run, gpu_capability
+    from kvgen.runtime.device import cannot_run_here
     from kvgen.toolchain.compilers import compiler_for
 
     def problem(language: Language) -> str | None:
@@ -79,29 +81,28 @@ def require(spec: KernelSpec, target: Target, found: Sequence[Contender], cache:
             return str(error)
         return None
 
-    sources = [c.backend.lower(spec, c.default, target) for c in found]
-    languages = dict.fromkeys(source.language for source in sources if compile_only or cache.named(source.id) is None)
+    target, defaults = sources.target, [sources.of(c.default) for c in found]
+    languages = dict.fromkeys(source.language for source in defaults if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
-    if not compile_only and (reason := cannot_run(target, gpu_capability())) is not None:
+    if not compile_only and (reason := cannot_run_here(target)) is not None:
         missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
     if missing:
         raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
 
 
-def study_name(spec: KernelSpec, target: Target, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
+def study_name(sources: Sources, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
     """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources and policy by digest.
 
     Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
-    code = contender.backend.lower(spec, contender.default, target).id
-    return f"{spec.format_id}-{target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
+    code = sources.of(contender.default).id
+    return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
 def open_trial_stores(
     storage: optuna.storages.BaseStorage,
-    spec: KernelSpec,
-    target: Target,
+    sources: Sources,
     found: Sequence[Contender],
     policy: Mapping[str, Any],
     seed: int,
@@ -112,9 +113,9 @@ def open_trial_stores(
     from kvgen.tune.trial_store import TrialStore
 
     return {
-        (c.backend.name, work.key): TrialStore(storage, study_name(spec, target, c, work, policy), c.space, work, seed, exclusive=exclusive)
+        (c.backend.name, work.key): TrialStore(storage, study_name(sources, c, work, policy), c.space, work, seed, exclusive=exclusive)
         for c in found
-        for work in spec.workloads
+        for work in sources.spec.workloads
     }
 
 

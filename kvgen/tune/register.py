@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvgen.lower.base import Backend, Source, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
+from kvgen.lower.sources import Sources
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.provenance import provenance
@@ -19,9 +21,7 @@ from kvgen.tune.decide import Decision
 
 
 def make_entry(
-    spec: KernelSpec,
-    target: Target,
-    backends: Mapping[str, Backend],
+    sources: Sources,
     decision: Decision,
     compile_queue: CompileQueue,
     records: Sequence[Record],
@@ -29,12 +29,13 @@ def make_entry(
     facts: Mapping[str, Any],
 ) -> Entry:
     """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance."""
+    spec, target = sources.spec, sources.target
     launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
     for work in spec.workloads:
         record = decision.launches[work.key]
         schedule = record.candidate.schedule
-        launches.append((work, schedule, backends[schedule.backend].lower(spec, schedule, target), compile_queue.artifact(schedule)))
+        launches.append((work, schedule, sources.of(schedule), compile_queue.artifact(schedule)))
         timings.append(Timing(work, record.cost, record.samples, record.read_us, _cost(records, default, work)))
         accuracy[work.key] = dict(record.accuracy)
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvgen.lower.base import Target
+from kvgen.arch import Target
 from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec
 from kvgen.tune.candidate import Record

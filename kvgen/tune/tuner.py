@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from kvgen.digest import digest
+from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
-from kvgen.lower.base import Backend, Target
+from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
+from kvgen.lower.sources import Sources
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
+from kvgen.registry.entry import entry_key
 from kvgen.registry.store import Found, Store
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.target import resolve
@@ -69,9 +71,10 @@ def tune(
     store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
     store.require_writable()
     cache.require_writable()
-    require(spec, target, found, cache, compile_only=False)
+    sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
+    require(sources, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    run = _Run(spec, target, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh)
+    run = _Run(sources, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh)
     with host_errors("tune with", cache.root), _locked(cache, run.key, run) as waited:
         if waited:
             for one in store.find(spec):
@@ -113,8 +116,7 @@ class _Run:
 
     def __init__(
         self,
-        spec: KernelSpec,
-        target: Target,
+        sources: Sources,
         found: Sequence[Contender],
         clock: Clock,
         cache: ArtifactCache,
@@ -124,7 +126,8 @@ class _Run:
         *,
         fresh: bool,
     ) -> None:
-        self.spec, self.target, self.found, self.clock, self.cache, self.watch, self.store = spec, target, found, clock, cache, watch, store
+        self.sources, self.spec, self.target = sources, sources.spec, sources.target
+        self.found, self.clock, self.cache, self.watch, self.store = found, clock, cache, watch, store
         self.refusals, self.fresh = refusals, fresh
         self.default = found[0].default
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
@@ -133,7 +136,7 @@ class _Run:
         self.failures: Counter[str] = Counter()
         self.known = 0
         self.planned: int | None = None
-        self.key = digest([spec.format_id, target, str(here(target).get("name", "unknown")), sorted(work.key for work in spec.workloads)])
+        self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
 
     def go(self, runner: Runner, seed: int, storage: str | None) -> TuningResult:
         """Search, then decide among the finalists."""
@@ -141,7 +144,7 @@ class _Run:
 
         self.shared = storage is not None
         backing = url_storage(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
-        self.trial_stores = open_trial_stores(backing, self.spec, self.target, self.found, runner.policy, seed, exclusive=not self.shared)
+        self.trial_stores = open_trial_stores(backing, self.sources, self.found, runner.policy, seed, exclusive=not self.shared)
         self.known = len(self.records())
         present = {} if self.fresh else self._present()
         keep = self._keep(present)
@@ -158,7 +161,7 @@ class _Run:
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)
         interrupted = False
-        with CompileQueue(self.spec, self.target, {c.backend.name: c.backend for c in self.found}, self.cache) as compile_queue:
+        with CompileQueue(self.sources, self.cache) as compile_queue:
             compile_queue.run_beside(runner.ready)
             try:
                 self._search(search, runner, compile_queue, keep)
@@ -369,8 +372,7 @@ class _Run:
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
         facts |= {"candidates": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
-        backends = {c.backend.name: c.backend for c in self.found}
-        entry = make_entry(self.spec, self.target, backends, decision, compile_queue, judged, self.default, facts)
+        entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)

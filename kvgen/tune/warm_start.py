@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvgen.lower.base import Target
+from kvgen.arch import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.distance import Coordinates, apart, coordinates
+from kvgen.spec.distance import apart_across_formats
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.plan import Contender
 
@@ -37,7 +36,7 @@ def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Se
     """The launches of one back end for one workload, each once, the nearest first."""
     distance: dict[Schedule, float] = {}
     for entry, other, schedule in _launches(entries, contender):
-        away = _apart(spec, work, entry.spec, other)
+        away = apart_across_formats(spec, work, entry.spec, other)
         distance[schedule] = min(away, distance.get(schedule, away))
     allowed = (schedule for schedule in sorted(distance, key=lambda s: (distance[s], s.id)) if not contender.space.doubts(schedule, work))
     return [Candidate(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
@@ -48,14 +47,3 @@ def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[
         for launch in entry.launches:
             if launch.backend == contender.backend.name:
                 yield entry, launch.workload, Schedule(launch.backend, contender.default.layout, launch.params)
-
-
-def _apart(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
-    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token."""
-    bits = [one.attention.head_dim * (one.key.bits + one.value.bits) for one in (spec, other)]
-    return apart(_coordinates(spec, work), _coordinates(other, there)) + abs(math.log2(bits[0] / bits[1]))
-
-
-def _coordinates(spec: KernelSpec, work: Workload) -> Coordinates:
-    """Coordinates that count KV heads as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable."""
-    return coordinates(work.batch * spec.attention.kv_heads, work.kv_len, work.q_len * spec.attention.group)

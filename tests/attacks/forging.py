@@ -6,9 +6,9 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
+from kvgen.registry import paths
 from kvgen.registry.archive import INDEX
 from kvgen.registry.gzipped import FORMAT, Deflated, Inflated
 from kvgen.registry.store import ENTRY
@@ -69,7 +69,7 @@ def with_entry(members: Members, change: Callable[[dict[str, Any]], Any], extra:
     entry["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in own.items()}
     change(entry)
     raw = json.dumps(entry).encode()
-    key = Path(folder).name.split(".")[0]
-    place = f"{folder.rpartition('/')[0]}/{key}.{hashlib.sha256(raw).hexdigest()[:8]}"
+    above, _, name = folder.rpartition("/")
+    place = f"{above}/{paths.entry_folder(paths.key_of(name), hashlib.sha256(raw).hexdigest()[:8])}"
     others = {name: data for name, data in members.items() if not name.startswith(f"{folder}/")}
     return others | {f"{place}/{name}": data for name, data in {**own, ENTRY: raw}.items()}

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from kvgen.arch import Target
 from kvgen.lower import cpu
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.job import Job, Outcome
 from kvgen.measure.worker import Worker

@@ -8,8 +8,9 @@ from threading import Lock
 from typing import Any
 
 from benchmarks.gpu_words import schedules_of
+from kvgen.arch import Target
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import KernelSpec, Workload
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.lower.base import Source, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.measure.job import Job, Outcome

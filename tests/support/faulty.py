@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvgen.lower.base import Source, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import KernelSpec

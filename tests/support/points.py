@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.arch import Target
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
 from kvgen.runtime.launch import Variant

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvgen.lower.base import Source, Target
+from kvgen.arch import Target
+from kvgen.lower.base import Source
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, Parameter, SearchSpace

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from kvgen._resources import templates
+from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower import flags
-from kvgen.lower.base import FUNCTIONS, Source, Target
+from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.spec import KernelSpec, QuantSpec

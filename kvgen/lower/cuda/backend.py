@@ -6,25 +6,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
+from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
-from kvgen.lower.base import Source, Target
-from kvgen.lower.cuda.machine import CTA_RESERVED, MACHINES, REGISTERS
+from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.shared import MAX_BATCH, Shared, shared_memory
-from kvgen.lower.cuda.support import refusal
+from kvgen.lower.cuda.support import REFUSALS
+from kvgen.lower.gpu_facts import gpu_facts
+from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
-from kvgen.lower.space import Fact, SearchSpace, spec_facts
+from kvgen.lower.space import Fact, SearchSpace
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "cuda"
+MOST_RING = 168 * KB
+"""Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 
 
 class CudaBackend:
     """Kernels of mma.sync, cp.async and (SM90) bulk copies."""
 
     name = NAME
-    targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
+    targets: tuple[Target, ...] = tuple(GPUS)
 
     def missing(self) -> str | None:
         """None: what it needs comes with kvgen."""
@@ -32,9 +36,7 @@ class CudaBackend:
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target; None if it can."""
-        if target not in self.targets:
-            return f"it lowers for {', '.join(self.targets)}, not for {target}"
-        return refusal(spec) or _too_large(spec, target)
+        return wrong_target(self.targets, target) or first_refusal(REFUSALS, spec) or _too_large(spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
@@ -71,16 +73,14 @@ def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
     smallest = Params(warps=2, kv_tile=32, tiles_in_flight=2, copy="cp_async", reduction="last_cta")
     needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
-    if needed <= MACHINES[target].shared_per_cta:
+    if needed <= GPUS[target].shared_per_cta:
         return None
     what = f"head_dim {spec.attention.head_dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
     return f"{what} needs {needed} bytes of shared memory, more than {target} has"
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
-    """What constraints may mention beyond the spec's own facts; all sizes in bytes."""
-    machine = MACHINES[target]
-
+    """What constraints may mention; all sizes in bytes."""
     usual = packed_layout(spec, _preferred_block(spec), "mma")
 
     @cache
@@ -90,18 +90,9 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         return shared_memory(spec, layout, launch)
 
     return {
-        **spec_facts(spec),
-        "target": target,
-        "q_rows": spec.attention.group * spec.attention.q_len,
-        "bulk_copies": machine.bulk,
-        "processors": machine.processors,
-        "shared_per_cta": machine.shared_per_cta,
-        "shared_per_sm": machine.shared_per_sm,
-        "cta_reserved": CTA_RESERVED,
-        "in_flight": machine.in_flight,
-        "sm_registers": REGISTERS,
-        "sm_warps": machine.warps,
+        **gpu_facts(spec, target),
         "max_batch": MAX_BATCH,
+        "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
     }

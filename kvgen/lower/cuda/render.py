@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen._resources import templates
-from kvgen.lower.base import FUNCTIONS, Source, Target
+from kvgen.arch import GPUS, Target
+from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.shared import Shared
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
@@ -29,7 +30,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         launch=launch,
         **_reduction(launch.text("reduction")),
         shared=shared,
-        overlap=target == "sm90",
+        overlap=GPUS[target].dependent_launch,
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
         modifier="Softcap<Cap>" if spec.attention.softcap else "NoModifier",
     )

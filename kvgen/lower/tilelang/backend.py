@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cache
 from itertools import product
 
+from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
+from kvgen.lower.gpu_facts import gpu_facts
+from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.space import Fact, SearchSpace, spec_facts
+from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
 from kvgen.lower.tilelang.isolate import lower_apart
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.lower.tilelang.render import source
-from kvgen.lower.tilelang.support import missing, refusal
+from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.spec import KernelSpec
 
 NAME = "tilelang"
-KB = 1024
-SHARED_PER_CTA: dict[Target, int] = {"sm80": 163 * KB, "sm89": 99 * KB, "sm90": 227 * KB}
-SHARED_RESERVED = KB
-"""Shared memory of a multiprocessor that every CTA costs beyond its own."""
-IN_FLIGHT: dict[Target, int] = {"sm80": 32 * KB, "sm89": 16 * KB, "sm90": 64 * KB}
-"""Rings of a multiprocessor, at least: 2-bit codes lose 6 % with 36 KB on an H200. Others in proportion to their memory's speed."""
-PROCESSORS: dict[Target, int] = {"sm80": 108, "sm89": 128, "sm90": 132}
-"""Multiprocessors of the usual GPU of a target: for the search, not for the launch."""
+RING_FACTOR = Fraction(8, 3)
+"""Rings of a multiprocessor hold so many times the bytes that copies keep in flight, at least: on an H200, where 24 KB are in flight,
+2-bit codes lose 6 % with rings of 36 KB.
+"""
 RINGS = ((64, 2), (128, 4), (64, 4), (128, 8), (64, 8), (32, 2), (32, 4), (32, 8))
 """(kv_tile, stages) by preference."""
 
@@ -34,7 +34,7 @@ class TileLangBackend:
     """Kernels written in TileLang, at the level of single matrix instructions and cp.async."""
 
     name = NAME
-    targets: tuple[Target, ...] = ("sm90", "sm89", "sm80")
+    targets: tuple[Target, ...] = tuple(GPUS)
 
     def missing(self) -> str | None:
         """Why TileLang cannot be used here, with the line that installs it; None if it can."""
@@ -42,13 +42,12 @@ class TileLangBackend:
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target, whatever is installed; None if it can."""
-        if target not in self.targets:
-            return f"it lowers for {', '.join(self.targets)}, not for {target}"
-        return refusal(spec)
+        return wrong_target(self.targets, target) or first_refusal(REFUSALS, spec)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/tilelang.yaml` for a spec and a target. Raises UnsupportedError; needs no TileLang."""
-        _require(spec, target)
+        if reason := self.unsupported(spec, target):
+            raise UnsupportedError(NAME, reason)
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
@@ -73,14 +72,8 @@ class TileLangBackend:
         return source(make_plan(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
 
 
-def _require(spec: KernelSpec, target: Target) -> None:
-    reason = refusal(spec) if target in SHARED_PER_CTA else f"it lowers for {', '.join(SHARED_PER_CTA)}, not for {target}"
-    if reason:
-        raise UnsupportedError(NAME, reason)
-
-
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
-    """What constraints may mention beyond the spec's own facts; all sizes in bytes."""
+    """What constraints may mention; all sizes in bytes."""
 
     @cache
     def plan(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Plan:
@@ -99,17 +92,11 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     q_rows = spec.attention.group * spec.attention.q_len
 
     return {
-        **spec_facts(spec),
+        **gpu_facts(spec, target),
         "shared_bytes": shared_bytes,
         "ring_bytes": ring_bytes,
         "runs": runs,
-        "target": target,
-        "q_rows": q_rows,
-        "processors": PROCESSORS[target],
-        "in_flight": IN_FLIGHT[target],
-        "shared_per_cta": SHARED_PER_CTA[target],
-        "shared_per_sm": SHARED_PER_CTA[target] + SHARED_RESERVED,
-        "shared_reserved": SHARED_RESERVED,
+        "least_ring": int(RING_FACTOR * GPUS[target].bytes_in_flight),
     }
 
 

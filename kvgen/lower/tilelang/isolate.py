@@ -20,9 +20,9 @@ from filelock import FileLock
 
 import kvgen
 from kvgen._resources import user_cache
+from kvgen.arch import GPUS, Target
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
-from kvgen.lower.base import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.plan import make_plan
 from kvgen.lower.tilelang.support import missing, tilelang_version
@@ -70,7 +70,11 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
     """
     launch = {name: value for name, value in schedule.launch.items() if name not in HOST_PARAMETERS}
     request = canonical_json(
-        {"spec": {**spec.format(), "name": "kernel"}, "schedule": {**schedule.to_json(), "launch": launch}, "target": target}
+        {
+            "spec": {**spec.format(), "name": "kernel"},
+            "schedule": {**schedule.to_json(), "launch": launch},
+            "arch": f"sm_{GPUS[target].number}",
+        }
     )
     identity = [request, make_plan(spec, schedule).layout.id, tilelang_version(), program_digest(schedule.launch.text("form"))]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"

@@ -6,8 +6,9 @@ import textwrap
 from pathlib import Path
 
 from kvgen._resources import templates
+from kvgen.arch import Target
 from kvgen.lower import flags
-from kvgen.lower.base import FUNCTIONS, Source, Target
+from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program

@@ -13,7 +13,6 @@ from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.spec import KernelSpec
 
-ARCHS = {"sm80": "sm_80", "sm89": "sm_89", "sm90": "sm_90a"}
 PASSES = {
     "tl.disable_thread_storage_sync": True,  # the program places every barrier itself
     "tl.disable_safe_memory_legalize": True,  # and every bound: extents are run-time numbers
@@ -24,19 +23,22 @@ PASSES = {
 KERNEL = 'extern "C" __global__'
 
 
-def lower(plan: Plan, form: str, target: str) -> dict[str, Any]:
-    """Run TileLang for both programs. The splits of a plan are no cluster: a worker has work tiles of many cells."""
+def lower(plan: Plan, form: str, arch: str) -> dict[str, Any]:
+    """Run TileLang for both programs; `arch` is a compiler's name of an architecture (`sm_90a`).
+
+    The splits of a plan are no cluster: a worker has work tiles of many cells.
+    """
     program = importlib.import_module(f"kvgen.lower.tilelang.{form}.program").program
-    static = lower_program(program(plan, planned=False), "attend_static", target)
-    return {"static": static, "planned": lower_program(program(replace(plan, cluster=False), planned=True), "attend_planned", target)}
+    static = lower_program(program(plan, planned=False), "attend_static", arch)
+    return {"static": static, "planned": lower_program(program(replace(plan, cluster=False), planned=True), "attend_planned", arch)}
 
 
-def lower_program(program: Any, name: str, target: str) -> dict[str, Any]:
+def lower_program(program: Any, name: str, arch: str) -> dict[str, Any]:
     """`text` is the generated kernel without TileLang's includes."""
     import tilelang
     from tvm.target import Target
 
-    cuda = Target({"kind": "cuda", "arch": ARCHS[target]})
+    cuda = Target({"kind": "cuda", "arch": arch})
     with tilelang.tvm.transform.PassContext(opt_level=3, config=PASSES), cuda:
         artifact = tilelang.lower(program.with_attr("global_symbol", name), target=cuda)
     (function,) = artifact.device_mod.functions.values()
@@ -57,7 +59,7 @@ def main() -> None:
     schedule = Schedule.from_json(request["schedule"])
     plan = make_plan(KernelSpec.model_validate(request["spec"]), schedule)
     with os.fdopen(answer_to, "w") as answer:
-        json.dump(lower(plan, schedule.launch.text("form"), request["target"]), answer)
+        json.dump(lower(plan, schedule.launch.text("form"), request["arch"]), answer)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from typing import Any
 from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
+from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import Workload
-from kvgen.spec.target import cannot_run, gpu_capability
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.tune.regression.failure import failed
 from kvgen.tune.regression.finding import LEVELS, Aspect, Checked, Finding
@@ -83,7 +83,7 @@ class EntryCheck:
         self.find("resources")
         if self._built is None:
             return Finding("numerics", "unable", "there is no module to run")
-        if (reason := cannot_run(self.entry.arch, gpu_capability())) is not None:
+        if (reason := cannot_run_here(self.entry.arch)) is not None:
             return Finding("numerics", "unable", reason)
         try:
             return check_numerics(self.entry, self._built, self._worker)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from kvgen.registry import Found, Store, packaged_store
 from kvgen.registry.manifest import MANIFEST, differences, relist
-from kvgen.registry.paths import format_folder
+from kvgen.registry.paths import format_folder, key_of
 from kvgen.tune.regression.finding import Checked, Finding
 
 Chooser = Callable[[str], bool]
@@ -63,7 +63,7 @@ class RegistryFiles:
 def _key(file: str) -> str:
     """Key of the entry that a file belongs to; empty for a file of none."""
     parts = PurePosixPath(file).parts
-    return parts[2].split(".")[0] if len(parts) > 3 else ""
+    return key_of(parts[2]) if len(parts) > 3 else ""
 
 
 def _astray(one: Found) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kvgen.errors import KvgenError, ToolchainMissing
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
+from kvgen.lower.sources import Sources
 from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import misfits, stale
 from kvgen.tune.regression.finding import Finding
@@ -31,8 +32,9 @@ def render(entry: Entry) -> dict[str, Source]:
     other text, which says nothing about the entry.
     """
     rendered: dict[str, Source] = {}
+    sources = Sources(entry.spec, entry.arch, {name: get_backend(name) for name in {launch.backend for launch in entry.launches}})
     for launch in entry.launches:
-        source = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+        source = sources.of(entry.schedule(launch))
         then, now = _lowered_by(entry.codes[launch.file].text), _lowered_by(source.text)
         if then != now:
             raise ToolchainMissing(f"{launch.file} was lowered by TileLang {then}, and the one here is {now}: pip install tilelang=={then}")

@@ -141,31 +141,8 @@ def test_a_bad_spec_is_told(places):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
-    with pytest.raises(ToolchainMissing, match=r"sm90 needs an NVIDIA GPU, and torch .* here"):
+    with pytest.raises(ToolchainMissing, match=r"no kernel for sm90 runs here: no NVIDIA GPU is visible"):
         kvgen.get_kernel(spec.model_copy(update={"arch": "sm90"}))
-
-
-@pytest.mark.parametrize(
-    ("target", "capability", "runs"),
-    [
-        ("sm80", (8, 6), True),
-        ("sm80", (9, 0), True),
-        ("sm89", (8, 0), False),
-        ("sm89", (8, 9), True),
-        ("sm90", (9, 0), True),
-        ("sm90", (8, 9), False),
-        ("sm90", (10, 0), False),
-        ("cpu", (8, 0), True),
-    ],
-)
-def test_which_gpu_runs_which_target(monkeypatch, target, capability, runs):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(fetch, "gpu_capability", lambda: capability)
-    if runs:
-        fetch.require_device(target)
-    else:
-        with pytest.raises(ToolchainMissing, match=f"which has compute capability {capability[0]}.{capability[1]}"):
-            fetch.require_device(target)
 
 
 # --- compiling -------------------------------------------------------------------------------------------------------

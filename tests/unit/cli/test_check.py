@@ -87,7 +87,7 @@ def test_a_regression_outweighs_a_full_disk(check: Run, place: Place):
 
 
 def test_a_missing_device_is_exit_0_and_told_in_the_last_line(check: Run, place: Place):
-    place.patch.setattr(entry_check, "cannot_run", lambda target, capability: "no NVIDIA GPU is visible")
+    place.patch.setattr(entry_check, "cannot_run_here", lambda target: "no NVIDIA GPU is visible")
     code, out = check()
     assert code == 0
     assert out.splitlines()[-1] == "1 entries, 0 good, 0 regressed, 1 unable; not checked: numerics of 1 (no NVIDIA GPU is visible)"

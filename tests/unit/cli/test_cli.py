@@ -120,13 +120,13 @@ def test_nothing_registered_is_an_empty_list_and_exit_3_for_a_question(kvgen: An
 
 def test_a_target_without_gpu_or_compiler_says_all_that_is_missing(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
     from kvgen.errors import ToolchainMissing
-    from kvgen.spec import target
+    from kvgen.runtime import device
     from kvgen.toolchain import compilers
 
     def no_nvcc() -> None:
         raise ToolchainMissing("nvcc was not found")
 
-    monkeypatch.setattr(target, "gpu_capability", lambda: None)
+    monkeypatch.setattr(device, "gpu_capability", lambda: None)
     monkeypatch.setattr(compilers, "find_nvcc", no_nvcc)
     answer = kvgen("build", "bitdecoding-int4", "--arch", "sm90", "--backend", "cuda")
     assert answer.code == 3

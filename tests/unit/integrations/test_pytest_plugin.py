@@ -35,7 +35,7 @@ def pytest_configure(config):
     import kvgen.lower.backends
     kvgen.lower.backends.get_backend = source.get_backend = lambda name: LaterBackend(name, **CHANGES)
     Worker.run = lambda worker, job: Outcome("ok", accuracy={{"relative_l2": 1e-6}})
-    entry.cannot_run = lambda target, capability: CANNOT
+    entry.cannot_run_here = lambda target: CANNOT
     if DISK_FULL:
         entry.build = full
 """

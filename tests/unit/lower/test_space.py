@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from kvgen.errors import KvgenError
+from kvgen.lower import space
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
@@ -113,6 +115,29 @@ def test_unknown_names_and_unsafe_expressions_are_refused() -> None:
             Expression(text)
     with pytest.raises(NameError):
         Expression("open('x')")({})
+
+
+def test_a_file_is_parsed_once_whatever_the_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parsed: list[str] = []
+
+    class Counting(Expression):
+        def __init__(self, text: str) -> None:
+            parsed.append(text)
+            super().__init__(text)
+
+    (tmp_path / "toy.yaml").write_text(
+        "{backend: toy, layout: {block: {doc: tokens, values: [32, 64]}}, launch: {tile: {doc: tokens, values: {16: small, 32: wide}}},"
+        " constraints: [{require: block > least, reason: small}]}"
+    )
+    monkeypatch.setattr(space, "search_spaces", lambda: tmp_path)
+    monkeypatch.setattr(space, "Expression", Counting)
+    spaces = [SearchSpace.load("toy", {"least": least}, ()) for least in (0, 40)]
+    assert [found.size for found in spaces] == [4, 2]
+    assert parsed == ["block > least"]
+    assert spaces[1].parameters[1].docs == {16: "small", 32: "wide"}
+    (tmp_path / "bad.yaml").write_text("backend: toy")
+    with pytest.raises(KvgenError, match=r"search space bad.yaml cannot be read: 'layout'"):
+        SearchSpace.load("bad", {}, ())
 
 
 def test_to_json_is_plain_data() -> None:

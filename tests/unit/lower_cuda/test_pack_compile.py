@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvgen._resources import templates
+from kvgen.arch import GPUS
 from kvgen.lower.base import Source
 from kvgen.lower.template import reached_headers
 from kvgen.toolchain import build
@@ -45,7 +46,7 @@ def source(target: str) -> Source:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("target", ["sm80", "sm89", "sm90"])
+@pytest.mark.parametrize("target", GPUS)
 def test_packing_kernels_compile_without_spills(target: str, tmp_path: Path) -> None:
     resources = build(source(target), ArtifactCache(tmp_path)).resources
     assert sum("pack_kernel" in name for name in resources.kernels) == 3 * len(FORMATS)

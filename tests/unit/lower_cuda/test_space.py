@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Target
-from kvgen.lower.cuda.machine import MACHINES
 from kvgen.lower.cuda.shared import shared_memory
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.lower.space import SearchSpace
@@ -125,7 +124,7 @@ def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:
         assert 8 <= space.size <= 2000
         for point in list(space.schedules())[::17]:
             total = shared_memory(spec, layout_of(spec, point.layout), point.launch).total
-            assert point.launch.integer("ctas_per_sm") * (total + 1024) <= MACHINES[target].shared_per_sm
+            assert point.launch.integer("ctas_per_sm") * (total + CTA_RESERVED) <= GPUS[target].shared_per_sm
 
 
 def test_batches_beyond_a_launch_are_excluded() -> None:

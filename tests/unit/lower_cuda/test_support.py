@@ -1,4 +1,4 @@
-"""What the CUDA back end refuses, and how it says so."""
+"""What the CUDA back end refuses beyond what both GPU back ends do, and how it says so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.cuda.support import REFUSALS, refusal
+from kvgen.lower.cuda.support import REFUSALS
+from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
 from kvgen.spec import KernelSpec, presets
 
 
@@ -25,23 +26,12 @@ def spec(**sections: Any) -> KernelSpec:
 
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
-    "float32": (spec(attention={"dtype": "float32"}), "float32"),
-    "boosted channels": (spec(key={"bits": 2, "boost": {"fraction": 0.125}}), r"boost \(0.125"),
-    "sink": (spec(cache={"sink": 32}), "sink \\(32"),
-    "local window of V": (spec(cache={"local": 128}), "local \\(128"),
-    "attention sinks": (spec(attention={"sinks": True}), "sinks"),
-    "V per channel": (spec(value={"axis": "channel"}), "value.axis"),
     "head_dim that 32 does not divide": (spec(attention={"head_dim": 80}, value={"group": 80}), "80"),
     "head_dim above 256": (spec(attention={"head_dim": 512}), "512"),
-    "more than 16 query heads per KV head": (spec(attention={"q_heads": 32, "kv_heads": 1}), "32 query heads"),
-    "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),
     "more than 64 query heads times query tokens per KV head": (
         spec(attention={"q_heads": 64, "kv_heads": 4, "q_len": 5}),
         "16 query heads times 5 query tokens",
     ),
-    "K per channel in groups other than 32, 64, 128 or 256 tokens": (spec(key={"group": 96}), "96 tokens"),
-    "K per token in groups that are no multiple of 32 channels": (spec(key={"axis": "token", "group": 16}), "16 channels"),
-    "V per token in groups that are no multiple of 32 channels": (spec(value={"group": 16}), "16 channels"),
     "a 2-bit K in pages that are no multiple of 32 tokens": (
         spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}),
         "page \\(16\\)",
@@ -50,7 +40,7 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
 
 
 def test_every_refusal_has_an_example() -> None:
-    assert [entry.feature for entry in REFUSALS] == list(REFUSED)
+    assert [entry.feature for entry in REFUSALS if entry not in GPU_REFUSALS] == list(REFUSED)
 
 
 @pytest.mark.parametrize("feature", REFUSED)
@@ -61,7 +51,7 @@ def test_a_refused_feature_is_named_and_nothing_else_is_built(feature: str) -> N
     for target in backend.targets:
         with pytest.raises(UnsupportedError, match=words) as raised:
             backend.default(example, target)
-        assert raised.value.reason == backend.unsupported(example, target) == refusal(example)
+        assert raised.value.reason == backend.unsupported(example, target) == first_refusal(REFUSALS, example)
         assert "{" not in raised.value.reason
 
 
@@ -69,10 +59,6 @@ def test_presets_without_refused_features_are_supported_everywhere() -> None:
     backend = get_backend("cuda")
     refused = {name for name, preset in presets().items() if any(backend.unsupported(preset, target) for target in backend.targets)}
     assert refused == {"kitty", "kitty-pro", "int8-per-channel"}
-
-
-def test_other_targets_are_refused() -> None:
-    assert "not for cpu" in str(get_backend("cuda").unsupported(spec(), "cpu"))
 
 
 def test_what_no_ring_holds_is_refused_with_its_size() -> None:

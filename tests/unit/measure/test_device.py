@@ -53,13 +53,6 @@ def test_memory_figures_are_of_a_process() -> None:
     assert threads(0x7FFFFFFF) == 0
 
 
-def test_gpus_are_counted_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-12ab")
-    assert [device.visible_device(index) for index in (0, 1, 2)] == ["3", "GPU-12ab", "2"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert device.visible_device(1) == "1"
-
-
 def test_without_a_driver_a_gpu_has_no_facts_and_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     import pynvml
 

@@ -297,10 +297,10 @@ def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit
 )
 def test_what_flash_attention_cannot_do_is_refused_by_name(attention: dict, reason: str) -> None:
     spec = spec_of(k="8t64", v="8t64", **attention)
-    found = extend_refusal(spec, "sm90")
+    found = extend_refusal(spec, gpu=True)
     assert found is not None
     assert found.startswith(reason)
-    assert extend_refusal(spec, "cpu") is None
+    assert extend_refusal(spec, gpu=False) is None
 
 
 def test_a_refused_prompt_says_why_and_counts_no_token() -> None:

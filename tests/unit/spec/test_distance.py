@@ -8,9 +8,11 @@ import sys
 import pytest
 from hypothesis import given
 
-from kvgen.spec import Workload
-from kvgen.spec.distance import apart, coordinates, coordinates_of, distance, nearest
+from kvgen.spec import Workload, load_spec
+from kvgen.spec.distance import apart, apart_across_formats, coordinates, coordinates_of, distance, nearest
 from tests.support.specs import workloads
+
+INT4, INT8 = ({"bits": bits, "axis": "token", "group": 64} for bits in (4, 8))
 
 
 def work(batch: int, kv_len: int, q_len: int = 1) -> Workload:
@@ -43,6 +45,17 @@ def test_the_first_of_equals_is_nearest_and_there_must_be_one() -> None:
 
 def test_an_empty_cache_counts_as_one_token() -> None:
     assert apart(coordinates(4, 0, 0), coordinates(4, 1, 1)) == 0
+
+
+def test_across_formats_heads_are_sequences_and_bits_of_a_token_count() -> None:
+    int4, int8, int8_mqa = (
+        load_spec({"attention": {"q_heads": 8, "kv_heads": heads, "head_dim": 64}, "key": quant, "value": quant})
+        for heads, quant in ((2, INT4), (2, INT8), (1, INT8))
+    )
+    one = work(1, 4096)
+    assert apart_across_formats(int4, one, int4, one) == 0
+    assert apart_across_formats(int4, one, int8, one) == apart_across_formats(int8, one, int4, one) == 1
+    assert apart_across_formats(int8, one, int8_mqa, work(2, 4096)) == 1  # twice the query heads share a KV head
 
 
 def test_importing_it_loads_no_torch() -> None:

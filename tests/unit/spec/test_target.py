@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvgen import _nvml
 from kvgen.errors import ToolchainMissing
 from kvgen.spec import target
 
@@ -33,6 +34,7 @@ def nvml(devices: dict[Any, tuple[int, int]], broken: bool = False) -> SimpleNam
         NVMLError=NVMLError,
         nvmlInit=start,
         nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(devices),
         nvmlDeviceGetHandleByIndex=find,
         nvmlDeviceGetHandleByUUID=find,
         nvmlDeviceGetCudaComputeCapability=devices.__getitem__,
@@ -41,9 +43,9 @@ def nvml(devices: dict[Any, tuple[int, int]], broken: bool = False) -> SimpleNam
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    target.gpu_capability.cache_clear()
+    _nvml.gpu_capability.cache_clear()
     yield
-    target.gpu_capability.cache_clear()
+    _nvml.gpu_capability.cache_clear()
 
 
 @pytest.mark.parametrize("arch", ["cpu", "sm80", "sm89", "sm90"])
@@ -80,25 +82,6 @@ def test_native_is_the_cpu_without_a_driver_or_nvml(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", nvml({}, broken=True))
     assert target.resolve("native") == "cpu"
-    target.gpu_capability.cache_clear()
+    _nvml.gpu_capability.cache_clear()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert target.resolve("native") == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("arch", "capability", "runs"),
-    [
-        ("cpu", None, True),
-        ("sm80", None, False),
-        ("sm80", (7, 5), False),
-        ("sm80", (8, 0), True),
-        ("sm80", (12, 0), True),  # through its PTX
-        ("sm89", (8, 6), False),
-        ("sm89", (10, 0), True),
-        ("sm90", (8, 9), False),
-        ("sm90", (9, 0), True),
-        ("sm90", (10, 0), False),  # sm_90a is for capability 9 alone
-    ],
-)
-def test_code_runs_where_its_cubin_or_ptx_does(arch: Any, capability: tuple[int, int] | None, runs: bool) -> None:
-    assert (target.cannot_run(arch, capability) is None) == runs

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.arch import GPUS
 from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.lower.base import Source
 from kvgen.toolchain import ArtifactCache, build
@@ -77,7 +78,7 @@ def test_cuda_modules_compile_for_every_target_and_report_resources(tmp_path: Pa
     except ToolchainMissing as error:
         pytest.skip(str(error))
     text = "template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; }\nvoid go(float* x) { fill<3><<<1, 32>>>(x); }\n"
-    sources = [Source(text, "cuda", target) for target in ("sm80", "sm89", "sm90")]
+    sources = [Source(text, "cuda", target) for target in GPUS]
     for _, artifact in build_many(sources, workers=2, cache=ArtifactCache(tmp_path)):
         assert not isinstance(artifact, CompileError)
         (name,) = artifact.resources.kernels

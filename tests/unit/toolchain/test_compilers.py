@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.arch import Target
 from kvgen.errors import ToolchainMissing
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.toolchain import compilers
 from kvgen.toolchain.compilers import Compiler, find_gxx, find_nvcc
 

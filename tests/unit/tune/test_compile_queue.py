@@ -8,6 +8,7 @@ import pytest
 
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.sources import Sources
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
 from kvgen.tune import compile_queue as module
 from kvgen.tune.compile_queue import CompileQueue
@@ -33,7 +34,7 @@ def compile_queue(tmp_path: Path, gate: Event, monkeypatch: pytest.MonkeyPatch) 
         return Artifact(source.id, tmp_path, Resources("g++", 1.0, {}))
 
     monkeypatch.setattr(module, "build", build)
-    with CompileQueue(tiny_spec(), "cpu", {"cpu": FakeBackend()}, ArtifactCache(tmp_path), workers=2) as made:
+    with CompileQueue(Sources(tiny_spec(), "cpu", {"cpu": FakeBackend()}), ArtifactCache(tmp_path), workers=2) as made:
         yield made
         gate.set()
 

@@ -6,8 +6,9 @@ from threading import Event
 
 import pytest
 
+from kvgen.arch import Target
 from kvgen.errors import CompileError, MeasureError, UnsupportedError
-from kvgen.lower.base import Source, Target
+from kvgen.lower.base import Source
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import Constraint, SearchSpace

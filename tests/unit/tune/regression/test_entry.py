@@ -12,6 +12,7 @@ from kvgen.errors import CompileError, CompilerCrash, HostError, MeasureError, T
 from kvgen.lower.base import Source
 from kvgen.measure.job import Outcome
 from kvgen.measure.worker import Worker
+from kvgen.runtime import device
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.tune.regression import entry as entry_check
 from tests.support.checking import Place, told
@@ -186,7 +187,7 @@ def test_a_worker_that_does_not_start_or_lacks_memory_is_no_regression(place: Pl
 
 @pytest.mark.parametrize(("capability", "reason"), [(None, "no NVIDIA GPU is visible"), ((10, 0), "which has compute capability 10.0")])
 def test_without_the_device_numbers_are_not_checked(place: Place, capability: tuple[int, int] | None, reason: str):
-    place.patch.setattr(entry_check, "gpu_capability", lambda: capability)
+    place.patch.setattr(device, "gpu_capability", lambda: capability)
     place.entry = replace(place.entry, arch="sm90")
     checked = place.check()
     assert told(checked)["numerics"] == "unable"

@@ -1,0 +1,82 @@
+"""What back ends refuse, each by name and reason: those of both GPU back ends, and how any is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvgen.arch import Target
+from kvgen.spec import KernelSpec, QuantSpec
+
+MAX_GROUP = 16
+MAX_QUERIES = 8
+KEY_GROUPS = (32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A feature of the spec language that is not built. `reason` may name fields of the spec in {braces}."""
+
+    feature: str
+    applies: Callable[[KernelSpec], bool]
+    reason: str
+
+    def text(self, spec: KernelSpec) -> str:
+        """The reason with the spec's own values."""
+        return self.reason.format(a=spec.attention, k=spec.key, v=spec.value, c=spec.cache)
+
+
+def first_refusal(refusals: Iterable[Refusal], spec: KernelSpec) -> str | None:
+    """The reason of the first refusal that applies to a spec, or None."""
+    return next((refusal.text(spec) for refusal in refusals if refusal.applies(spec)), None)
+
+
+def wrong_target(targets: Iterable[Target], target: Target) -> str | None:
+    """Why a back end for some targets has no code for `target`, or None."""
+    known = tuple(targets)
+    return None if target in known else f"it lowers for {', '.join(known)}, not for {target}"
+
+
+def _narrow_token_group(quant: QuantSpec) -> bool:
+    return quant.quantized and quant.axis == "token" and quant.group % 32 != 0
+
+
+def _odd_channel_group(quant: QuantSpec) -> bool:
+    return quant.quantized and quant.axis == "channel" and quant.group not in KEY_GROUPS
+
+
+GPU_REFUSALS: tuple[Refusal, ...] = (
+    Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
+    Refusal("boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of channels in 4 bits) is not built"),
+    Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
+    Refusal("local window of V", lambda s: s.cache.local > 0, "cache.local ({c.local} recent tokens of V kept in dtype) is not built"),
+    Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
+    Refusal(
+        "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
+    ),
+    Refusal(
+        f"more than {MAX_GROUP} query heads per KV head",
+        lambda s: s.attention.group > MAX_GROUP,
+        f"{{a.group}} query heads share a KV head, more than {MAX_GROUP}",
+    ),
+    Refusal(
+        f"more than {MAX_QUERIES} query tokens per call",
+        lambda s: s.attention.q_len > MAX_QUERIES,
+        f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
+    ),
+    Refusal(
+        f"K per channel in groups other than {', '.join(map(str, KEY_GROUPS[:-1]))} or {KEY_GROUPS[-1]} tokens",
+        lambda s: _odd_channel_group(s.key),
+        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
+    ),
+    Refusal(
+        "K per token in groups that are no multiple of 32 channels",
+        lambda s: _narrow_token_group(s.key),
+        "key.group ({k.group} channels) must be a multiple of 32",
+    ),
+    Refusal(
+        "V per token in groups that are no multiple of 32 channels",
+        lambda s: _narrow_token_group(s.value),
+        "value.group ({v.group} channels) must be a multiple of 32",
+    ),
+)

@@ -1,0 +1,22 @@
+"""Whether this machine runs a target's code."""
+
+from __future__ import annotations
+
+import torch
+
+from kvgen._nvml import gpu_capability
+from kvgen.arch import Target, cannot_run
+
+
+def cannot_run_here(target: Target) -> str | None:
+    """Why code for a target does not run on this machine, in one clause; None if it runs. Does not start CUDA up.
+
+    Where NVML is missing, torch is asked for the GPU.
+    """
+    if target == "cpu":
+        return None
+    capability = gpu_capability() or (torch.cuda.get_device_capability() if torch.cuda.is_available() else None)
+    reason = cannot_run(target, capability)
+    if reason is None and torch.version.cuda is None:
+        reason = f"torch {torch.__version__} is built without CUDA"
+    return reason

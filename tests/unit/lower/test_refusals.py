@@ -1,0 +1,61 @@
+"""What both GPU back ends refuse, and how they say so: in the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvgen.errors import UnsupportedError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
+from kvgen.spec import KernelSpec
+
+
+def spec(**sections: Any) -> KernelSpec:
+    """A 4-bit spec with fields replaced section by section."""
+    data: dict[str, Any] = {
+        "name": "s",
+        "arch": "sm90",
+        "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128},
+        "key": {"bits": 4, "axis": "channel", "group": 128},
+        "value": {"bits": 4, "axis": "token", "group": 128},
+    }
+    return KernelSpec.model_validate({**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
+
+
+REFUSED: dict[str, tuple[KernelSpec, str]] = {
+    "float32": (spec(attention={"dtype": "float32"}), "float32"),
+    "boosted channels": (spec(key={"bits": 2, "boost": {"fraction": 0.125}}), r"boost \(0.125"),
+    "sink": (spec(cache={"sink": 32}), "sink \\(32"),
+    "local window of V": (spec(cache={"local": 128}), "local \\(128"),
+    "attention sinks": (spec(attention={"sinks": True}), "sinks"),
+    "V per channel": (spec(value={"axis": "channel"}), "value.axis"),
+    "more than 16 query heads per KV head": (spec(attention={"q_heads": 32, "kv_heads": 1}), "32 query heads"),
+    "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),
+    "K per channel in groups other than 32, 64, 128 or 256 tokens": (spec(key={"group": 96}), "96 tokens"),
+    "K per token in groups that are no multiple of 32 channels": (spec(key={"axis": "token", "group": 16}), "16 channels"),
+    "V per token in groups that are no multiple of 32 channels": (spec(value={"group": 16}), "16 channels"),
+}
+
+
+def test_every_refusal_has_an_example() -> None:
+    assert [entry.feature for entry in GPU_REFUSALS] == list(REFUSED)
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+@pytest.mark.parametrize("name", ["cuda", "tilelang"])
+def test_a_refused_feature_is_named_and_nothing_else_is_built(name: str, feature: str) -> None:
+    example, words = REFUSED[feature]
+    backend = get_backend(name)
+    assert next(entry for entry in GPU_REFUSALS if entry.applies(example)).feature == feature
+    for target in backend.targets:
+        with pytest.raises(UnsupportedError, match=words) as raised:
+            backend.default(example, target)
+        assert raised.value.reason == first_refusal(GPU_REFUSALS, example)
+        assert "{" not in raised.value.reason
+
+
+@pytest.mark.parametrize("name", ["cuda", "tilelang"])
+def test_other_targets_are_refused(name: str) -> None:
+    assert get_backend(name).unsupported(spec(), "cpu") == "it lowers for sm80, sm89, sm90, not for cpu"
