@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was asked for."""
+    """Import a name at its first use."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kvgen' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Garbage collection, put off while much is imported: with torch in memory, one collection costs as much as the imports."""
+"""Postpones garbage collection during imports: with torch loaded, one collection takes as long as the imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def resting() -> Iterator[None]:
-    """No collection in the block; afterwards as before."""
+    """Disable garbage collection within the block."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Where templates, search spaces and shipped winners lie: in the wheel under `kvgen/_data`, in a checkout beside it."""
+"""The folders of templates, search spaces and shipped entries: `kvgen/_data` in a wheel, beside the package in a checkout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvgen.errors import KvgenError
 def root() -> Path:
     """The folder that holds `templates/`, `search_spaces/` and `generated/`.
 
-    `KVGEN_DATA_DIR` overrides it. Raises KvgenError where the installation is incomplete.
+    `KVGEN_DATA_DIR` overrides it. Raises KvgenError if the installation is incomplete.
     """
     override = os.environ.get("KVGEN_DATA_DIR")
     package = Path(__file__).resolve().parent
@@ -39,7 +39,7 @@ def generated() -> Path:
 
 
 def user_cache() -> Path:
-    """What kvgen may lose and make again: `KVGEN_CACHE_DIR`, or its folder in the user's cache."""
+    """The folder of everything that can be made again: `KVGEN_CACHE_DIR`, or kvgen's folder in the user's cache."""
     override = os.environ.get("KVGEN_CACHE_DIR")
     if override:
         return Path(override).absolute()

@@ -1,4 +1,4 @@
-"""The only hashing in the project: identities of specs, schedules, sources and layouts."""
+"""All hashing of the project: identities of specs, schedules, sources and layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error kvgen raises on purpose; each message is meant for the person who reads it."""
+"""All errors that kvgen raises on purpose. Messages are sentences for users: what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _one_line(text: str) -> str:
 
 
 class UnsupportedError(KvgenError):
-    """A back end was asked for what it cannot do; it never computes something else instead."""
+    """A back end cannot compute the spec. It never computes something else instead."""
 
     def __init__(self, backend: str, reason: str) -> None:
         self.backend = backend
@@ -79,7 +79,7 @@ class ToolchainMissing(KvgenError):
 
 
 class CompileError(KvgenError):
-    """A compiler refused generated source; `log` is what it printed, with template lines."""
+    """A compiler refused generated source; `log` is its output, with lines of the templates."""
 
     def __init__(self, message: str, log: str = "") -> None:
         self.log = log
@@ -87,8 +87,8 @@ class CompileError(KvgenError):
 
 
 class HostError(KvgenError):
-    """This machine failed: its disk, permissions, memory or processes. It says nothing about a kernel, and is never recorded as
-    if it did. `path` is the file or folder concerned, None where there is none.
+    """This machine failed: its disk, permissions, memory or processes. It is independent of the kernel, and never recorded as
+    a kernel's failure. `path` is the file or folder concerned, if there is one.
     """
 
     def __init__(self, message: str, path: Path | None = None) -> None:
@@ -97,7 +97,7 @@ class HostError(KvgenError):
 
 
 class CompilerCrash(HostError):
-    """A compiler, or one of its passes, was ended by a signal, for want of memory say: neither compiled nor refused."""
+    """A compiler, or one of its passes, was killed by a signal, for example for lack of memory; the source was not judged."""
 
 
 @contextmanager
@@ -120,8 +120,8 @@ class MeasureError(KvgenError):
 
 
 class RegistryMiss(KvgenError):
-    """No registered kernel answers the request; the message says what was looked at and why it was passed over."""
+    """There is no kernel for the request; the message lists what was considered, and why it was not used."""
 
 
 class CacheMismatch(KvgenError):
-    """A cache object was packed in another layout, or is too small, for the kernel that was asked to read it."""
+    """A cache object was packed in another layout, or is too small, for the kernel of the call."""

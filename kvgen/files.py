@@ -1,4 +1,4 @@
-"""Names that may become files, and files that are read with a bound: what lies on disk or in an archive may be anything."""
+"""Checks of file names, and reading files with a bound, because files on disk or in an archive may be damaged or malicious."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
-"""The names kvgen gives: keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so none leads elsewhere."""
+"""Names of keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so a name never leaves its folder."""
 
 
 def is_name(text: object) -> bool:
-    """Whether `text` is one name."""
+    """Whether `text` is a name of this pattern."""
     return isinstance(text, str) and NAME.fullmatch(text) is not None
 
 
 def child(folder: Path, *names: str) -> Path:
-    """The path of `names` below `folder`. Raises ValueError where one of them is no name."""
+    """The path of `names` below `folder`. Raises ValueError if one of them is not a name."""
     for name in names:
         if not is_name(name):
             raise ValueError(f"{name!r:.120} is no name of a file of kvgen")

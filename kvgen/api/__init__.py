@@ -1,4 +1,4 @@
-"""What a program uses: get a kernel, build one, see what is supported."""
+"""The API of a program: `get_kernel`, `build`, `Kernel`, the table of supported features."""
 
 from __future__ import annotations
 

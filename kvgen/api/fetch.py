@@ -1,4 +1,4 @@
-"""`get_kernel`: a look into the registry, never a tuning run."""
+"""`get_kernel`: looks into the registry and never tunes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
 
 LOG = logging.getLogger("kvgen")
-"""What a user should know and needs not act on. Without a handler, Python prints it to stderr from WARNING on."""
+"""For information that needs no action. Without a handler, Python prints messages from WARNING on to stderr."""
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _fetching: dict[tuple[Any, ...], Lock] = {}
@@ -36,7 +36,7 @@ os.register_at_fork(after_in_child=_fetching.clear)  # a thread that held one is
 
 
 class FallbackWarning(UserWarning):
-    """A kernel is right, and may not be the fastest: nothing was tuned for this format or for this machine."""
+    """The kernel is correct but perhaps not the fastest: nothing was tuned for this format or for this machine."""
 
 
 def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
@@ -66,12 +66,12 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
 
 
 def forget() -> None:
-    """Look into the registry again at the next `get_kernel`: entries may have come."""
+    """Make the next `get_kernel` look into the registry again, which may have new entries."""
     _kernels.clear()
 
 
 def _fetch(spec: KernelSpec) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel, and what its user should be warned of."""
+    """The kernel, and the warnings for the caller."""
     target = resolve(spec.arch)
     require_device(target)
     selection = select(spec, target)
@@ -82,7 +82,7 @@ def _fetch(spec: KernelSpec) -> tuple[Kernel, tuple[str, ...]]:
 
 
 def require_device(target: Target) -> None:
-    """Raises ToolchainMissing where code for the target cannot run on this machine. Does not start CUDA up."""
+    """Raises ToolchainMissing if code for the target cannot run on this machine. Does not initialize CUDA."""
     from kvgen.runtime.device import cannot_run_here
 
     if (reason := cannot_run_here(target)) is not None:
@@ -90,7 +90,7 @@ def require_device(target: Target) -> None:
 
 
 def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
-    """The kernel of an entry, one packed layout whoever computes on it; launches that share their source share their module."""
+    """The kernel of an entry: one packed layout for all back ends. Launches with the same source share a module."""
     from kvgen.api.kernel import Kernel
     from kvgen.runtime.launch import Variant
     from kvgen.runtime.module import load
@@ -102,7 +102,7 @@ def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
 
 
 def _artifacts(entry: Entry, cache: ArtifactCache) -> dict[str, Artifact]:
-    """The compiled launches by file: as they were tuned if these modules are here, else compiled from the entry's own sources."""
+    """The compiled launches by file: the modules that were tuned if the cache has them, else compiled from the entry's sources."""
     launches = {launch.file: launch for launch in entry.launches}
     tuned = {file: _tuned(entry, entry.codes[file], cache) for file in launches}
     sources = {file: _source(entry, launch) for file, launch in launches.items() if tuned[file] is None}
@@ -111,14 +111,14 @@ def _artifacts(entry: Entry, cache: ArtifactCache) -> dict[str, Artifact]:
 
 
 def _tuned(entry: Entry, code: Code, cache: ArtifactCache) -> Artifact | None:
-    """The module that was measured, where it is here, can run here and its headers are unchanged."""
+    """The module that was measured, if the cache has it, it runs on this machine, and the headers are unchanged."""
     if code.artifact is None or code.machine != machine(entry.arch) or code.source(entry.arch) is None:
         return None
     return cache.get(code.artifact)
 
 
 def _source(entry: Entry, launch: Launch) -> Source:
-    """What to compile for a launch. Where the headers have changed since, the schedule is rendered anew: an old source may not suit
+    """The source to compile for a launch. If the headers have changed, the schedule is rendered again, because an old source may not fit
     new headers.
     """
     source = entry.codes[launch.file].source(entry.arch)
@@ -130,7 +130,7 @@ def _source(entry: Entry, launch: Launch) -> Source:
 
 
 def _compiled(sources: Iterable[Source], target: Target, cache: ArtifactCache) -> dict[str, Artifact]:
-    """Artifacts by source id. A first compilation of many kernels takes as long as the longest of them where cores suffice."""
+    """Artifacts by source id, compiled in parallel if the cache lacks them."""
     from kvgen.toolchain.pool import build_all
 
     def starting(count: int) -> None:

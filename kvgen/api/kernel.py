@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from; None where it is a back end's default."""
+        """The registry's entry that this kernel comes from; None if it is a back end's default."""
         return self.selection.entry
 
     def __repr__(self) -> str:
@@ -58,10 +58,10 @@ class Kernel:
         *,
         like: KVCache | None = None,
     ) -> KVCache:
-        """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch, whatever its back end.
+        """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch of any back end.
 
-        With `like`, and nothing else given, the cache has the sequences of another one: its lengths, block table and workspaces. So the
-        layers of a model share lengths, which advance once per step (`plan`, `KVCache.advance`).
+        With `like`, and no other argument, the cache shares the sequences of another one: lengths, block table and workspaces. The
+        layers of a model thus have common lengths, which advance once per step (`plan`, `KVCache.advance`).
 
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
@@ -92,7 +92,7 @@ class Kernel:
     ) -> None:
         """Append the first `lengths[b]` tokens (all by default) of each sequence of `k` and `v`, quantizing full blocks.
 
-        Where several caches share lengths, every layer appends with `advance=False`, and `cache.advance(lengths)` writes them once.
+        If several caches share lengths, every layer appends with `advance=False`, and `cache.advance(lengths)` writes them once.
         `check_finite` looks for infinities and NaNs first, which waits for the device. Raises CacheMismatch where the cache is
         of another layout or could be too small, ValueError on wrong tensors and on numbers that are not finite.
         """
@@ -113,7 +113,7 @@ class Kernel:
 
         Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold.
         """
-        variant = self._only or self._variants[0]  # which says what is wrong with what is no cache
+        variant = self._only or self._variants[0]  # its checks raise for an argument that is not a cache
         if self._only is None and isinstance(cache, KVCache):
             length = cache.bound + (q_len if append else 0) if bound is None else bound
             variant = self._pick(cache, length, q_len)
@@ -135,13 +135,13 @@ class Kernel:
 
         Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`).
         `scale` multiplies q·k (default 1/sqrt(head_dim)). Returns out, or (out, lse) where `lse` is true or a tensor to fill.
-        More query tokens than the spec's `attention.q_len` are a prompt: on a GPU the cache is dequantized, at most 1 GiB at a
-        time, and torch's kernels run over that and the new tokens. For the shortest length such a call waits for the device
-        once, but while a CUDA graph is captured.
+        More query tokens than the spec's `attention.q_len` are extend attention: on a GPU the cache is dequantized, at most
+        1 GiB at a time, and torch's kernels run over that and the new tokens. Such a call waits once for the device, to know the
+        lengths, except while a CUDA graph is captured.
 
-        Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for a prompt that the GPU cannot
-        attend (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step, kernel or cache, and without a plan
-        where caches share lengths.
+        Raises CacheMismatch for a cache of another layout or too small, UnsupportedError for extend attention that the
+        GPU cannot compute (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step, kernel or cache, and
+        without a plan if caches share lengths.
         """
         variant = self._only or (self._of_plan(plan) if plan is not None else self._for_call(q, cache, appended=True))
         return variant.decode(q, k_new, v_new, cache, out, lse, scale, plan=plan)
@@ -172,14 +172,14 @@ class Kernel:
         return self._launches[self._nearest(workload.batch, workload.kv_len, workload.q_len)]
 
     def launch(self, workload: Workload) -> Launch | None:
-        """What the entry says of that launch: its back end and schedule. None where the kernel is a back end's default."""
+        """The entry's launch for a workload: back end and schedule. None if the kernel is a back end's default."""
         index = self._nearest(workload.batch, workload.kv_len, workload.q_len)
         return self.entry.launches[index] if self.entry is not None else None
 
     def set_threads(self, count: int) -> None:
         """Threads of the following calls, for CPU kernels: at most one for each processor of the machine.
 
-        Raises ValueError out of range and for other kernels, TypeError for what is no whole number.
+        Raises ValueError out of range and for other kernels, TypeError if it is not an integer.
         """
         if self.target != "cpu":
             raise ValueError(f"set_threads({count}): threads belong to CPU kernels, and this one is for {self.target}")
@@ -191,11 +191,11 @@ class Kernel:
     # --- choice of launch ------------------------------------------------------------------------------------------------
 
     def _of_plan(self, plan: Plan) -> Variant:
-        """The launch that a plan is for; any, which refuses the plan, where it is another kernel's."""
+        """The launch that a plan was made for. If it belongs to another kernel, any launch, which then refuses the plan."""
         return plan.variant if plan.variant in self._variants else self._variants[0]
 
     def _for_call(self, q: torch.Tensor, cache: KVCache, *, appended: bool) -> Variant:
-        """The variant of a call; any, which will say what is wrong, where q or the cache is no such thing."""
+        """The variant for a call. If q or the cache has the wrong type, any variant, whose checks then raise."""
         try:
             tokens = q.shape[1]
             bound = cache.bound
@@ -213,7 +213,7 @@ class Kernel:
         return nearest(self._tuned, coordinates(batch, length, tokens))
 
     def _device(self, device: torch.device | str | None, block_table: torch.Tensor | None) -> torch.device | None:
-        """Where a cache goes: `device` or the block table's, which must be of the kernel's kind. None: the current GPU."""
+        """The device of a new cache: `device` or the block table's, which must be of the kernel's kind. None: the current GPU."""
         if device is None and isinstance(block_table, torch.Tensor):
             device = block_table.device
         if device is None:

@@ -1,4 +1,4 @@
-"""What each back end supports, asked of the back ends themselves."""
+"""The table of supported features, from the back ends themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKEN4 = {"bits": 4, "axis": "token", "group": 128}
 
 
 def _with(attention: Mapping[str, Any] | None = None, key: Any = None, value: Any = None, cache: Any = None) -> dict[str, Any]:
-    """A 4-bit spec with K per channel and V per token, changed where said."""
+    """A 4-bit spec with K per channel and V per token, with changes."""
     return {
         "arch": "cpu",
         "attention": {**_HEADS, **(attention or {})},
@@ -33,7 +33,7 @@ def _both(**quant: Any) -> dict[str, Any]:
 
 
 EXTEND = "extend attention (more query tokens than q_len)"
-"""Where a spec is supported, this is another matter: a GPU's kernels are for decoding."""
+"""Decided separately from the spec: the kernels of a GPU compute decode steps only."""
 
 FEATURES: dict[str, dict[str, Any]] = {
     "K per channel, V per token, 8 bits": _with(key={"bits": 8}, value={"bits": 8}),
@@ -62,18 +62,18 @@ FEATURES: dict[str, dict[str, Any]] = {
     "sink and local tokens in full precision": _with(cache={"sink": 32, "local": 128}),
     "boosted channels (Kitty)": _with(key={"bits": 2, "boost": {"fraction": 0.125}}, value={"bits": 2}),
 }
-"""One spec for each feature; what it does not name is Llama-3.1-8B's shape, fp16, 4 bits, contiguous."""
+"""One spec for each feature; otherwise Llama-3.1-8B's heads, fp16, 4 bits, contiguous."""
 
 
 def feature_spec(name: str, target: Target) -> KernelSpec:
-    """The spec that stands for a feature."""
+    """The spec of a feature."""
     return load_spec({**FEATURES[name], "arch": target})
 
 
 def support() -> dict[str, dict[str, str | None]]:
-    """By feature, then by `back end target`: None where it is supported, else the reason why not.
+    """By feature, then by `back end target`: None if it is supported, else the reason why not.
 
-    Back ends whose libraries are missing here are left out.
+    Back ends whose libraries are not installed are left out.
     """
     columns = _columns()
     return {
@@ -87,7 +87,7 @@ def _refusal(feature: str, backend: Backend, target: Target) -> str | None:
 
 
 def support_table() -> str:
-    """The same as a Markdown table; a back end's targets share a column where they agree."""
+    """The same as a Markdown table; targets of a back end share a column if they are equal."""
     found = support()
     groups = _merged(found)
     lines = ["| | " + " | ".join(title for title, _ in groups) + " |", "|---|" + "---|" * len(groups)]
@@ -108,7 +108,7 @@ def _columns() -> list[tuple[Backend, Target]]:
 
 
 def _merged(found: Mapping[str, Mapping[str, str | None]]) -> list[tuple[str, str]]:
-    """(title, representative column) of columns that belong to one back end and say the same."""
+    """(title, representative column) of equal columns of one back end."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for column in next(iter(found.values())):
         answers = tuple(row[column] is None for row in found.values())

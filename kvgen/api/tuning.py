@@ -27,9 +27,9 @@ def build(
 ) -> TuningResult:
     """Search schedules of a spec within `budget` (seconds, or text like "3m") and `trials` measurements; register the winner.
 
-    With neither bound the whole space is measured. `backends` are names; by default all that support the spec take part.
-    `storage` is a database URL that several hosts share. `progress` is told of every step. `all_schedules` searches what
-    the hints of search spaces leave out, too. The next `get_kernel` sees the entry.
+    With neither bound the whole space is measured. `backends` are names; by default all that support the spec.
+    `storage` is a database URL that several hosts share. `progress` is called at every step. `all_schedules` also
+    searches what the hints of the search spaces exclude. The next `get_kernel` sees the entry.
     Raises SpecError, UnsupportedError, MeasureError where no schedule is right, and ToolchainMissing where a compiler, a device or a
     package of `kvgen[build]` is absent.
     """

@@ -1,1 +1,1 @@
-"""A spec's kernel beside what a user would pick instead, in one run."""
+"""Compares a spec's kernel with torch and FlashInfer in one run."""

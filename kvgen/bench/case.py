@@ -1,4 +1,4 @@
-"""One comparison: a spec at one workload on one device, with the numbers everybody attends over."""
+"""One comparison: a spec at one workload on one device, with the tensors that all providers attend over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEQUENCES_CHECKED = 2
 
 @dataclass(frozen=True)
 class Case:
-    """`length` is the tokens of every sequence: the workload's, with the residual of our layout half full."""
+    """`length` is the tokens of every sequence: the workload's, adjusted to a half-full residual of kvgen's layout."""
 
     spec: KernelSpec
     workload: Workload
@@ -26,7 +26,7 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device of the tensors."""
         return torch.device("cpu" if self.target == "cpu" else "cuda")
 
     @property
@@ -47,7 +47,7 @@ class Case:
         return self._normal(dtype, 3, self.length, self.spec.attention.kv_heads)
 
     def by_heads(self, dtype: torch.dtype, heads: int, copies: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies of (K, V) as [batch, heads, length, head_dim], each KV head repeated to make `heads`; made once for all that ask."""
+        """Copies of (K, V) as [batch, heads, length, head_dim], each KV head repeated to make `heads`; computed once for all providers."""
         made = self._spread.setdefault((dtype, heads), [])
         times = heads // self.spec.attention.kv_heads
         while len(made) < copies:

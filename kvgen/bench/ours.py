@@ -19,7 +19,7 @@ class Ours:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.backend = kernel.entry.backend if kernel.entry else "default"
-        """All back ends of the kernel's launches; an entrant has the one of its own."""
+        """All back ends of the kernel's launches; an entrant names the back end of its launch."""
 
     def prepare(self, case: Case) -> Entrant:
         """See `Provider`."""
@@ -33,7 +33,7 @@ class Ours:
         return Entrant(sample, inputs.nbytes, lambda: self._error(case), launch.backend if launch else "")
 
     def _error(self, case: Case) -> float:
-        """Against attention over the cache as the kernel reads it: packed blocks dequantized, the rest as given."""
+        """Error against attention over the cache as the kernel reads it: packed blocks dequantized, the other tokens unchanged."""
         dtype = DTYPES[case.spec.attention.dtype]
         q, k, v = (x[: case.checked] for x in (case.query(dtype), case.keys(dtype), case.values(dtype)))
         cache = self.kernel.new_cache(case.checked, case.length, case.device)

@@ -1,4 +1,4 @@
-"""What takes part in a comparison."""
+"""The interface of the providers of a comparison."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class Entrant:
     """A provider that is ready to run a case."""
 
     sample: Callable[[TimingPolicy], tuple[float, ...]]
-    """One turn: samples in µs per call, over inputs that do not sit in a cache."""
+    """One round: samples in µs per call, over inputs that are not in the device's cache."""
     nbytes: int
     """Bytes that a call must read."""
     error: Callable[[], float]
     """Relative L2 of the output against fp64 attention over what was read."""
     backend: str = ""
-    """Which way is taken for this case, where the provider has several."""
+    """The variant of the provider that is used for this case, if it has several."""
 
 
 class Provider(Protocol):
-    """One way to compute the attention. `name` is who makes it, `backend` which of its ways."""
+    """One way to compute the attention: `name` is the library, `backend` its variant."""
 
     name: str
     backend: str
 
     def prepare(self, case: Case) -> Entrant:
-        """Raises UnsupportedError, with the reason, where it cannot run the case, ToolchainMissing where it can run none here."""
+        """Raises UnsupportedError, with the reason, if it cannot run the case, ToolchainMissing if it is not installed."""
         ...

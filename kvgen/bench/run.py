@@ -1,4 +1,4 @@
-"""Comparisons: all providers are timed A B C A B C … in one process, with the same threads, beside the read roofline of the same bytes."""
+"""Comparisons: all providers are timed A B C A B C … in one process, with the same threads, beside the read roofline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvgen.spec import KernelSpec, Workload
 ROUNDS = 15
 READ_ROUNDS = 5
 SLOW_SECONDS = 1.5
-"""A provider that has taken this long sits out the rounds that remain."""
+"""A provider that has taken this long is not timed in the remaining rounds."""
 COLUMNS = ("provider", "backend", "spec", "batch", "kv_len", "q_len", "us", "bytes", "tb_s", "read_us", "read_fraction", "relative_l2")
 
 
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def read_fraction(self) -> float:
-        """Share of the speed of a pure read of the same bytes."""
+        """Time of the read roofline for the same bytes over the kernel's time."""
         return self.read_us / self.us
 
     def to_json(self) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def compare(
     rounds: int = ROUNDS,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` hears of
-    providers that cannot take part, and why; once of what is missing on this machine.
+    """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` is called
+    with the reason if a provider cannot run, once for each library that is not installed.
     """
     missing: set[str] = set()
     rows: list[Row] = []

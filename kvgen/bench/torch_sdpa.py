@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention over an unquantized cache, in every way that a user could call it."""
+"""torch's scaled_dot_product_attention over an unquantized cache, in all ways that a user could call it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MOST_COPIES = 64
 
 
 class TorchSdpa:
-    """One dtype, one form: `gqa` shares heads with enable_gqa, `expanded` holds every head of K and V as often as it is
-    asked for, `folded` treats the query heads of a group as query rows.
+    """One dtype, one form: `gqa` shares heads with enable_gqa, `expanded` repeats the heads of K and V, `folded` treats the query heads of
+    a group as query rows.
     """
 
     name = "torch"
@@ -123,7 +123,7 @@ def cuda_providers(dtype: str) -> list[Provider]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device."""
+    """Free memory of a device in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     from kvgen._machine import available_bytes

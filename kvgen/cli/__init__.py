@@ -1,4 +1,4 @@
-"""The command `kvgen`. Every command imports what it needs when it runs, so that `--help` is instant."""
+"""The command `kvgen`. Every command imports its modules when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: its commands, and what an error becomes."""
+"""The application: commands, and the reporting of errors."""
 
 from __future__ import annotations
 

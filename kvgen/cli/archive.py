@@ -38,9 +38,9 @@ def import_(
     sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="Refuse a file with another digest.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Take entries and compiled modules in: into the user's registry, and the cache.
+    """Read an archive: entries go into the user's registry, compiled modules into the cache.
 
-    A module is native code: it runs in your process, and kvgen does not know who made it. docs/trust.md says what is checked.
+    A module is native code: it runs in your process, and kvgen does not know its author. docs/trust.md says what is checked.
     """
     from kvgen.registry import transfer, user_store
     from kvgen.toolchain import ArtifactCache

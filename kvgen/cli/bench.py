@@ -1,4 +1,4 @@
-"""`kvgen bench`: a spec's kernel beside what a user would pick instead."""
+"""`kvgen bench`: compares a spec's kernel with torch and FlashInfer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _policy(call: str, sustained: float) -> TimingPolicy:
 
 
 def run(spec: KernelSpec, target: Target, others: list[Provider], policy: TimingPolicy, rounds: int) -> list[Row]:
-    """Rows of our kernel, fetched as a program would, and of the others."""
+    """Rows of kvgen's kernel, as `get_kernel` returns it, and of the other providers."""
     import warnings
 
     from kvgen.api import get_kernel
@@ -102,7 +102,7 @@ def run(spec: KernelSpec, target: Target, others: list[Provider], policy: Timing
 
 
 def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list[Provider]:
-    """The others for a target, those whose `provider backend` holds one of the names. Raises BadParameter where none does."""
+    """The other providers for a target whose `provider backend` contains one of the names. Raises BadParameter if none does."""
     from kvgen.bench.flashinfer import FlashInfer
     from kvgen.bench.torch_sdpa import cpu_providers, cuda_providers
 
@@ -117,7 +117,7 @@ def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list
 
 
 def facts(target: Target, policy: TimingPolicy) -> dict[str, Any]:
-    """What a table of results must say of its machine and its measurement."""
+    """Facts of machine and measurement, which every table of results contains."""
     from datetime import datetime, timezone
 
     import torch

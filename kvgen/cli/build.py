@@ -91,7 +91,7 @@ def build(
 
 
 def _agree(compile_only: bool, compiling: Mapping[str, object], measuring: Mapping[str, object]) -> None:
-    """Refuse options that would say nothing: those of a search when nothing is measured, and the other way round."""
+    """Refuse options without effect: those of a search with --compile-only, and the other way round."""
     for name, value in (measuring if compile_only else compiling).items():
         if value is not None:
             raise typer.BadParameter(
@@ -153,7 +153,7 @@ def _devices(text: str | None) -> list[int] | None:
 
 
 def show(result: TuningResult) -> None:
-    """The winner beside the default and the runner-up, and what failed."""
+    """Print the winner beside the default and the runner-up, and the failures."""
     entry = result.entry
     print_launches(f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}", entry)
     show_failures([(r.kind, str(r.candidate), r.detail) for r in result.failures])
@@ -165,7 +165,7 @@ def show(result: TuningResult) -> None:
 
 
 def show_failures(failures: list[tuple[str, str, str]]) -> None:
-    """(kind, candidate, detail) of what failed; the first few of each kind."""
+    """Print (kind, candidate, detail) of failures, the first few of each kind."""
     if not failures:
         return
     shown: list[tuple[str, str, str]] = []

@@ -1,4 +1,4 @@
-"""`kvgen check`: do registered entries still hold?"""
+"""`kvgen check`: checks whether registered entries still hold."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def check(
 ) -> None:
     """Render, compile and verify every entry of the user's and the packaged registry, or of REGISTRY, again.
 
-    Exit code 1 where one regressed and was not accepted: it is damaged, missing, different, wrong or slower, or get_kernel passes
-    it over. Else 3 where this machine failed: its disk, compiler or workers. What lacks only a device is told and exits with 0.
+    Exit code 1 if one regressed and was not accepted: it is damaged, missing, different, wrong or slower, or get_kernel would not
+    use it. Else 3 if this machine failed: its disk, compiler or workers. If only a device is missing, this is reported, with code 0.
     """
     from kvgen.measure.worker import Worker
     from kvgen.tune.regression.run import check_registry, summary, unreachable
@@ -59,7 +59,7 @@ def check(
 
 
 def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, RegistryFiles | Exception]]:
-    """The registries, each with its files or the reason why it cannot be read. Raises BadParameter for what selects nothing."""
+    """The registries, each with its files or the reason why it cannot be read. Raises BadParameter for a selection that matches nothing."""
     from kvgen.arch import Target
 
     if unknown := [name for name in archs if name not in get_args(Target)]:

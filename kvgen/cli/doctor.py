@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Compilers, GPU, back ends, extras, caches and registries of this machine. Exit code 3 where not even a CPU kernel can be built."""
+    """Compilers, GPU, back ends, extras, caches and registries of this machine. Exit code 3 if not even a CPU kernel can be built."""
 
     facts = examine()
     if as_json:
@@ -32,7 +32,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `doctor` tells: checks, places, and the targets that can be built here."""
+    """The results of `doctor`: checks, folders, and the targets that can be built on this machine."""
     from kvgen import __version__
     from kvgen._nvml import gpu_capability
     from kvgen.arch import GPUS

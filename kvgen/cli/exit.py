@@ -1,4 +1,4 @@
-"""Exit codes of every command, and which one an error means."""
+"""Exit codes of all commands, and the code of each error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Exit(IntEnum):
     USAGE = 2
     """Bad spec or arguments."""
     NO_KERNEL = 3
-    """No kernel answers, or what is needed to make one is missing."""
+    """No kernel for the request, or a tool, device or library is missing, or another failure."""
     INTERRUPTED = 130
 
 
 def exit_code(error: BaseException) -> Exit:
-    """The code that tells a caller what kind of failure this is."""
+    """The exit code of an exception."""
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
     if isinstance(error, errors.SpecError):

@@ -1,4 +1,4 @@
-"""An entry's launches as a table: who won each workload, by how much, and how close the best of another back end came."""
+"""An entry's launches as a table: for each workload the winner, its speed-up, and the best launch of another back end."""
 
 from __future__ import annotations
 

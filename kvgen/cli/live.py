@@ -1,4 +1,4 @@
-"""A tuning run as it happens: a live table on a terminal, plain lines elsewhere, both on stderr."""
+"""The progress of a build on stderr: a live table on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ def register(app: typer.Typer) -> None:
 
 def migrate(
     path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="A registry's folder; the user's by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes, and write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Rewrite a registry's entries of the older schema in place. Exit code 1 where one could not be."""
+    """Rewrite a registry's entries of the previous schema in place. Exit code 1 if one could not be migrated."""
     from kvgen.registry import Store, user_store
     from kvgen.registry.migrate import migrate as migrate_store
 

@@ -1,4 +1,4 @@
-"""`kvgen list`, `show` and `why`: what is registered, and what answers a spec."""
+"""`kvgen list`, `show` and `why`: registered entries, and the choice for a spec."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _print_entry(entry: Entry, one: Found) -> None:
 
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
-    """Which entry answers a spec (or one workload of it), and why. Exit code 3 where none does."""
+    """Which entry get_kernel returns for a spec (or one workload of it), and why. Exit code 3 if there is none."""
     from kvgen.registry.select import select
     from kvgen.spec.target import resolve
 

@@ -1,4 +1,4 @@
-"""`kvgen report`: an HTML page about what is registered."""
+"""`kvgen report`: an HTML page about registered entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report(
     keys: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a self-contained HTML page: best, default and pure read, the search, what mattered and what failed."""
+    """Write a self-contained HTML page: best times, defaults, read roofline, course of the search, importance of parameters, failures."""
     require("kvgen report", "optuna", "pandas")
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""`kvgen space`: the search space of a spec, what is not in it, and why."""
+"""`kvgen space`: the search space of a spec, and what constraints and hints exclude."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from kvgen.spec import Workload
 
 _modules: dict[str, Module] = {}
 _call_orders: WeakValueDictionary[int, CallOrder] = WeakValueDictionary()
-"""The turns of caches that an Attention of this process is bound to, by the address of their blocks."""
+"""Call orders of the caches of this process's Attention modules, by the address of their blocks."""
 _unbound: dict[int, CallOrder] = {}
-"""Those of caches that only a graph from another process knows."""
+"""Call orders of caches that only a graph from another process refers to."""
 
 
 def _module(path: str) -> Module:
@@ -35,7 +35,7 @@ def _module(path: str) -> Module:
 
 @contextmanager
 def _in_order(packed: torch.Tensor) -> Iterator[None]:
-    """The turn of a call over the cache that has these blocks, among calls of operators and of kernels."""
+    """Serialize a call with all other calls over the cache with these blocks, of operators and of kernels."""
     place = packed.data_ptr()
     call_order = _call_orders.get(place)
     if call_order is None:
@@ -47,7 +47,7 @@ def _in_order(packed: torch.Tensor) -> Iterator[None]:
 
 
 _overflows: dict[bool, OverflowFlag] = {}
-"""Tell the host of sequences that had no room for a step: one flag for all caches of the operators, on the CPU and on GPUs."""
+"""Overflow flags of all caches of the operators: one for the CPU, one for GPUs."""
 
 
 def _overflow(gpu: bool) -> OverflowFlag:
@@ -89,7 +89,7 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended.
 
-    More query tokens than `most_q`, those that the module is compiled for, are a prompt.
+    More query tokens than `most_q`, those that the module is compiled for, are extend attention.
     """
     out, lse = _outputs(q)
     cache = (packed, k_residual, v_residual, lengths, block_table, None)
@@ -145,8 +145,8 @@ def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
 class Attention(torch.nn.Module):
     """A kernel bound to a cache, as a module that torch.compile(fullgraph=True) takes and a CUDA graph captures.
 
-    The launch is the one for the cache's full capacity; a prompt's memory is sized for it, too. The host does not count tokens
-    here: the device refuses a step beyond the capacity, writes nothing, and the next call raises CacheMismatch.
+    The launch is the one for the cache's full capacity; memory of extend attention is sized for it, too. The host does
+    not track lengths here: the device refuses a step beyond the capacity, writes nothing, and the next call raises CacheMismatch.
     """
 
     packed: torch.Tensor
@@ -157,7 +157,7 @@ class Attention(torch.nn.Module):
     workspace: torch.Tensor
 
     def __init__(self, kernel: Kernel, cache: KVCache, q_len: int = 1, scale: float | None = None) -> None:
-        """Raises CacheMismatch where the cache is of another layout than the kernel's."""
+        """Raises CacheMismatch if the cache has another layout than the kernel."""
         super().__init__()
         variant = kernel.variant(Workload(batch=cache.batch, kv_len=cache.max_len, q_len=q_len))
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}

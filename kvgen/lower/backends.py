@@ -15,7 +15,7 @@ NAMES = ("cuda", "tilelang", "cpu")
 def get_backend(name: str) -> Backend:
     """The back end called `name`.
 
-    Raises KvgenError for an unknown name and ToolchainMissing where a library that the back end needs is absent.
+    Raises KvgenError for an unknown name and ToolchainMissing if a library that the back end needs is not installed.
     """
     if name not in NAMES:
         raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""What every back end offers, and what lowering gives."""
+"""The interface of back ends, and the source that lowering returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
 Language = Literal["c++", "cuda"]
 
 FUNCTIONS = ("advance", "attend", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
-"""What a kernel's module exports; `docs/abi.md` lists their arguments."""
+"""Functions of a kernel's module; `docs/abi.md` lists their arguments."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Source:
     headers: tuple[Path, ...] = field(default=(), repr=False)
     """The headers that `text` reaches."""
     functions: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """What the compiled module must export; not part of the identity, which `text` decides."""
+    """Functions that the compiled module must export; not part of the identity, because `text` decides them."""
 
     @property
     def id(self) -> str:

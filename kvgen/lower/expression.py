@@ -20,7 +20,7 @@ class Expression:
     __slots__ = ("_code", "names", "text")
 
     def __init__(self, text: str) -> None:
-        """Raises SyntaxError where the text is not an expression, or uses attributes, subscripts, lambdas or the like."""
+        """Raises SyntaxError if the text is not an expression, or uses attributes, subscripts, lambdas or the like."""
         tree = ast.parse(text, mode="eval")
         for node in ast.walk(tree):
             if not isinstance(node, _ALLOWED):
@@ -30,7 +30,7 @@ class Expression:
         self._code = compile(tree, "<constraint>", "eval")
 
     def __call__(self, scope: Mapping[str, Any]) -> Any:
-        """The value of the expression. Raises what the arithmetic raises."""
+        """The value of the expression. Raises the exceptions of its arithmetic."""
         return eval(self._code, {"__builtins__": FUNCTIONS}, dict(scope))
 
     def __str__(self) -> str:

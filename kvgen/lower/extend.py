@@ -1,4 +1,4 @@
-"""Which specs can have prompts: calls with more query tokens than a kernel is compiled for (`attention.q_len`)."""
+"""Which specs support extend attention: calls with more query tokens than a kernel is compiled for (`attention.q_len`)."""
 
 from __future__ import annotations
 

@@ -16,5 +16,5 @@ ALLOWED: Mapping[Language, frozenset[str]] = {"c++": frozenset((*CPU, *READ)), "
 
 
 def refused(language: Language, flags: Iterable[str]) -> str | None:
-    """The first flag that no back end emits for a language; None where all are known."""
+    """The first flag that no back end emits for a language; None if all are known."""
     return next((flag for flag in flags if flag not in ALLOWED[language]), None)

@@ -2,9 +2,9 @@
 
 A file has a `layout` and a `launch` part (name -> values and doc), a list of constraints and a list of hints. Both are Python
 expressions over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
-`q_len`). They are judged as soon as everything they mention is known, and once per combination of what they mention.
+`q_len`). They are evaluated as soon as all their names are known, once per combination of these.
 
-A constraint says what cannot be lowered or run: `check` tells of it. A hint says what did not pay where it was measured: schedules
+A constraint excludes what cannot be lowered or run; `check` reports it. A hint excludes what did not pay where it was measured: schedules
 that satisfy all constraints and all hints are what a search tries, and any other schedule that the constraints allow can be built.
 """
 
@@ -30,7 +30,7 @@ WORKLOAD_NAMES = frozenset({"batch", "kv_len", "q_len"})
 
 @dataclass(frozen=True)
 class Parameter:
-    """One axis of the space. `docs` says what a value means, where the file tells."""
+    """One axis of the space. `docs` has the meanings of values, if the file gives them."""
 
     name: str
     part: Part
@@ -41,8 +41,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a schedule must (or, as a hint, should) satisfy, and what to tell of a schedule that does not. `reason` may name values in
-    {braces}.
+    """A condition that a schedule must (or, as a hint, should) satisfy, and the reason to report otherwise. `reason` may contain values
+    in {braces}.
     """
 
     require: Expression
@@ -95,7 +95,7 @@ class SearchSpace:
         workloads: Iterable[Workload] = (),
         hints: Iterable[Constraint] = (),
     ) -> None:
-        """Raises KvgenError where a constraint or hint mentions a name that is no parameter, fact or workload name."""
+        """Raises KvgenError if a constraint or hint uses a name that is not a parameter, fact or workload name."""
         self.backend = backend
         self.parameters = tuple(parameters)
         self.constraints = tuple(constraints)
@@ -115,7 +115,7 @@ class SearchSpace:
 
     @classmethod
     def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
-        """The space of `search_spaces/<name>.yaml`, which is read once per process. Raises KvgenError where the file is malformed."""
+        """The space of `search_spaces/<name>.yaml`, which is read once per process. Raises KvgenError if the file is malformed."""
         read = _read(search_spaces() / f"{name}.yaml")
         return cls(read.backend, read.parameters, read.constraints, facts, workloads, read.hints)
 
@@ -143,11 +143,11 @@ class SearchSpace:
             yield from (Schedule(self.backend, layout, launch) for launch in ordered)
 
     def excluded(self) -> Iterator[tuple[Params, list[str]]]:
-        """What cannot be built and why: layout parts by themselves, then whole schedules of the other layouts."""
+        """Schedules that cannot be built, with reasons: first layout parts, then whole schedules of the other layouts."""
         return self._outside(self._required)
 
     def unsearched(self) -> Iterator[tuple[Params, list[str]]]:
-        """What can be built and is not searched, and the hints that say why, in the same order."""
+        """Schedules that can be built and are not searched, with the hints that exclude them, in the same order."""
         excluded = {params for params, _ in self.excluded()}
         return ((params, reasons) for params, reasons in self._outside(self._all) if params not in excluded)
 
@@ -161,7 +161,7 @@ class SearchSpace:
                     yield Params({**layout, **launch}), reasons
 
     def check(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
-        """Why a schedule cannot be built; empty if it can. Without a workload, by what holds of every workload alone."""
+        """Why a schedule cannot be built; empty if it can. Without a workload, only rules that hold for every workload."""
         return self._problems(schedule, workload, self._required)
 
     def doubts(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:

@@ -40,7 +40,7 @@ def with_lines(text: str, name: str) -> str:
 
 
 def without_idle_lines(text: str) -> str:
-    """Rendered text without the `#line` directives that say what a compiler would count anyway."""
+    """Rendered text without redundant `#line` directives."""
     kept: list[str] = []
     pending: tuple[int, str] | None = None
     line = 0
@@ -80,7 +80,7 @@ def cpp_literal(value: bool | int | float) -> str:
 
 
 def render(name: str, **context: Any) -> str:
-    """The template `name` (a path below `templates/`) rendered. Raises KvgenError where it is missing or mentions an undefined name."""
+    """The template `name` (a path below `templates/`) rendered. Raises KvgenError if it is missing or uses an undefined name."""
     try:
         return without_idle_lines(environment(templates()).get_template(name).render(**context))
     except jinja2.TemplateError as error:

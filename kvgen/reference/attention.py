@@ -1,4 +1,4 @@
-"""Attention in fp64, with everything the spec language can say; on the device of what is given."""
+"""Attention in fp64 with every feature of the spec language, on the device of its arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def weights(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The weights that `attend` gives to positions: fp64 [batch, q_heads, q_len, tokens], 0 where nothing is seen."""
+    """Attention weights of positions: fp64 [batch, q_heads, q_len, tokens], 0 for positions that a query does not see."""
     held = torch.zeros(q.shape[0], q.shape[2], q.shape[1], k.shape[1], dtype=torch.float64, device=q.device)
     for part in _parts(q, k, lengths, scale, softcap, window, sinks):
         held[part.batch, part.heads, part.rows, : part.weights.shape[-1]] = part.weights

@@ -14,13 +14,13 @@ from kvgen.spec import BoostSpec, KernelSpec
 class ReferenceCache:
     """K and V of `batch` sequences, in any format of the spec language.
 
-    Positions below `sink` keep `dtype` for good. Of the others, block i holds positions sink + [i * block, (i + 1) * block).
+    Positions below `sink` stay in `dtype`. Of the others, block i contains positions sink + [i * block, (i + 1) * block).
     `flush` quantizes every full block of K, and every full block of V whose tokens are all older than the `local` newest.
-    What is not quantized reads back as appended.
+    Unquantized tokens read back as appended.
     """
 
     def __init__(self, spec: KernelSpec, batch: int, block: int) -> None:
-        """`block` is the residual block size N_r in tokens. Raises ValueError where a group does not divide it."""
+        """`block` is the residual block size N_r in tokens. Raises ValueError if a group does not divide it."""
         for name, quant in (("key", spec.key), ("value", spec.value)):
             if quant.quantized and quant.axis == "channel" and block % quant.group:
                 raise ValueError(f"the residual block ({block}) must be a multiple of {name}.group ({quant.group})")
@@ -60,7 +60,7 @@ class ReferenceCache:
         self._quantize(1, self.spec.value, None, self.v_blocks, settled // self.block)
 
     def prefill(self, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor | None = None) -> None:
-        """`append`, then `flush`: what `pack` does."""
+        """`append`, then `flush`, like `pack` of a module."""
         self.append(k, v, new_lengths)
         self.flush()
 
@@ -127,7 +127,7 @@ class ReferenceCache:
     def residual(self) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the tokens after the last full block, in dtype [batch, kv_heads, block, head_dim], 0 where unused.
 
-        Slot p mod N_r holds position p. Raises ValueError for a spec with sink or local tokens, which have places of their own.
+        Slot p mod N_r holds position p. Raises ValueError for a spec with sink or local tokens, which are not stored in residual slots.
         """
         if self.spec.cache.sink or self.spec.cache.local:
             raise ValueError("with sink or local tokens there is no single residual")
@@ -158,7 +158,7 @@ class ReferenceCache:
         return x[b : b + 1, start + first * self.block : start + last * self.block]
 
     def _quantize(self, which: int, quant: Quant, boost: BoostSpec | None, done: torch.Tensor, due: torch.Tensor) -> None:
-        """Blocks done[b] to due[b] of K (0) or V (1) become what quantization makes of them; `done` is brought up to date."""
+        """Quantize and dequantize blocks done[b] to due[b] of K (0) or V (1), and update `done`."""
         for b, (first, last) in enumerate(zip(done.tolist(), due.tolist(), strict=True)):
             if last <= first:
                 continue

@@ -28,7 +28,7 @@ def normal(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, seed: i
 
 
 def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, seed: int = 0, logit: float = 60.0) -> Inputs:
-    """What real caches do to a kernel, all at once.
+    """Difficult properties of real caches in one data set.
 
     K has a few channels of large magnitude and offset, one channel that is constant, and one huge value; the first tokens
     attract attention (sinks); a few needles far back answer the queries; V has a constant token and an outlier channel.

@@ -1,6 +1,6 @@
 """The packed layout: one declared bijection between (token in block, channel) and (byte, bit) of a block.
 
-A block holds `tokens` tokens of one KV head as one run of bytes:
+A block contains `tokens` tokens of one KV head as contiguous bytes:
 
     [K channel params][V channel params][boost index]
     then per sub-tile: [K codes][K token params][boost codes][V codes][V token params]
@@ -83,7 +83,7 @@ class PackedLayout:
 
     @cached_property
     def id(self) -> str:
-        """Digest that tells two layouts apart: a cache carries it, and a kernel refuses a cache with another one."""
+        """Digest of the layout. A cache stores it, and a kernel refuses a cache with another one."""
         return digest({"version": LAYOUT_VERSION, **_plain(asdict(self))})
 
     @property
@@ -149,7 +149,7 @@ class PackedLayout:
 
     @property
     def payload_bytes(self) -> int:
-        """One block without its padding: what must be read."""
+        """Bytes of one block without padding, which a kernel must read."""
         return self.header_bytes + self.subtiles * self.subtile_bytes
 
     # --- offsets ---------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class PackedLayout:
 def packed_layout(spec: KernelSpec, tokens: int, order: Order) -> PackedLayout:
     """The layout of blocks of `tokens` tokens for a spec.
 
-    Raises ValueError where a group does not fit the block or the order cannot hold the shape.
+    Raises ValueError if a group does not fit the block or the order does not support the shape.
     """
     element = 32 if spec.attention.dtype == "float32" else 16
     dim = spec.attention.head_dim
@@ -197,7 +197,7 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:
-    """Without what is not there, so that a feature that a layout does not use leaves its id alone."""
+    """Facts without absent features, so that adding a feature to kvgen does not change the id of layouts without it."""
     return {key: _plain(value) if isinstance(value, dict) else value for key, value in data.items() if value is not None}
 
 

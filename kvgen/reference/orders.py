@@ -1,4 +1,4 @@
-"""Where the numbers of a sub-tile lie: the order of fragments, and the order of vectors."""
+"""Positions of codes and params in a sub-tile: the order of MMA fragments, and the order of CPU vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _channel_as_k(channel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _channel_as_row(channel: torch.Tensor) -> torch.Tensor:
-    """Row of a channel on the 16-row side: what four 8x8 transposes of 8-channel loads give."""
+    """Row of a channel on the 16-row side, as four 8x8 transpositions of 8-channel loads produce it."""
     x, a, y, h, b = channel // 32, channel % 32 // 8, channel % 8 // 4, channel % 4 // 2, channel % 2
     return 32 * x + 16 * y + 8 * h + 2 * a + b
 
@@ -49,10 +49,10 @@ def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: i
 
 
 def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:
-    """Place of a param in its section.
+    """Position of a param in its section.
 
-    K per channel lies along k, beside the four slots that a lane scales: {zero pair, scale pair} twice, so that a 16-byte load
-    is the A operand of the sum of q * z. All others lie beside rows: lane g of the eight finds rows g, g + 8, ... together.
+    Params of K per channel lie along k, next to the four slots that a lane scales: {zero pair, scale pair} twice, so that a 16-byte load
+    is the A operand of the sum of q * z. All others lie along rows: lane g of the eight finds rows g, g + 8, ... next to each other.
     """
     del groups
     if op.axis == "channel" and op.rows_are_tokens:
@@ -68,7 +68,7 @@ def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int,
 
 
 def simd_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: int, head_dim: int) -> torch.Tensor:
-    """Bit offset of an element within the codes of its sub-tile: a word holds neighbours along k, 16 rows lie side by side."""
+    """Bit offset of an element within the codes of its sub-tile: a word has neighbours along k; 16 rows are adjacent."""
     row, k, extent = (token, channel, head_dim) if op.rows_are_tokens else (channel, token, tokens)
     per_word = 32 // op.width
     word = (row // VECTOR_LANES * (extent // per_word) + k // per_word) * VECTOR_LANES + row % VECTOR_LANES

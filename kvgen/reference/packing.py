@@ -1,4 +1,4 @@
-"""Blocks of bytes from K and V and back, for any packed layout, by its index maps alone; on the device of what is given."""
+"""Packs K and V into blocks of bytes and back, for any packed layout, by its index maps alone, on the device of the arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, x: t
 def unpack_blocks(layout: PackedLayout, packed: torch.Tensor, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
     """Dequantized K and V, fp64 [..., tokens, head_dim], of blocks uint8 [..., block_bytes].
 
-    `dtype` is the cache's; it tells 16-bit formats apart where K or V is not quantized.
+    `dtype` is the cache's; it distinguishes 16-bit formats if K or V is not quantized.
     """
     k, v = (read_operand(layout, which, packed, dtype) for which in OPERANDS)
     return k, v
@@ -65,7 +65,7 @@ def read_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, dtype
 
 
 def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quantized:
-    """Codes and params that blocks hold. Raises ValueError where the operand is not quantized."""
+    """Codes and params in blocks. Raises ValueError if the operand is not quantized."""
     op = layout.operand(which)
     if not op.quantized:
         raise ValueError(f"{which} is not quantized")
@@ -98,7 +98,7 @@ def _boost_spec(layout: PackedLayout) -> BoostSpec | None:
 
 
 def _write_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized, boosted: torch.Tensor) -> Quantized:
-    """Put index and upper bits of the boosted channels in their places; what is left to pack are the lower two bits."""
+    """Pack index and upper bits of the boosted channels; returns the lower two bits, which remain to be packed."""
     lead, channels = boosted.shape[:-1], boost_bits(layout).shape[1]
     index = boosted.nonzero()[:, -1].reshape(*lead, channels)  # ascending: nonzero goes row by row
     _write_bytes(packed, boost_index_offsets(layout).flatten(), index.to(torch.uint8).flatten(-2))

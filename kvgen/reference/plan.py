@@ -1,6 +1,6 @@
 """The plan of a step: which KV tiles each worker attends to. The oracle of `templates/common/include/kvgen/schedule/plan.hpp`.
 
-All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a unit of work) has an
+All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a work unit) has an
 equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step.
 """
 
@@ -17,7 +17,7 @@ WORK_TILE = 8
 
 @dataclass(frozen=True)
 class PlanShape:
-    """What a plan depends on besides the lengths. Tokens beyond whole blocks are the residual, which is in no KV tile."""
+    """Constants of a plan, in addition to the lengths. Tokens beyond whole blocks are the residual, which belongs to no KV tile."""
 
     batch: int
     heads: int
@@ -26,7 +26,7 @@ class PlanShape:
     tile_tokens: int
     block_tokens: int
     head_cost: int
-    """What a worker could read while it starts on a head, in KV tiles."""
+    """Cost of starting a head, in KV tiles that a worker could read meanwhile."""
     least_tiles: int
     """Fewest KV tiles that are worth a worker."""
     window: int = 0
@@ -88,9 +88,9 @@ class Plan:
 
 
 def make_plan(shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool = False) -> Plan:
-    """The plan of a step over sequences of `lengths` tokens, none of which may have more than `limit` after it.
+    """The plan of a step over sequences of `lengths` tokens, none of which may exceed `limit` after the step.
 
-    An empty sequence takes part where the step appends tokens, unless `skip_empty`.
+    An empty sequence is included if the step appends tokens, unless `skip_empty`.
     """
     empty = [b for b, n in enumerate(lengths) if n <= 0 and (shape.fresh == 0 or skip_empty)]
     overflowing = [b for b, n in enumerate(lengths) if b not in empty and n + shape.fresh > limit]

@@ -1,4 +1,4 @@
-"""What a format costs in accuracy, against an unquantized cache. `python -m kvgen.reference.quality` prints the presets' table."""
+"""The loss of accuracy of a format against an unquantized cache. `python -m kvgen.reference.quality` prints the presets' table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Quality:
-    """Errors of attention over a quantized cache, against attention over what was put in."""
+    """Errors of attention over a quantized cache, against attention over the original K and V."""
 
     relative_l2: float
     """Of the output."""

@@ -15,7 +15,7 @@ BOOST_BITS = 4
 
 
 class Quant(Protocol):
-    """What quantization needs to know: a spec's KeySpec or ValueSpec, or a layout's Operand."""
+    """Parameters of a quantization: a spec's KeySpec or ValueSpec, or a layout's Operand."""
 
     @property
     def bits(self) -> int: ...
@@ -61,7 +61,7 @@ def store(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Quantized:
     """Quantize x [..., tokens, head_dim] (float16, bfloat16 or float32; all values finite).
 
-    Raises ValueError where a group does not divide its extent or x has a value that is not finite.
+    Raises ValueError if a group does not divide its extent or x has a value that is not finite.
     """
     if quant.bits not in (2, 4, 8):
         raise ValueError(f"{quant.bits} bits are not quantized")
@@ -104,7 +104,7 @@ def spread(param: torch.Tensor, quant: Quant) -> torch.Tensor:
 def select_channels(grouped: torch.Tensor, boost: BoostSpec) -> torch.Tensor:
     """Which channels of each group get 4 bits: bool [..., groups, 1, head_dim], from fp32 [..., groups, group, head_dim].
 
-    Of equal channels the lower index wins. Means are taken in fp64, so that they do not depend on an order of summation.
+    Of equal channels the lower index is chosen. Means are taken in fp64, so that they do not depend on an order of summation.
     """
     channels = grouped.shape[-1]
     if boost.select == "mean_abs":

@@ -1,4 +1,4 @@
-"""Winners, remembered: entries of plain text in three stores, and the choice among them."""
+"""Registered winners: entries of plain text in three stores, and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Found", "Store", "find", "packaged_store", "site_store", "stores", "
 
 
 def stores() -> list[Store]:
-    """Where entries are looked for, the nearest to the user first: what was tuned here outranks what shipped."""
+    """The stores in order of precedence: the user's, the site's, the one that ships. Entries tuned on this machine come first."""
     return [user_store(), site_store(), packaged_store()]
 
 
 def user_store() -> Store:
-    """`KVGEN_REGISTRY_DIR`, or kvgen's folder in the user's data: where `kvgen build` writes."""
+    """`KVGEN_REGISTRY_DIR`, or kvgen's folder in the user's data folder; `kvgen build` writes to it."""
     override = os.environ.get("KVGEN_REGISTRY_DIR")
     if override:
         return Store(Path(override), "user")
@@ -27,7 +27,7 @@ def user_store() -> Store:
 
 
 def site_store() -> Store:
-    """`KVGEN_SITE_DIR`, or kvgen's folder in the site's data: what a team shares."""
+    """`KVGEN_SITE_DIR`, or kvgen's folder in the site's data folder; shared by a team."""
     override = os.environ.get("KVGEN_SITE_DIR")
     if override:
         return Store(Path(override), "site")

@@ -1,11 +1,11 @@
-"""The file that carries entries and modules: a tar in gzip that is read strictly, so that what is taken is what was written.
+"""The file format of archives: a tar in gzip that is read strictly, so that only what an export wrote is accepted.
 
     gzip header    its comment is `kvgen archive FORMAT sha256 HEX`, the digest of all bytes after the header
-    index.json     the first member: {"format", "files": {name: {"sha256", "bytes"}}, and what the caller says besides}
+    index.json     the first member: {"format", "files": {name: {"sha256", "bytes"}}, and facts of the caller}
     members        the plain files that the index lists, in its order, each once
 
-Any tar reads it. This reader takes nothing else: the header of every member must be, byte for byte, the one that follows from its
-name and size in the index, so there is no folder, link, device, sparse, extended or duplicate member; nothing follows the end.
+Any tar program reads it. This reader accepts nothing else: the header of every member must be, byte for byte, the one that follows from its
+name and size in the index. So there are no folders, links, devices, sparse, extended or duplicate members, and no bytes after the end.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from kvgen.toolchain.cache import left_behind, owned, sync
 
 INDEX = "index.json"
 DEPTH = {"entries": 5, "modules": 3}
-"""Parts of a member's name, by the first of them."""
+"""Number of components of a member's name, by the first of them."""
 CHUNK = 1 << 20
 MOST_INDEX, MOST_MEMBER, MOST_BYTES = 1 << 24, 1 << 28, 1 << 32
 """Bytes of the index, of one member, and of all."""
 MOST_MEMBERS = 20_000
 PLAIN_BYTES, MOST_RATIO = 1 << 26, 100
-"""An archive of more than so many bytes, decompressed, may be so many times as large as its file: more is a bomb."""
+"""An archive that decompresses to more than PLAIN_BYTES may be at most MOST_RATIO times as large as its file; more is treated as a
+decompression bomb."""
 PART = ".kvgen-export-"
 
 
 class Index(NamedTuple):
-    """What an archive says of itself: sha256 and bytes of every member by name, and the rest of `index.json`."""
+    """The index of an archive: sha256 and bytes of every member by name, and the rest of `index.json`."""
 
     files: dict[str, tuple[str, int]]
     facts: dict[str, Any]
     sha256: str
-    """Of the archive."""
+    """Digest of the whole archive."""
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write(file: Path, members: Mapping[str, bytes | Path], facts: Mapping[str, Any]) -> str:
-    """Write an archive of `members` (contents, or files to read, by name) and put it in place of `file`; its sha256.
+    """Write an archive of `members` (contents, or files to read, by name) and replace `file` by it. Returns its sha256.
 
-    A failed or killed writer leaves what was there. Raises HostError, and KvgenError where `file` is no place for a file.
+    If the writer fails or is killed, the old file stays. Raises HostError, and KvgenError if `file` exists and is not a plain file.
     """
     file = file.resolve()
     with host_errors("write", file):
@@ -100,7 +101,7 @@ def _add(stream: Deflated, name: str, data: bytes) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the half archives of exports that were killed."""
+    """Remove incomplete archives of killed exports."""
     for left in folder.glob(f"{PART}*"):
         if left_behind(left.name, PART):
             with suppress(OSError):
@@ -111,10 +112,10 @@ def _sweep(folder: Path) -> None:
 
 
 def read(file: Path, folder: Path, sha256: str | None = None) -> Index:
-    """Check an archive to its end and write its members below `folder`, by their names. `sha256` is the digest it must have.
+    """Check a whole archive and write its members below `folder`, by their names. `sha256` is its required digest.
 
-    Raises Refused, whatever is wrong with the archive; `folder` may hold some members then, none of which is to be used.
-    Raises HostError where it cannot be read or `folder` not be written.
+    Raises Refused for any defect of the archive; members that `folder` contains then must not be used.
+    Raises HostError if the archive cannot be read or `folder` cannot be written.
     """
     with host_errors("read", file):
         try:
@@ -165,7 +166,7 @@ def _read_index(stream: Inflated) -> dict[str, Any]:
 
 
 def _listed(data: Mapping[str, Any], size: int) -> dict[str, tuple[str, int]]:
-    """The members that the index lists, held against all bounds. Raises Refused."""
+    """The members that the index lists, checked against all bounds. Raises Refused."""
     files: dict[str, tuple[str, int]] = {}
     if len(data["files"]) > MOST_MEMBERS:
         raise Refused(f"it lists {len(data['files'])} members, more than {MOST_MEMBERS}")
@@ -201,7 +202,7 @@ def _take_zeros(stream: Inflated, count: int) -> None:
 
 
 def _copy(stream: Inflated, size: int, place: Path) -> str:
-    """Write so many bytes to a new file; their digest."""
+    """Copy `size` bytes to a new file; returns their digest."""
     sha = hashlib.sha256()
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(place, "xb") as file:

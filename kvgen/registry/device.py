@@ -1,4 +1,4 @@
-"""What this machine is called, as far as entries are concerned."""
+"""The identity of this machine in entries: device name, driver, threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvgen.toolchain.compilers import cpu_features, cpu_name, tvm_ffi_version
 def here(target: Target) -> dict[str, Any]:
     """Name of the device that the target means here, with the threads of a CPU or the driver of a GPU.
 
-    The name is empty where there is no such device.
+    The name is empty if there is no such device.
     """
     if target == "cpu":
         return {"name": cpu_name(), "threads": cores()}
@@ -25,12 +25,12 @@ def here(target: Target) -> dict[str, Any]:
 
 
 def machine(target: Target) -> str:
-    """Digest of what a compiled module needs of the machine that runs it: a CPU's instructions, the FFI's version."""
+    """Digest of the properties of a machine that a compiled module depends on: the CPU's instructions, the version of TVM-FFI."""
     return digest([platform.machine(), cpu_features() if target == "cpu" else "", tvm_ffi_version()])
 
 
 def origin() -> str:
-    """This machine in words, for modules that are taken to another."""
+    """A description of this machine, stored with modules that are exported."""
     from kvgen import __version__
 
     return f"{cpu_name()} ({platform.machine()}, kvgen {__version__})"

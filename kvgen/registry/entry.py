@@ -1,8 +1,8 @@
-"""An entry: a winner with all that is needed to run it again and to judge it.
+"""An entry: a registered winner, with everything that is needed to run and to check it.
 
-An entry is one packed layout and a launch per workload, each with the back end that won there. Each launch names one of the
-entry's rendered sources, which is what runs: templates may change, and the entry keeps meaning what was measured, as long as
-the headers it includes are the same.
+An entry has one packed layout and a launch per workload, each with the back end that won there. Each launch names one of the entry's
+rendered sources. Because the source is stored, templates may change and the entry still describes the kernel that was measured, as long
+as the included headers are the same.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
 
 SCHEMA = 3
-"""Version of the entry's format and of the module ABI; entries of another version are passed over. `kvgen migrate` rewrites those of
-the version before (`registry/migrate.py`)."""
+"""Version of the entry's format and of the module ABI; entries of another version are not used. `kvgen migrate` rewrites those of
+the previous version (`registry/migrate.py`)."""
 
 RESERVED = ("dispatch", "quality", "cache")
-"""Optional fields of an entry that nothing reads yet."""
+"""Reserved fields of an entry that this version does not read."""
 
 SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
 
 
 class Damaged(Exception):
-    """An entry that cannot be used; the message says why. Never leaves the registry."""
+    """An entry that cannot be used, with the reason. Not raised to callers of the registry."""
 
 
 class OtherSchema(Damaged):
@@ -50,7 +50,7 @@ class OtherSchema(Damaged):
 
 @dataclass(frozen=True)
 class Code:
-    """One rendered source, with what the compiler needs besides; header and include names are portable ones."""
+    """One rendered source, with its flags, headers and include folders; their names are portable."""
 
     text: str
     language: Language
@@ -62,7 +62,7 @@ class Code:
     artifact: str | None = None
     """Id of the compiled module when it was tuned."""
     machine: str | None = None
-    """Digest of what that module needs of the machine it runs on."""
+    """Digest of the properties of a machine that the module depends on."""
 
     def __post_init__(self) -> None:
         if self.language not in SUFFIX:
@@ -74,7 +74,7 @@ class Code:
 
     @classmethod
     def of(cls, source: Source, artifact: Artifact | None = None) -> Code:
-        """The code of a source and, where it was compiled, of its artifact.
+        """The code of a source and, if it was compiled, of its artifact.
 
         Raises ValueError for headers of no package, KvgenError for flags that `kvgen.lower.flags` does not list.
         """
@@ -92,11 +92,11 @@ class Code:
 
     @property
     def file(self) -> str:
-        """Name in the entry's folder."""
+        """File name in the entry's folder."""
         return f"kernel-{digest([self.text, self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
 
     def source(self, target: Target) -> Source | None:
-        """What to compile; None where the headers here are not those that the source was tuned with."""
+        """The source to compile; None if kvgen's headers differ from those that it was tuned with."""
         try:
             headers = tuple(map(locate, self.headers))
             if files_digest(headers) != self.headers_digest:
@@ -131,7 +131,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the entry's layout is computed on at one workload, and by which back end; `file` names the code."""
+    """The launch of one workload: back end and parameters. `file` names the code."""
 
     workload: Workload
     backend: str
@@ -146,8 +146,8 @@ class Entry:
     `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
     `layout`, the next best layout with launches of the same form, or None.
 
-    `dispatch`, `quality` and `cache` are None in every entry that kvgen writes today, and nothing reads them. They are in the schema, and
-    are read and written back as they are, so that what fills them raises no schema.
+    `dispatch`, `quality` and `cache` are None in every entry that kvgen writes today, and nothing uses them. They are part of the schema
+    and are preserved, so that a later version can fill them without a new schema.
     """
 
     spec: KernelSpec
@@ -163,11 +163,11 @@ class Entry:
     timings: tuple[Timing, ...] = ()
     runner_up: Mapping[str, Any] | None = None
     dispatch: Mapping[str, Any] | None = None
-    """Will say which launch serves which batch and number of tokens, as measured over a grid of them."""
+    """Reserved: which launch serves which batch and number of tokens, measured over a grid."""
     quality: Mapping[str, Any] | None = None
-    """Will hold what quantization costs a model in this format: figures by model and task."""
+    """Reserved: accuracy of models in this format, by model and task."""
     cache: Mapping[str, Any] | None = None
-    """Will say what caches of the entry hold beside packed blocks and residual: learned sinks, segments, what a rollback needs."""
+    """Reserved: further tensors of a cache: learned sinks, segments, data for a rollback."""
 
     @classmethod
     def of(
@@ -177,7 +177,7 @@ class Entry:
         launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
         **facts: Any,
     ) -> Entry:
-        """The entry of tuned schedules, which share their layout part; `facts` are the other fields by name.
+        """The entry of tuned schedules, which have the same layout part; `facts` are the other fields by name.
 
         Raises ValueError where the schedules differ in layout or there are none, and where the layout cannot hold the spec.
         """
@@ -196,7 +196,7 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """Digest of what the entry is a winner for."""
+        """Key: digest of format, architecture, device name and workloads."""
         return entry_key(self.spec, self.arch, self.device, (launch.workload for launch in self.launches))
 
     @property
@@ -214,17 +214,17 @@ class Entry:
         return Schedule(launch.backend, self.layout, launch.params)
 
     def timing(self, workload: Workload) -> Timing | None:
-        """What was measured at a workload; None if nothing was."""
+        """The measurement at a workload; None if there is none."""
         return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
 
     def rival(self, workload: Workload) -> tuple[str, float] | None:
-        """The best of another back end at a workload: its name, and its time over the winner's. None if there was none."""
+        """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
         timing = self.timing(workload)
         other = ((self.runner_up or {}).get("launches") or {}).get(workload.key)
         return (str(other["backend"]), other["us"] / timing.us) if other and timing else None
 
     def standings(self) -> list[dict[str, Any]]:
-        """Who won each workload, and how far ahead of the best of another back end, as plain data."""
+        """By workload, the winner and the best launch of another back end, as plain data."""
         rows = []
         for launch in self.launches:
             timing, rival = self.timing(launch.workload), self.rival(launch.workload)
@@ -234,11 +234,11 @@ class Entry:
         return rows
 
     def resources(self) -> dict[str, Any]:
-        """Contents of `resources.json`: by source file, what compiling it took and what its kernels use."""
+        """Contents of `resources.json`: by source file, compile time and the resources of its kernels."""
         return {file: code.resources.to_json() for file, code in sorted(self.codes.items()) if code.resources}
 
     def to_json(self) -> dict[str, Any]:
-        """Contents of `entry.json`, but for the digests of the files beside it."""
+        """Contents of `entry.json`, except the digests of the other files."""
         return {
             "schema": SCHEMA,
             "key": self.key,

@@ -1,4 +1,4 @@
-"""One gzip member whose header names the digest of all bytes behind it, written and read as a stream."""
+"""One gzip member whose header contains the digest of all bytes after it, written and read as a stream."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvgen.errors import KvgenError
 FORMAT = 2
 CHUNK = 1 << 16
 START = b"\x1f\x8b\x08\x10\0\0\0\0\x02\xff"
-"""gzip: deflate, a comment, no time, compressed most, of no system."""
+"""gzip header: deflate, with a comment, no time, highest compression, unknown system."""
 COMMENT = re.compile(rb"kvgen archive (\d{1,6}) sha256 ([0-9a-f]{64})\0")
 MOST_COMMENT = 100
 
 
 class Refused(KvgenError):
-    """A file that is no archive of kvgen, is damaged, or holds what no export writes."""
+    """A file that is not an archive of kvgen, is damaged, or contains something that no export writes."""
 
 
 class Digests(NamedTuple):
-    """sha256 of a whole file, and of what is behind its gzip header."""
+    """sha256 of a whole file, and of the bytes after its gzip header."""
 
     whole: str
     body: str
@@ -34,7 +34,7 @@ def comment(body: str) -> bytes:
 
 
 def read_header(file: BinaryIO) -> tuple[bytes, str]:
-    """The header's bytes, and the digest that it names. Raises Refused for another format."""
+    """The header's bytes, and the digest in it. Raises Refused for another format."""
     start = file.read(len(START))
     words = b""
     while start == START and len(words) < MOST_COMMENT and not words.endswith(b"\0"):
@@ -52,7 +52,7 @@ def read_header(file: BinaryIO) -> tuple[bytes, str]:
 
 
 def file_digests(file: BinaryIO) -> Digests:
-    """Digests of an archive, read from its beginning. Raises Refused where its header names another."""
+    """Digests of an archive, read from its beginning. Raises Refused if its header contains another."""
     header, expected = read_header(file)
     whole, body = hashlib.sha256(header), hashlib.sha256()
     while data := file.read(CHUNK):
@@ -64,7 +64,7 @@ def file_digests(file: BinaryIO) -> Digests:
 
 
 class Deflated:
-    """Writes the member: `write` what is compressed, then `finish`. The file must be seekable."""
+    """Writes the member: call `write` repeatedly, then `finish`. The file must be seekable."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -79,7 +79,7 @@ class Deflated:
         self._put(self._deflate.compress(data))
 
     def finish(self) -> None:
-        """End the member and fill the digest in."""
+        """End the member and write the digest into the header."""
         self._put(self._deflate.flush() + trailer(self._crc, self._length))
         self._file.seek(len(START))
         self._file.write(comment(self._body.hexdigest()))
@@ -91,7 +91,7 @@ class Deflated:
 
 
 class Inflated:
-    """Reads the member: no more is decompressed than is asked for."""
+    """Reads the member; decompresses only as much as is requested."""
 
     def __init__(self, file: BinaryIO) -> None:
         """Read the header. Raises Refused."""
@@ -103,7 +103,7 @@ class Inflated:
         self._crc = self._length = 0
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes. Raises Refused where there are fewer."""
+        """Exactly `size` bytes. Raises Refused if there are fewer."""
         parts = []
         while size:
             part = self._some(size)
@@ -114,7 +114,7 @@ class Inflated:
         return b"".join(parts)
 
     def finish(self) -> str:
-        """Check that the end is here, and the checksum; sha256 of all that was read. Raises Refused."""
+        """Check that this is the end, and the checksum. Returns the sha256 of everything that was read. Raises Refused."""
         while not self._inflate.eof:
             if self._some(1):
                 raise Refused("there is more behind its last member")
@@ -128,7 +128,7 @@ class Inflated:
         return self._whole.hexdigest()
 
     def _some(self, most: int) -> bytes:
-        """At most so many bytes, perhaps none; the end is an error here."""
+        """At most `size` bytes, possibly none; the end of the member is an error here."""
         self._pending = self._pending or self._more()
         if not self._pending and not self._inflate.eof:
             raise Refused("it ends too early")
@@ -147,5 +147,5 @@ class Inflated:
 
 
 def trailer(crc: int, length: int) -> bytes:
-    """What gzip puts at the end."""
+    """The trailer of gzip: CRC-32 and size."""
     return crc.to_bytes(4, "little") + (length & 0xFFFFFFFF).to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""`manifest.json`: a sha256 for every file of a store that ships, so that a change by hand is seen in review and in CI."""
+"""`manifest.json`: a sha256 for every file of a store that ships, so that manual changes are detected in review and in CI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MANIFEST = "manifest.json"
 
 
 def digests(root: Path) -> dict[str, str]:
-    """sha256 by path relative to `root`; hidden files and the manifest itself apart."""
+    """sha256 by path relative to `root`; without hidden files and the manifest itself."""
     found = {}
     for file in sorted(root.rglob("*")):
         place = file.relative_to(root)
@@ -26,7 +26,7 @@ def write_manifest(root: Path) -> Path:
 
 
 def relist(root: Path, chosen: Callable[[str], bool]) -> Path:
-    """Bring the manifest up to date for the chosen files, by path; what else differs from it stays a difference."""
+    """Update the manifest for the chosen files; other differences remain."""
     try:
         listed = _listed(root)
     except (FileNotFoundError, ValueError):
@@ -36,7 +36,7 @@ def relist(root: Path, chosen: Callable[[str], bool]) -> Path:
 
 
 def differences(root: Path) -> dict[str, str]:
-    """How files of a store differ from its manifest, by path; empty where they agree. Raises OSError where it cannot be read."""
+    """Differences of a store's files from its manifest, by path. Raises OSError if it cannot be read."""
     try:
         listed = _listed(root)
     except (FileNotFoundError, ValueError):

@@ -1,8 +1,8 @@
-"""Entries of the schema before this one, rewritten under the names of today.
+"""Rewrites entries of the previous schema (2) in the present one (3).
 
-Schema 2 named the parameters of a launch otherwise, and let a CUDA launch distribute its work as `combine: shares`. That is decided
-at run time now, so such a launch becomes one with `reduction: last_cta`, whose source is rendered anew. The text of every other
-kernel does not depend on names, and stays what was measured.
+Schema 2 had other names for launch parameters, and `combine: shares` as a way of a CUDA launch to distribute its work. Work distribution is
+decided at run time now, so such a launch becomes one with `reduction: last_cta`, whose source is rendered again. The source of every other
+kernel does not contain these names and stays as it was measured.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ VALUES: dict[str, dict[Any, Any]] = {
         **{name: name for name in ("two_level", "cluster", "cluster2", "cluster4", "cluster8")},
     },
 }  # fmt: skip
-"""New values by the new name of the parameter; of any other, values stay."""
+"""New values by the new name of the parameter; all other values stay."""
 
 
 class Migration(NamedTuple):
-    """What was done, or with a dry run would be done, with an entry. `problem` says why it stays as it is; None if it does not."""
+    """The changes of an entry (made, or with a dry run planned). `problem`: why the entry cannot be migrated; None if it can."""
 
     key: str
     path: Path
@@ -50,10 +50,10 @@ class Migration(NamedTuple):
 
 
 def migrate(store: Store, *, dry_run: bool = False) -> list[Migration]:
-    """Rewrite a store's entries of the older schema in place, one at a time; what became of each, and what stays unreadable and why.
+    """Rewrite a store's entries of the older schema in place, one at a time. Returns the changes or the problem of each.
 
-    An entry is never lost: the new folder is there before the old one goes, and a killed run leaves either. Entries of today's schema
-    are not touched, so a second run does nothing. Raises HostError where the store cannot be read or written.
+    An entry is never lost: the new folder exists before the old one is removed, and a killed run leaves one of them. Entries of the present
+    schema are not changed, so a second run does nothing. Raises HostError if the store cannot be read or written.
     """
     return [_migrate(store, one.path, one.problem, dry_run=dry_run) for one in store.all() if one.problem is not None]
 
@@ -75,7 +75,7 @@ def _migrate(store: Store, path: Path, problem: str, *, dry_run: bool) -> Migrat
 
 
 def upgraded(data: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The contents of an `entry.json` of schema 2 as those of today's, and what differs, in words. Raises Damaged."""
+    """The contents of an `entry.json` of schema 2 in the present schema, and the changes as text. Raises Damaged."""
     schedule = data["schedule"]
     launches = [{**item, "launch": renamed(item["backend"], item["launch"])} for item in schedule["launches"]]
     names = sorted({f"{old} → {new}" for item in launches for old, new in NAMES[item["backend"]].items() if new in item["launch"]})
@@ -95,7 +95,7 @@ def upgraded(data: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def renamed(backend: str, launch: Mapping[str, Any]) -> dict[str, Any]:
-    """A launch under the names of today. Raises Damaged for a back end or a value that schema 2 had not."""
+    """A launch with the present names. Raises Damaged for a back end or a value that schema 2 did not have."""
     if backend not in NAMES:
         raise Damaged(f"{backend!r:.60} is no back end of kvgen")
     named = {NAMES[backend].get(name, name): value for name, value in launch.items()}
@@ -118,7 +118,7 @@ def _described(launches: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_shares(data: Mapping[str, Any]) -> list[int]:
-    """Indices of the launches whose source follows from what is no parameter any more."""
+    """Indices of the launches whose source depends on a parameter that no longer exists."""
     launches = data["schedule"]["launches"]
     return [index for index, item in enumerate(launches) if item["launch"].get("combine") == "shares"]
 
@@ -129,7 +129,7 @@ def _work_key(item: Mapping[str, Any]) -> str:
 
 
 def _rendered(entry: Entry, indices: list[int]) -> Entry:
-    """The entry with the sources of some launches rendered from their schedules. Raises KvgenError where a back end refuses."""
+    """The entry with the sources of some launches rendered from their schedules. Raises KvgenError if a back end refuses."""
     launches, codes = list(entry.launches), dict(entry.codes)
     for index in indices:
         launch = launches[index]

@@ -1,4 +1,4 @@
-"""Names of files that mean the same on every machine: headers by package, entries by device and format."""
+"""File names that are valid on every machine: headers by package, entries by device and format."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvgen.spec import KernelSpec, QuantSpec
 
 
 def portable(path: Path) -> str:
-    """A path under `templates/` by its place there, one in an installed package as `@package/place`.
+    """The portable name of a path: relative to `templates/`, or `@package/path` in an installed package.
 
-    Raises ValueError for a path that another machine could not have.
+    Raises ValueError for any other path.
     """
     path = path.resolve()
     root = templates().resolve()
@@ -29,7 +29,7 @@ def portable(path: Path) -> str:
 
 
 def locate(name: str) -> Path:
-    """Inverse of `portable`. Raises FileNotFoundError where the package is not installed, ValueError for a name that leads out of
+    """Inverse of `portable`. Raises FileNotFoundError if the package is not installed, ValueError for a name that leads out of
     the templates or the package.
     """
     check_portable(name)
@@ -45,7 +45,7 @@ def locate(name: str) -> Path:
 
 
 def check_portable(name: str) -> None:
-    """Raise ValueError for what `portable` could not have given."""
+    """Raise ValueError for a name that `portable` cannot return."""
     for part in name.removeprefix("@").split("/"):
         if not is_name(part):
             raise ValueError(f"{name!r:.120} is no header or folder of kvgen's templates or of a package")
@@ -64,7 +64,7 @@ def slug(text: str) -> str:
 
 
 def format_folder(spec: KernelSpec) -> str:
-    """Folder of a format: readable, then exact."""
+    """Folder name of a format: a readable slug, then its id."""
     attention = spec.attention
     heads = f"q{attention.q_heads}kv{attention.kv_heads}d{attention.head_dim}"
     layout = f"page{spec.cache.page}" if spec.cache.page else "contiguous"
@@ -73,7 +73,7 @@ def format_folder(spec: KernelSpec) -> str:
 
 
 def device_folder(device: Mapping[str, Any]) -> str:
-    """Folder of a device."""
+    """Folder name of a device."""
     return slug(str(device.get("name", "unknown")))
 
 

@@ -1,4 +1,4 @@
-"""Where an entry comes from: version, commit, date, and how long was searched."""
+"""Provenance of an entry: version, commit, date, duration of the search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def provenance(*, seed: int | None = None, trials: int | None = None) -> dict[st
 
 
 def _git(*words: str) -> str | None:
-    """What git says of the checkout that this package is in; None where there is none, or no git."""
+    """Output of git in the checkout of this package; None without a checkout or without git."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "pyproject.toml").exists():
         return None

@@ -1,4 +1,4 @@
-"""Which entry answers a spec: exact, then nearest workload, then the back end's default; and why."""
+"""Chooses the entry for a spec: exact, then nearest workloads, then a back end's default; with the reasons."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ How = Literal["exact", "nearest", "default"]
 
 
 class Selection(NamedTuple):
-    """The answer to a request. `entry` is None exactly when `how` is default."""
+    """The chosen entry. `entry` is None if and only if `how` is default."""
 
     entry: Entry | None
     how: How
     why: tuple[str, ...]
-    """Everything looked at, and why it was taken or passed over."""
+    """Every entry that was considered, and why it was chosen or not."""
     cautions: tuple[str, ...] = ()
-    """What the chosen entry does not share with this machine; it is right all the same, perhaps not the fastest."""
+    """Differences between the chosen entry and this machine. Results are correct all the same, but perhaps not the fastest."""
 
 
 class _Candidate(NamedTuple):
@@ -36,7 +36,7 @@ class _Candidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, float, int]:
-        """Tuned on this device first, then the nearest workloads, then the store nearest to the user."""
+        """Order: tuned on this device first, then the nearest workloads, then the first store."""
         return self.other_device, self.distance, self.place
 
 
@@ -50,9 +50,8 @@ def select(
 ) -> Selection:
     """The entry for a spec's format and target, for one workload or for all of the spec's.
 
-    `stores` defaults to the user's, the site's and the packaged one; `device` to this machine's. Nothing is compiled, nothing
-    raised for what is wrong in a store: a damaged or stale entry is passed over with its reason, a store that cannot be read with a
-    caution, too.
+    `stores` defaults to the user's, the site's and the packaged one; `device` to this machine's. Nothing is compiled. A
+    damaged or outdated entry is passed over with its reason; a store that cannot be read is passed over with a caution.
     """
     if stores is None:
         from kvgen.registry import stores as all_stores
@@ -104,7 +103,7 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
 
 
 def _coverage(entry: Entry, wanted: Sequence[Workload]) -> float:
-    """Mean distance, by weight, of the wanted workloads to the entry's nearest; 0 where it was tuned for all of them."""
+    """Weighted mean distance of the requested workloads to the entry's nearest; 0 if it was tuned for all of them."""
     tuned = [coordinates_of(launch.workload) for launch in entry.launches]
     total = sum(work.weight for work in wanted)
     return sum(work.weight * _to_nearest(tuned, coordinates_of(work)) for work in wanted) / total
@@ -115,7 +114,7 @@ def _to_nearest(tuned: Sequence[Coordinates], wanted: Coordinates) -> float:
 
 
 def stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
-    """Why an entry of the right folder cannot be used at all, or None."""
+    """The reason why an entry in the right folder cannot be used on any machine, or None."""
     if entry.spec.format_id != spec.format_id:
         return "it is for another format than its folder's"
     if entry.arch != target:
@@ -136,7 +135,7 @@ def _same_device(entry: Entry, device: Mapping[str, Any]) -> bool:
 
 
 def _unfit(candidate: _Candidate) -> str | None:
-    """Why a good entry cannot be used here and now, or None. What was tuned here with the same headers needs no look."""
+    """The reason why a good entry cannot be used on this machine, or None. An entry tuned here with the same headers needs no check."""
     entry = candidate.entry
     if candidate.other_device and (reasons := _misfits(entry)):
         return f"its schedule is not for this machine: {reasons[0]}"
@@ -154,7 +153,7 @@ def _outdated(entry: Entry) -> bool:
 
 
 def _misfits(entry: Entry) -> list[str]:
-    """Why the entry's schedules are not in the search space, as it is here and now; empty if they are."""
+    """Why the entry's schedules are not in the search space of this machine; empty if they are."""
     try:
         return misfits(entry)
     except KvgenError as error:
@@ -162,9 +161,9 @@ def _misfits(entry: Entry) -> list[str]:
 
 
 def misfits(entry: Entry) -> list[str]:
-    """Why back ends cannot make the entry's schedules today: what they refuse, and what their search spaces' constraints exclude.
+    """Why back ends cannot lower the entry's schedules any more: refusals, and constraints of their search spaces.
 
-    Raises KvgenError where a back end cannot be loaded, or its search space cannot be read.
+    Raises KvgenError if a back end cannot be loaded or its search space cannot be read.
     """
     from kvgen.lower.backends import get_backend
 

@@ -1,9 +1,9 @@
-"""A store: entries as folders of text, written so that no reader ever sees half of one.
+"""A store: entries as folders of text, written so that readers never see an incomplete entry.
 
     <device>/<format>.<format id>/<key>.<revision>/   entry.json  kernel-….cpp  resources.json
 
-The revision is the digest of `entry.json`, which holds the digests of the files beside it: a folder that is not what was
-written is found out. A new revision is renamed into place before the old one is taken away, so there is always a good one.
+The revision is the digest of `entry.json`, which contains the digests of the other files, so changes to a folder are
+detected. A new revision is renamed into place before the old one is removed, so there is always a good one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOCK = ".lock"
 STAGING = ".staging-"
 RESCANS = 4
 MOST_BYTES = 1 << 24
-"""Bytes of a file of an entry, at most."""
+"""Largest size of a file of an entry, in bytes."""
 
 
 class Found(NamedTuple):
@@ -45,17 +45,17 @@ class Found(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The entry's key, as its folder says."""
+        """The entry's key, from the folder's name."""
         return key_of(self.path.name)
 
     @property
     def label(self) -> str:
-        """Store and key, for people."""
+        """Store and key, for messages."""
         return f"{self.store} {self.key}"
 
 
 class Store:
-    """Entries under `root`; `name` is what people call it."""
+    """Entries under `root`; `name` is used in messages."""
 
     def __init__(self, root: Path, name: str = "user") -> None:
         self.root = Path(root)
@@ -69,18 +69,18 @@ class Store:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def find(self, spec: KernelSpec) -> list[Found]:
-        """What the store holds for the spec's format, for any device and workload."""
+        """The store's entries of the spec's format, for any device and workload."""
         folder = format_folder(spec)
         return self._read([device / folder for device in _folders(self.root)])
 
     def all(self) -> list[Found]:
-        """Everything the store holds, in the order of paths."""
+        """All entries of the store, in the order of paths."""
         return self._read([folder for device in _folders(self.root) for folder in _folders(device)])
 
     def _read(self, folders: list[Path]) -> list[Found]:
         """The newest good revision of every key, and the problem of a key that has none.
 
-        A folder that vanishes between listing and reading was replaced: its key is then listed again.
+        A folder that disappears between listing and reading was replaced; its key is then listed again.
         """
         found: list[Found] = []
         for folder in folders:
@@ -103,16 +103,16 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> Path:
-        """Write an entry in place of one of the same key; the folder it is in. Raises HostError where nothing can be written,
-        KvgenError for an entry with figures that are no numbers.
+        """Write an entry, replacing one with the same key. Returns its folder. Raises HostError if the store cannot be written,
+        KvgenError for an entry with figures that are not finite.
         """
         contents = entry_files(entry)
         with self._locked():
             return self._put(entry, contents)
 
     def replace(self, old: Path, entry: Entry) -> Path:
-        """Write an entry in place of the folder `old`; the folder it is in. Where `old` is gone another writer replaced it, and nothing
-        is written. Raises as `put` does.
+        """Write an entry, replacing the folder `old`. Returns its folder. If `old` no longer exists, another writer replaced it, and
+        nothing is written. Raises as `put` does.
         """
         contents = entry_files(entry)
         with self._locked():
@@ -125,14 +125,14 @@ class Store:
             return final
 
     def require_writable(self) -> None:
-        """Raise HostError where nothing can be written."""
+        """Raise HostError if the store cannot be written."""
         with self._locked():
             (Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root)) / "room").write_bytes(bytes(4096))
             self._sweep()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the store's lock; what killed writers left is gone then. An OSError within becomes a HostError."""
+        """Hold the store's lock, after removing leftovers of killed writers. An OSError within becomes a HostError."""
         from filelock import FileLock
 
         try:
@@ -164,20 +164,20 @@ class Store:
         return final
 
     def remove(self, found: Found) -> None:
-        """Take an entry away. Raises HostError where that cannot be done."""
+        """Remove an entry. Raises HostError if that fails."""
         with self._locked():
             if found.path.exists():
                 self._discard(found.path)
                 self._list(found.path)
 
     def _discard(self, path: Path) -> None:
-        """Make a folder vanish at once, then delete it."""
+        """Remove a folder atomically (by renaming it), then delete its files."""
         grave = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
         path.rename(grave / "old")
         shutil.rmtree(grave, ignore_errors=True)
 
     def _list(self, *changed: Path) -> None:
-        """Bring the manifest up to date for the folders that were written or taken away, in a store that has one."""
+        """Update the manifest, in a store that has one, for the folders that were written or removed."""
         from kvgen.registry.manifest import MANIFEST, relist
 
         if (self.root / MANIFEST).exists():
@@ -185,20 +185,20 @@ class Store:
             relist(self.root, lambda file: file.startswith(places))
 
     def _sweep(self) -> None:
-        """Remove what killed writers left. The caller holds the lock, so no living writer's folder is among it."""
+        """Remove leftovers of killed writers. The caller holds the lock, so no folder of a living writer is among them."""
         for left in self.root.glob(f"{STAGING}*"):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def read_entry(path: Path) -> Entry:
-    """The entry in a folder. Raises Damaged where it is not whole, not what was written, or of another version."""
+    """The entry in a folder. Raises Damaged if it is incomplete, changed, or of another version."""
     with damage_told():
         return Entry.from_json(*read_parts(path))
 
 
 def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    """Contents of an entry's `entry.json`, of its sources by name and of its resources, of whatever schema. Raises Damaged where a
-    file is not what was written, else what `damage_told` turns into it.
+    """Contents of an entry's `entry.json`, of its sources by name and of its resources, of any schema. Raises Damaged if a
+    file was changed or cannot be parsed.
     """
     raw = read_plain(path / ENTRY, MOST_BYTES)
     if not is_name(path.name) or _revision(raw) != revision_of(path.name):
@@ -214,7 +214,7 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, An
 
 @contextmanager
 def damage_told() -> Iterator[None]:
-    """Whatever an entry's contents raise becomes Damaged, with the reason."""
+    """Convert exceptions about an entry's contents to Damaged, with the reason."""
     try:
         yield
     except FileNotFoundError as error:
@@ -241,7 +241,7 @@ def _listed(data: Any) -> list[str]:
 
 
 def entry_files(entry: Entry) -> dict[str, bytes]:
-    """Contents of an entry's files by name. Raises KvgenError where a figure is no finite number."""
+    """Contents of an entry's files by name. Raises KvgenError if a figure is not a finite number."""
     files = {file: code.text.encode() for file, code in entry.codes.items()}
     try:
         files[RESOURCES] = _json(entry.resources())
@@ -258,7 +258,7 @@ def folder_name(entry: Entry, contents: Mapping[str, bytes]) -> str:
 
 
 def _write(contents: Mapping[str, bytes], folder: Path) -> None:
-    """Write an entry's files and make them last."""
+    """Write an entry's files and sync them to disk."""
     for name, content in contents.items():
         with open(child(folder, name), "wb") as file:
             file.write(content)
@@ -289,13 +289,13 @@ def _revision(content: bytes) -> str:
 
 
 def _rank(found: Found) -> tuple[bool, str, str]:
-    """Good before damaged, then newest."""
+    """Sort key: good before damaged, then newest first."""
     date = str(found.entry.provenance.get("date", "")) if found.entry else ""
     return found.entry is not None, date, found.path.name
 
 
 def _folders(parent: Path) -> Iterator[Path]:
-    """Folders in a folder, hidden ones apart, in order; none where it is absent. Raises HostError where it cannot be listed."""
+    """Sorted folders in a folder, without hidden ones; none if it does not exist. Raises HostError if it cannot be listed."""
     try:
         with host_errors("list", parent), os.scandir(parent) as items:
             names = sorted(item.name for item in items if item.is_dir() and not item.name.startswith("."))

@@ -1,8 +1,8 @@
-"""Entries and compiled modules in one file, for machines without a compiler.
+"""Exports and imports archives of entries and compiled modules, for machines without a compiler.
 
-An archive holds `entries/` as a store has them, `modules/<key>/` as the artifact cache has them, and an index (`archive`). The index
-says which source each module was compiled from, on which machine, and what it needs of the machine that runs it; a module is found
-by its source where the compiler that would name it is missing. All of an archive is checked before any of it is placed.
+An archive contains `entries/` as in a store, `modules/<key>/` as in the artifact cache, and an index (`archive`). The index names, for each
+module, the source, the machine that compiled it, and the machine properties that it needs. A machine without the compiler finds a module
+by its source. The whole archive is checked before anything of it is taken.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MOST_ORIGIN = 200
 
 @dataclass(frozen=True)
 class ArchiveContents:
-    """What an archive held: folders of entries, keys of modules, the machines that compiled these, and what was left out with its
-    reason. `sha256` is the archive's.
+    """Contents of an archive that was written or read: folders of entries, keys of modules, machines that compiled them, and what was left
+    out, with reasons. `sha256` is the archive's digest.
     """
 
     entries: tuple[Path, ...]
@@ -64,9 +64,8 @@ class _Module(NamedTuple):
 
 
 def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> ArchiveContents:
-    """Write entries with every module of theirs that the cache has: the launches', and where nothing was tuned yet all schedules
-    of the space that were compiled. Raises RegistryMiss where there is no whole entry, HostError where the file cannot be written;
-    what was at its place is there then, whole.
+    """Write entries with those of their modules that the cache has: of the launches and, for an untuned entry, of all compiled schedules
+    of the space. Raises RegistryMiss if there is no good entry, HostError if the file cannot be written; the old file then stays.
     """
     every = list(found)
     good = [(one, one.entry) for one in every if one.entry is not None]
@@ -91,10 +90,10 @@ def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> 
 
 
 def import_archive(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = None) -> ArchiveContents:
-    """Take an archive in: entries into the store, modules that this machine can run into the cache. `sha256` pins the archive.
+    """Read an archive: entries go into the store, modules that this machine can run into the cache. `sha256` pins the archive.
 
-    An entry does not replace a tuned one of its key. Raises Refused, with nothing taken, for a file that is no whole archive of
-    kvgen, has another digest than `sha256`, or holds what no export writes; HostError where the disk fails.
+    An entry does not replace a tuned one of its key. Raises Refused, with nothing taken, for a file that is not a complete archive of
+    kvgen, has another digest than `sha256`, or contains something that no export writes; HostError if the disk fails.
     """
     with cache.scratch() as root:
         try:
@@ -171,7 +170,7 @@ def _module(root: Path, key: str, facts: Mapping[str, Any], index: archive.Index
 
 
 def _entries(root: Path, index: archive.Index) -> tuple[list[Entry], tuple[str, ...]]:
-    """The entries, and those of other versions of kvgen, which are left out. Raises Refused for one that is not what was written."""
+    """The entries, and those of other versions of kvgen, which are left out. Raises Refused for one that was changed."""
     entries, foreign = [], []
     names = [name for name in index.files if name.startswith("entries/")]
     for folder in sorted({name.rpartition("/")[0] for name in names}):

@@ -1,4 +1,4 @@
-"""Headers of plain files in a tar: one header for a name and a size, and what is wrong with any other."""
+"""Headers of plain files in a tar: the header for a name and a size, and the reason why another one is refused."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> int:
-    """Zeros behind a file of `size` bytes."""
+    """Zeros after a file of `size` bytes."""
     return -size % BLOCK
 
 
 def size_in(block: bytes) -> int:
-    """The size that a header says; -1 where it says none."""
+    """The size in a header; -1 if there is none."""
     digits = block[SIZE].rstrip(b"\0 ")
     return int(digits, 8) if digits and set(digits) <= set(b"01234567") else -1
 
 
 def difference(block: bytes, name: str, size: int) -> str:
-    """Why a header is not that of a plain file with this name and size."""
+    """The reason why a header is not that of a plain file with this name and size."""
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
     except tarfile.HeaderError:
@@ -54,7 +54,7 @@ def difference(block: bytes, name: str, size: int) -> str:
 
 
 def _split(name: str) -> tuple[bytes, bytes]:
-    """A name's two fields: at most 155 and 100 bytes, split at a separator."""
+    """The two fields of a name: at most 155 and 100 bytes, split at a separator."""
     whole = name.encode("ascii", "replace")
     if len(whole) <= 100:
         return b"", whole

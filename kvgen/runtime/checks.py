@@ -1,4 +1,4 @@
-"""Checks of what callers give, each with one sentence that says what is wrong."""
+"""Checks of arguments; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG2_E = 1.4426950408889634
 
 
 def whole(name: str, value: Any, least: int, most: int = INT32_MAX) -> int:
-    """`value` as an int in least..most. TypeError for what is no whole number (bools and floats are none), ValueError out of range."""
+    """`value` as an int in least..most. TypeError if it is not an integer (bools and floats are refused), ValueError if out of range."""
     try:
         if isinstance(value, bool):
             raise TypeError

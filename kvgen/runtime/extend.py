@@ -1,16 +1,14 @@
-"""Calls with more query tokens than a kernel is compiled for: prompts over a cache, and chunks of a prompt.
+"""Extend attention: calls with more query tokens than a kernel is compiled for (prompts over a cache, chunked prefill).
 
-A CPU module takes any number of query tokens, given a workspace for them. A decode kernel of a GPU does not, and should not: with
-hundreds of queries the products of attention cost more than reading the cache. There, the cache is dequantized into 16-bit
-tensors, a part of its sequences and KV heads at a time, and torch's kernels run over them: cuDNN, the fastest, where it can, and flash
-attention, causal to the end of each sequence, with lengths that stay on the device, for the rest. cuDNN attends over the prefix that
-every query of every sequence sees. Where all lengths agree, and are of a size that comes again, it also attends over the prompt itself,
-its causal mask being that of a square; else flash attention takes what lies past the prefix. Both parts are merged by their LSE in
-float32.
+A CPU module takes any number of query tokens, given a workspace for them. A decode kernel of a GPU does not: with hundreds of queries,
+the MMAs cost more than reading the cache. On a GPU the cache is dequantized into 16-bit tensors, some sequences and KV heads at a time,
+and torch's kernels run over them. cuDNN, the fastest, attends over the prefix that every query of every sequence sees. If all lengths
+are equal and the shape is likely to recur, it also attends over the new tokens, whose causal mask is square. Otherwise flash attention,
+causal to the end of each sequence, attends over everything after the prefix, with lengths that stay on the device. The two results are
+merged by their LSE in float32.
 
-For the lengths the host waits for the device once per call, while the device dequantizes. For a prompt that hardly comes again, and while
-a CUDA graph is captured, it does not, and flash attention does everything; so it does where torch is told not to use cuDNN
-(`torch.backends.cuda.enable_cudnn_sdp`).
+The host waits once per call for the lengths, while the device dequantizes. If the shape is unlikely to recur, while a CUDA graph is
+captured, or if cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`), it does not wait, and flash attention computes everything.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from kvgen.runtime.kvcache import Tensors
 from kvgen.runtime.module import Module
 
 PREFIX_STEP = 1024
-"""Tokens in which the prefix and the room of dequantized K and V grow; shorter caches are not worth a wait."""
+"""Tokens in which the prefix and the room of dequantized K and V grow; for shorter caches the host does not wait."""
 PLANNED = 128
-"""Prompts go to cuDNN, and prefixes of equal lengths go there whole, if they are whole multiples of this many tokens.
+"""cuDNN attends over the new tokens, and over whole prefixes of equal lengths, if their numbers are multiples of this.
 
-cuDNN plans anew for every shape and stride, which takes longer than most calls, and keeps the plan. The layers of a model, and chunks of
-one size, share plans; a prompt of any other length would wait for one of its own.
+cuDNN plans anew for every shape and stride, which takes longer than most calls, and keeps the plan. The layers of a model and chunks of
+one size share plans; any other number of tokens would wait for a plan of its own.
 """
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
@@ -39,7 +37,7 @@ DEQUANTIZED_BYTES = 1 << 30
 class Call:
     """A call's tensors, shaped as in `docs/abi.md`; `new` is K and V to be appended, None for `attend`.
 
-    `bound` is what no length exceeds after the call.
+    `bound`: no length exceeds it after the call.
     """
 
     q: torch.Tensor
@@ -51,10 +49,10 @@ class Call:
     limit: int
     """Most tokens of a sequence."""
     overflow: int
-    """Address of the int32 that tells the host of a sequence that has no room."""
+    """Address of the int32 that is set to 1 if a sequence has no room."""
 
     def of(self, part: Part, group: int) -> Call:
-        """The call's share of a part, with `group` query heads to each KV head; q and `new` lie as torch's kernels want them."""
+        """The call for some sequences and KV heads, with `group` query heads per KV head; q and `new` are aligned for torch's kernels."""
         b, h = part.batch, part.heads
         shared = slice(h.start * group, h.stop * group)
         new = None if self.new is None else (aligned(self.new[0][b, :, h]), aligned(self.new[1][b, :, h]))
@@ -86,7 +84,7 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
 
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
-    """Dequantize and attend part by part, then pack what is new."""
+    """Dequantize and attend part by part, then pack the new tokens."""
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
     planned = tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q)
@@ -131,7 +129,7 @@ def _even(count: int, most: int) -> Iterator[slice]:
 
 
 def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [sequences, room, heads, head_dim] of a part; what lies past a length is not initialized."""
+    """K and V [sequences, room, heads, head_dim] of a part; uninitialized past each length."""
     packed, k_residual, v_residual, lengths, table, _ = cache
     b, h = part.batch, part.heads
     shape = (2, h.stop - h.start, b.stop - b.start, room, like.shape[3])
@@ -146,14 +144,14 @@ def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: to
 
 @dataclass(frozen=True)
 class Cut:
-    """cuDNN has the first `prefix` tokens of each sequence, and what lies past them where that is a `square`: the prompt's own tokens."""
+    """cuDNN attends over the first `prefix` tokens of each sequence; if `square`, also over the rest, the new tokens."""
 
     prefix: int
     square: bool
 
 
 def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
-    """The cut for a prompt of `tokens`, which cuDNN may take, at the end of sequences of these lengths, or `appended` to them."""
+    """The division between cuDNN and flash attention for `tokens` queries at the end of these lengths, or `appended` to them."""
     shortest = min(lengths) - (0 if appended else tokens)
     if min(lengths) == max(lengths) and shortest >= 0 and shortest % PLANNED == 0:
         return Cut(shortest, True)
@@ -161,7 +159,7 @@ def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
 
 
 def on_host(lengths: torch.Tensor) -> Callable[[], list[int]]:
-    """Begin to copy lengths from their device; the result waits for them, and not for what the device is given meanwhile."""
+    """Start copying lengths from their device. The returned function waits for them, not for work that is enqueued later."""
     copy = torch.empty(lengths.shape, dtype=lengths.dtype, pin_memory=True).copy_(lengths, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(lengths.device))
@@ -174,7 +172,7 @@ def on_host(lengths: torch.Tensor) -> Callable[[], list[int]]:
 
 
 def dense_fits(q: torch.Tensor) -> bool:
-    """Whether cuDNN takes tensors like q [batch, q_len, q_heads, head_dim], and the host may wait."""
+    """Whether cuDNN supports tensors like q [batch, q_len, q_heads, head_dim], and the host may wait."""
     if torch.cuda.is_current_stream_capturing():
         return False
     heads = q.transpose(1, 2)
@@ -183,7 +181,7 @@ def dense_fits(q: torch.Tensor) -> bool:
 
 
 def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, cut: Cut) -> None:
-    """Fill `call.out` and `call.lse` of a part, whose K and V hold `lengths` tokens and have room for the new ones."""
+    """Fill `call.out` and `call.lse` of a part, whose K and V have `lengths` tokens and room for the new ones."""
     q, tokens, past = call.q, call.q.shape[1], cut.prefix
     prefix = dense(q, k[:, :past], v[:, :past], call.scale) if past else None
     if cut.square:
@@ -196,11 +194,11 @@ def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, 
         return
     call.out.copy_(rest[0])
     if call.lse is not None:
-        call.lse.copy_(rest[1].masked_fill(rest[1] == torch.inf, -torch.inf))  # flash attention's word for a query that sees nothing
+        call.lse.copy_(rest[1].masked_fill(rest[1] == torch.inf, -torch.inf))  # flash attention returns inf for a query that sees nothing
 
 
 def _held(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Lengths with the new tokens, int32, once these lie behind the old ones."""
+    """Write the new tokens behind the old ones; returns the new lengths, int32."""
     if call.new is None:
         return lengths
     batch, count = call.q.shape[:2]
@@ -220,9 +218,9 @@ def merge(one: Partial, other: Partial, out: torch.Tensor, lse: torch.Tensor | N
 
     Computed in float32 and rounded once, in two passes over `out`.
     """
-    share = torch.sigmoid(one[1] - other[1]).transpose(1, 2).unsqueeze(-1)
-    rest = torch.addcmul(other[0], other[0], share, value=-1)  # float32, as share is
-    torch.addcmul(rest, one[0], share, out=out)
+    weight = torch.sigmoid(one[1] - other[1]).transpose(1, 2).unsqueeze(-1)
+    rest = torch.addcmul(other[0], other[0], weight, value=-1)  # float32, as weight is
+    torch.addcmul(rest, one[0], weight, out=out)
     if lse is not None:
         torch.logaddexp(one[1], other[1], out=lse)
 
@@ -238,7 +236,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, ca
 def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> Partial:
     """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of tokens `first` to `used[b]` of k and v.
 
-    A query that sees nothing has 0, and an LSE of inf.
+    A query that sees nothing gets 0, and an LSE of inf.
     """
     batch, tokens, heads, _ = q.shape
     room = k.shape[1]

@@ -1,8 +1,8 @@
-"""Processes that fork: what of a kernel lives on in the child.
+"""Forked processes: which kernels still work in the child.
 
-The threads of OpenMP do not: libgomp would wait for them forever at the next parallel loop of the child, kvgen's or torch's. Before
-Python forks, its pool is given back, and parent and child each make a new one. Where that fails, and for CUDA, which forbids it, a call
-in the child raises KvgenError. A fork that Python does not make (one of a C library) is not seen.
+OpenMP's threads do not survive a fork: libgomp would wait for them forever at the next parallel loop of the child, kvgen's or torch's. The
+pool is therefore released before Python forks, and parent and child each start a new one. If that fails, and for CUDA, which does not
+support forks, a call in the child raises KvgenError. Forks by C libraries are not detected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvgen.errors import KvgenError
 
 
 class Watched(Protocol):
-    """Told in the child that the process was forked."""
+    """An object that is notified in a forked child."""
 
     def after_fork(self) -> None:
         """Called in the child, by its only thread."""

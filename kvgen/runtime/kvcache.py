@@ -50,7 +50,7 @@ class KVCache(_Referable):
 
     @property
     def tensors(self) -> Tensors:
-        """What modules take of a cache, in the order of their arguments."""
+        """The tensors of a cache, in the order of a module's arguments."""
         return self.packed, self.k_residual, self.v_residual, self.sequences.lengths, self.sequences.block_table, None
 
     @property
@@ -80,7 +80,7 @@ class KVCache(_Referable):
 
     @property
     def bound(self) -> int:
-        """What no length exceeds, as far as the host knows; `max_len` once a change of lengths was captured in a CUDA graph."""
+        """No length exceeds it, as far as the host knows; `max_len` once a change of lengths was captured in a CUDA graph."""
         return self.sequences.longest
 
     @bound.setter

@@ -137,7 +137,7 @@ class Variant:
         return table.to(device).contiguous(), pages
 
     def prepare(self, cache: KVCache) -> torch.Tensor:
-        """This variant's workspace for a cache, allocated once; the first call does it where nobody did before.
+        """This variant's workspace for a cache, allocated once; by the first call, unless `prepare` was called before.
 
         Raises CacheMismatch for a cache of another layout, and while a graph is captured, which would zero it at every replay.
         """
@@ -238,7 +238,7 @@ class Variant:
     def _outputs(
         self, q: torch.Tensor, cache: KVCache, out: torch.Tensor | None, lse: torch.Tensor | bool | None, scale: float | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """What a call writes to, checked or allocated, and its scale."""
+        """The outputs of a call, checked or allocated, and its scale."""
         if out is None:
             out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
         else:
@@ -265,11 +265,12 @@ class Variant:
 
         Returns `out`, shaped and typed like `q`; with `lse` true or a float32 [batch, q_heads, q_len] tensor, (out, lse). With a `plan`
         the lengths stay as they are, so that every layer appends at the same place, and sequences without tokens take no part; without
-        one they advance. More query tokens than `attention.q_len` of the spec are a prompt: a GPU then dequantizes the cache, at most
-        1 GiB at a time, and calls torch's kernels; the host waits once, for the lengths.
+        one they advance. More query tokens than `attention.q_len` of the spec are extend attention: a GPU then dequantizes the
+        cache, at most 1 GiB at a time, and calls torch's kernels; the host waits once, for the lengths.
 
-        Raises CacheMismatch for a cache of another layout or too small, or where an earlier step was, UnsupportedError for a prompt that
-        the GPU cannot attend, ValueError on wrong tensors, for a plan of another step, and without one where caches share lengths.
+        Raises CacheMismatch for a cache of another layout or too small, or if an earlier step had no room; UnsupportedError for extend
+        attention that the GPU cannot compute; ValueError on wrong tensors, for a plan of another step, and without one if caches share
+        lengths.
         """
         workspace = self._check_call(q, cache)
         tokens = q.shape[1]
@@ -405,7 +406,7 @@ class Variant:
         return self.prepare(cache) if workspace is None else workspace
 
     def _check_out(self, out: torch.Tensor, q: torch.Tensor) -> None:
-        """Check what a module cannot see of an output; the rest it checks itself."""
+        """Check properties of an output that a module cannot see; the module checks the rest."""
         try:
             if not (out.requires_grad or out.is_neg()):
                 return
@@ -455,7 +456,7 @@ _CACHE = (
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
-    """`device` with its index, if kernels run there. ValueError for what is no CPU or GPU, ToolchainMissing for a GPU that is not here."""
+    """`device` with its index, if kernels run there. ValueError for other types, ToolchainMissing for a GPU that does not exist."""
     try:
         where = torch.device(device)
     except (RuntimeError, TypeError):

@@ -13,7 +13,7 @@ from kvgen.lower.base import FUNCTIONS
 from kvgen.runtime import forks
 
 OPTIONAL = ("set_threads",)
-"""None where a module lacks them: only CPU modules have threads."""
+"""None if the module has no such function: only CPU modules have threads."""
 
 
 class Module:
@@ -55,7 +55,7 @@ class Module:
         return load, (self.path,)  # a copy of a cache calls the same library
 
     def after_fork(self) -> None:
-        """In a forked child: what cannot run here refuses."""
+        """In a forked child: replace functions that cannot run by ones that raise."""
         reason = forks.broken(gpu=self.set_threads is None)
         if reason is None:
             return
@@ -68,7 +68,7 @@ class Module:
 
 
 def load_library(path: Path) -> tvm_ffi.Module:
-    """Load any TVM-FFI shared library. Raises KvgenError where it cannot be loaded."""
+    """Load any TVM-FFI shared library. Raises KvgenError if it cannot be loaded."""
     try:
         return tvm_ffi.load_module(str(path))
     except Exception as error:
@@ -76,5 +76,5 @@ def load_library(path: Path) -> tvm_ffi.Module:
 
 
 def load(path: Path) -> Module:
-    """Load a compiled variant. Raises KvgenError where it cannot be loaded or lacks a function."""
+    """Load a compiled variant. Raises KvgenError if it cannot be loaded or lacks a function."""
     return Module(Path(path), load_library(path))

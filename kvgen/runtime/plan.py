@@ -1,4 +1,4 @@
-"""The plan of a step: made once from the lengths, taken by every layer."""
+"""The plan of a decode step: computed once from the lengths, used by every layer."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Plan:
     append: bool
     """Whether it is for `decode`, which appends q_len tokens, or for `attend`."""
     bound: int
-    """What no length exceeds after the step."""
+    """No length exceeds it after the step."""
     numbers: torch.Tensor | None
     """int32, as `docs/abi.md` says; None for the static scheduler."""
     version: int
     captured: bool
 
     def check(self, variant: Variant, sequences: Sequences, q_len: int, *, append: bool) -> None:
-        """Raises ValueError where a call is another one than the plan is for."""
+        """Raises ValueError if the plan was made for another call."""
         if self.variant is not variant:
             raise ValueError("the plan was made by another kernel")
         if self.sequences is not sequences:

@@ -1,4 +1,4 @@
-"""The sequences that caches hold: lengths and block table on the device, what the host knows of them, and the order of the calls."""
+"""The sequences that caches hold: lengths and block table on the device, the host's knowledge of them, and the order of calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CallOrder:
         self._raw, self._stream = raw, current
 
     def after_fork(self) -> None:
-        """In a forked child: a call that another thread of the parent was in never ends here."""
+        """In a forked child: a call of another thread of the parent never ends here."""
         self.lock = forks.Torn() if self.lock.locked() else Lock()
 
     def __reduce__(self) -> tuple[type[CallOrder], tuple[()]]:
@@ -109,7 +109,7 @@ class Sequences:
     batch: int
     max_len: int
     module: Module
-    """Whose `advance` writes the lengths."""
+    """The module whose `advance` writes the lengths."""
     layers: Layers = field(default_factory=Layers)
     bound: int = 0
     """No sequence is longer, as far as the host has counted; see `longest`."""
@@ -150,13 +150,13 @@ class Sequences:
 
     @property
     def longest(self) -> int:
-        """What no length exceeds, without asking the device."""
+        """An upper bound of all lengths, without asking the device."""
         return self.max_len if self.captured else self.bound
 
     def after(self, tokens: int) -> int:
-        """What no length exceeds after `tokens` more. Raises CacheMismatch where the host knows that this is beyond `max_len`.
+        """An upper bound of all lengths after `tokens` more. Raises CacheMismatch if the host knows that it exceeds `max_len`.
 
-        Where it does not know, since a change of lengths was or is being captured, the device refuses what is beyond.
+        If the host does not know, because a change of lengths was or is being captured, the device refuses such a step.
         """
         if self.captured or self.capturing:
             return self.max_len
@@ -166,7 +166,7 @@ class Sequences:
         return bound
 
     def appended(self, bound: int, *, uniform: bool = True) -> None:
-        """Count a change of lengths that was enqueued. `bound`: what `after` said; `uniform`: whether all grew alike."""
+        """Record a change of lengths that was enqueued. `bound`: the result of `after`; `uniform`: whether all grew by the same number."""
         self.version += 1
         self.uniform = self.uniform and uniform
         if self.capturing:

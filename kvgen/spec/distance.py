@@ -47,6 +47,6 @@ def apart_across_formats(spec: KernelSpec, work: Workload, other: KernelSpec, th
 
 
 def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:
-    """Index of the workload nearest to the wanted one; the first of equals. Raises ValueError where there is none."""
+    """Index of the workload nearest to the requested one; the first of equals. Raises ValueError for an empty list."""
     distances = [apart(one, wanted) for one in tuned]
     return distances.index(min(distances))

@@ -19,14 +19,14 @@ _PLAIN = {yaml.MappingNode: {TAG + "map"}, yaml.SequenceNode: {TAG + "seq"}, yam
 
 @dataclass
 class Document:
-    """Parsed YAML: `data` as plain Python, UNREADABLE where `issues` say why; None where the text is empty."""
+    """Parsed YAML: `data` as plain Python, UNREADABLE where `issues` give the reason; None for an empty text."""
 
     data: Any = None
     issues: list[SpecIssue] = field(default_factory=list)
     _lines: dict[Place, int] = field(default_factory=dict)
 
     def line_of(self, place: Sequence[str | int]) -> int | None:
-        """Line of a field, or of what would hold it."""
+        """Line of a field, or of the mapping that lacks it."""
         for end in range(len(place), -1, -1):
             line = self._lines.get(tuple(place[:end]))
             if line is not None:
@@ -35,7 +35,7 @@ class Document:
 
 
 def parse(text: str) -> Document:
-    """Read one YAML document. Never raises for what the text says: mistakes are in `issues`."""
+    """Read one YAML document. Never raises for mistakes in the text; they are in `issues`."""
     document = Document()
     try:
         if len(text) > MAX_TEXT or len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
@@ -64,7 +64,7 @@ def _syntax_issue(error: yaml.YAMLError) -> SpecIssue:
 
 
 class _Reader:
-    """Walks nodes, keeps lines, and counts what aliases expand to."""
+    """Walks nodes, records lines, and counts expanded aliases."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -117,7 +117,7 @@ class _Reader:
             raise TooLarge(SpecIssue(path_text(place), reason, node.start_mark.line + 1))
 
     def refuse(self, node: yaml.Node, place: Place, message: str) -> Any:
-        """Note an issue; the value is unreadable. Beyond what a SpecError shows, nothing is kept."""
+        """Record an issue and return UNREADABLE. Issues beyond MAX_ISSUES are dropped."""
         if len(self.document.issues) <= MAX_ISSUES:
             self.document.issues.append(SpecIssue(path_text(place), message, node.start_mark.line + 1))
         return UNREADABLE

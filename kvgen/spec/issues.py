@@ -1,4 +1,4 @@
-"""From pydantic's errors to SpecIssues: a path, one clear clause, a did-you-mean, and a line where the source is YAML."""
+"""From pydantic's errors to SpecIssues: a path, one clear clause, a suggestion, and a line if the source is YAML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def no_line(place: Place) -> None:
-    """What is not text has no lines."""
+    """The lines of a source that is not YAML: none."""
     del place
 
 
@@ -53,7 +53,7 @@ def path_text(place: Place) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: short, with its kind where the text alone could mislead."""
+    """A value for a message: short, with its type where the text alone would be ambiguous."""
     if value is None:
         return "nothing"
     if isinstance(value, (list, tuple, dict)):

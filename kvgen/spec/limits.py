@@ -1,4 +1,4 @@
-"""How much a spec may hold, so that a damaged or hostile one costs little time and memory to refuse."""
+"""Limits of a spec's size, so that a damaged or hostile spec is refused in little time and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvgen.errors import SpecIssue
 MAX_TEXT = 1 << 16
 """Bytes of a file or a YAML text, and characters of all texts in a spec, a text that aliases repeat counted every time."""
 MAX_VALUES = 4096
-"""Field names, values, lists and mappings together, what aliases repeat counted every time; 256 full workloads are 2304."""
+"""Field names, values, lists and mappings together; aliases count as often as they are used. 256 full workloads are 2304."""
 MAX_DEPTH = 32
 """Mappings and lists inside each other."""
 MAX_NUMBER = 64
@@ -21,7 +21,7 @@ Place = tuple[str | int, ...]
 
 
 class _Unreadable:
-    """Stands where a value was refused as such, so that nothing else is said about its place."""
+    """Marks a value that was refused, so that no further issue is reported for it."""
 
     def __repr__(self) -> str:
         return "unreadable"
@@ -31,7 +31,7 @@ UNREADABLE = _Unreadable()
 
 
 class TooLarge(Exception):
-    """The spec goes beyond a limit, as `issue` says; reading it stops there."""
+    """The spec exceeds a limit (`issue`); reading stops."""
 
     def __init__(self, issue: SpecIssue) -> None:
         self.issue = issue
@@ -39,7 +39,7 @@ class TooLarge(Exception):
 
 
 class Count:
-    """What was read of one spec so far."""
+    """Counts of one spec while it is read."""
 
     def __init__(self) -> None:
         self.values = 0
@@ -59,7 +59,7 @@ class Count:
 
 
 def refusal(value: Any) -> str | None:
-    """Why no field takes this text or number, whatever the field; None where one could."""
+    """The reason why no field accepts this text or number; None if one could."""
     if isinstance(value, int) and not -_LARGEST_INTEGER < value < _LARGEST_INTEGER:
         return f"not a readable integer: it has more than {MAX_NUMBER} digits"
     if isinstance(value, str):

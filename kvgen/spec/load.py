@@ -23,9 +23,9 @@ from kvgen.spec.presets import start_from
 def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec:
     """The spec in a YAML file, a YAML text or a mapping.
 
-    A string is YAML when it holds a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
-    mistake up to the hundredth, with lines where the source is YAML; and nothing else, whatever the source holds. What is larger
-    than `kvgen.spec.limits` allows is refused as such.
+    A string is YAML if it contains a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
+    mistake up to the hundredth, with lines if the source is YAML, and no other exception for any content. A source
+    that exceeds `kvgen.spec.limits` is refused.
     """
     if isinstance(source, KernelSpec):
         return source

@@ -1,4 +1,4 @@
-"""The spec language: what is computed, and nothing about how.
+"""The spec language. It says what is computed and nothing about how.
 
 Formats follow BitDecoding (K per channel, V per token), TurboMind and QServe (per token), PyTorch's INT4 GQA (per token,
 several groups), Kitty (2-bit K with boosted channels, sink and local window), KIVI, and the INT8 per-channel paper.
@@ -18,7 +18,7 @@ from kvgen.spec import rules
 
 
 def _integer(value: Any) -> Any:
-    """4.0 and True equal integers in Python; a literal must not take them for one."""
+    """4.0 and True equal integers in Python; a literal must not accept them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise PydanticCustomError("int_type", "Input should be a valid integer")
@@ -92,7 +92,7 @@ class AttentionSpec(Model):
     dtype: DType = "float16"
     """Type of q, new k and v, the residual and the output."""
     q_len: int = Field(default=1, ge=1, le=65536)
-    """Most query tokens that a kernel is compiled for, causal among themselves; longer calls are prompts."""
+    """Most query tokens that a kernel is compiled for, causal among themselves; calls with more are extend attention."""
     softcap: Number = Field(default=0.0, ge=0.0, le=1e6)
     """Scores become softcap * tanh(score / softcap), at least 0.001; 0 switches it off."""
     window: int | None = Field(default=None, gt=0, le=MAX_KV_LEN)
@@ -189,7 +189,7 @@ class Workload(Model):
 
     @property
     def key(self) -> str:
-        """Short name: batch x kv_len, and q_len where it is not 1."""
+        """Short name: batch x kv_len, and q_len if it is not 1."""
         return f"{self.batch}x{self.kv_len}" + (f"q{self.q_len}" if self.q_len > 1 else "")
 
 
@@ -199,7 +199,7 @@ class KernelSpec(Model):
     name: str = Field(default="kernel", min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Letters, digits, dots, dashes and underscores."""
     arch: Arch = "native"
-    """What to build for; native looks at this machine."""
+    """Target; native is the first visible GPU, or the CPU."""
     attention: AttentionSpec
     """Heads and arithmetic."""
     key: KeySpec
@@ -214,9 +214,9 @@ class KernelSpec(Model):
     """Shapes to tune for."""
 
     def format(self) -> dict[str, Any]:
-        """What a kernel computes, without name, arch and workloads: the part that two specs must share.
+        """The part of a spec that decides the result: without name, arch and workloads.
 
-        Fields that say nothing (the group of what is not quantized, the selector of no boost) are left out.
+        Fields without effect (the group of an unquantized operand, the selector without boost) are left out.
         """
         data = self.model_dump(mode="json", include={"attention", "key", "value", "cache"})
         if self.key.boost.fraction == 0:

@@ -1,4 +1,4 @@
-"""Mappings from Python to plain data, as bounded as what a file holds."""
+"""Converts mappings from Python to plain data, with the same limits as for files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvgen.spec.limits import UNREADABLE, Count, Place, TooLarge, refusal
 
 
 def plain(data: Mapping[Any, Any]) -> tuple[Any, list[SpecIssue]]:
-    """`data` with dicts for mappings and lists for lists and tuples, UNREADABLE where the issues say why.
+    """`data` with dicts for mappings and lists for lists and tuples, UNREADABLE where the issues give the reason.
 
-    A list or mapping that holds itself is nested too deeply. Values of other types stay, for the models to refuse.
+    A list or mapping that contains itself is nested too deeply. Values of other types are kept; the models refuse them.
     """
     reader = _Reader()
     try:
@@ -52,7 +52,7 @@ class _Reader:
             raise TooLarge(SpecIssue(path_text(place), reason))
 
     def refuse(self, place: Place, message: str) -> Any:
-        """Note an issue; the value is unreadable. Beyond what a SpecError shows, nothing is kept."""
+        """Record an issue and return UNREADABLE. Issues beyond MAX_ISSUES are dropped."""
         if len(self.issues) <= MAX_ISSUES:
             self.issues.append(SpecIssue(path_text(place), message))
         return UNREADABLE

@@ -52,7 +52,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8-per-channel": _same(8, "channel", 128, zero=False),
     "kivi-int2": _mixed(2, 32),
 }
-"""Per preset what it sets; the heads are the spec's own."""
+"""The fields of each preset; the heads are the spec's own."""
 
 
 @cache
@@ -62,7 +62,7 @@ def presets() -> dict[str, KernelSpec]:
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
-    """`data` with what its `preset` sets and itself leaves open; an unknown name is an issue."""
+    """`data` with the fields of its `preset` where it has none itself; an unknown name is an issue."""
     own = {key: value for key, value in data.items() if key != "preset"}
     name = data["preset"]
     if isinstance(name, str) and name in FORMATS:

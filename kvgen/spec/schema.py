@@ -30,7 +30,7 @@ def dumps() -> str:
 
 
 def _attribute_docs(source: str) -> dict[str, dict[str, str]]:
-    """Per class, field name to the string literal under it; a class inherits what its base says.
+    """Per class, the docstring of each field; a class inherits those of its base.
 
     pydantic's `use_attribute_docstrings` does so whenever the models are imported, which takes as long as a third of the import, and
     leaves fields without a description that a class declares again.
@@ -58,7 +58,7 @@ def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, st
 
 
 def _allow_presets(schema: dict[str, Any]) -> None:
-    """With `preset`, what it sets need not be written."""
+    """With `preset`, the fields that it sets are not required."""
     schema["properties"] = {
         "preset": {"enum": list(FORMATS), "description": "Start from a named format; fields given here override it."},
         **schema["properties"],

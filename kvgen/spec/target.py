@@ -7,9 +7,9 @@ from kvgen.arch import Arch, Target, target_of
 
 
 def resolve(arch: Arch) -> Target:
-    """The target that `arch` means here; `native` is the first visible GPU, or the CPU where there is none.
+    """The target that `arch` means here; `native` is the first visible GPU, or the CPU if there is none.
 
-    Raises ToolchainMissing where the GPU is one that kvgen has no target for.
+    Raises ToolchainMissing for a GPU for which kvgen has no target.
     """
     if arch != "native":
         return arch

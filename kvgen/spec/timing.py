@@ -1,4 +1,4 @@
-"""One measured workload, as plain data: what the tuner writes and the registry keeps."""
+"""The measurement of one workload, as plain data: written by the tuner, stored in the registry."""
 
 from __future__ import annotations
 

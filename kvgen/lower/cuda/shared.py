@@ -10,7 +10,7 @@ from kvgen.spec import KernelSpec
 
 SUBTILE = 32
 MAX_BATCH = 2048
-"""Sequences per call: the CTA that makes a plan keeps their places in shared memory."""
+"""Sequences per call: the CTA that computes a plan keeps their positions in shared memory."""
 WORK_TILES = 128
 """Bytes in which a warp keeps its latest work tiles."""
 
@@ -29,7 +29,7 @@ class Shared:
 
 
 def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Shared:
-    """What a launch of a spec's kernel takes, for blocks of `layout`."""
+    """Shared memory of a launch of a spec's kernel, for blocks of `layout`."""
     warps, kv_tile, tiles_in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
     subtiles = kv_tile // SUBTILE
     key, dim = layout.key, layout.head_dim

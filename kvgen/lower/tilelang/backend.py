@@ -1,4 +1,4 @@
-"""The back end's answers: what it supports, its search space, its default, its source."""
+"""The back end: supported specs, search space, default schedule, source."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kvgen.tune.regression.speed import check_speed, other_device
 
 
 def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool = False, worker: Worker | None = None) -> Checked:
-    """Check an entry. An aspect that this machine cannot check is `unable`, and why. `worker` runs modules (by default a new one)."""
+    """Check an entry. An aspect that this machine cannot check is `unable`, and why. `worker` runs modules (a new one by default)."""
     with nullcontext(worker) if worker is not None else Worker() as runner:
         check = EntryCheck(entry, cache or ArtifactCache(), runner)
         findings = tuple(check.find(level) for level in LEVELS if speed or level != "speed")
