@@ -28,6 +28,15 @@ def test_the_table_of_support_is_current():
     assert README.read_text() == current, "run `make docs`"
 
 
+def test_figures_are_those_of_the_results():
+    from benchmarks import tables
+
+    texts = [document.read_text() for document in tables.DOCUMENTS]
+    assert [tables.filled(text) for text in texts] == texts, "run `python -m benchmarks.tables`"
+    named = re.findall(r"<!-- figures: ([a-z-]+) -->", "".join(texts))
+    assert sorted(named) == sorted(tables.TABLES)
+
+
 def test_features_are_valid_specs_that_differ():
     from kvgen.api.support import EXTEND, FEATURES, feature_spec
 

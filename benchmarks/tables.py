@@ -1,0 +1,151 @@
+"""Writes the tables of docs/performance.md, and the README's, from the results in benchmarks/results.
+
+    python -m benchmarks.tables
+
+A table stands between `<!-- figures: NAME -->` and `<!-- /figures -->`; tests/unit/test_docs.py checks that it agrees with the results.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+SERVING = [(1, 4096), (1, 32768), (1, 131072), (8, 32768), (32, 8192), (128, 8192)]
+SHAPES = {
+    "plain": "plain, 8 × 32768",
+    "page 256": "pages of 256 tokens",
+    "page 128": "pages of 128 tokens",
+    "page 64": "pages of 64 tokens, K groups of 64 (to K groups of 64)",
+    "token, page 32": "K per token, pages of 32 tokens (to K per token)",
+    "token, page 16": "K per token, pages of 16 tokens (to K per token)",
+    "ragged, moderate": "8 sequences of 11K to 57K tokens",
+    "ragged, moderate, page 128": "the same, pages of 128 tokens (to pages of 128)",
+    "ragged, 2K to 16K": "32 sequences of 2K to 16K tokens (to 32 × 9216)",
+    "ragged, one long": "one sequence of 128K and 63 of 1K tokens (to 8 × 24448)",
+    "softcap 50": "softcap 50",
+    "window 4096": "sliding window of 4096 tokens (to 8 × 4096)",
+    "bfloat16": "bfloat16",
+    "q_len 4": "4 query tokens",
+    "group 16": "16 query heads per KV head (128/8)",
+    "group 5": "5 query heads per KV head (40/8)",
+}
+
+Row = dict[str, str]
+
+
+def rows(name: str) -> list[Row]:
+    """The rows of a CSV file of results."""
+    with (RESULTS / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def figure(value: float) -> str:
+    """Three significant digits, as many as a time is good for."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def fraction(value: str) -> str:
+    """A fraction of the read roofline."""
+    return f"{float(value):.2f}".removeprefix("0")
+
+
+def at(found: Iterable[Row], workload: tuple[int, int]) -> list[Row]:
+    """The idle-rested rows of a workload of one query token."""
+    batch, kv_len = map(str, workload)
+    return [r for r in found if (r["batch"], r["kv_len"], r["q_len"]) == (batch, kv_len, "1") and r["load"] in ("burst", "")]
+
+
+def serving() -> str:
+    """The entries that ship, by width of the codes, beside torch."""
+    found = rows("h200_attend.csv")
+    body = []
+    for workload in SERVING:
+        here = at(found, workload)
+        ours = {r["spec"]: r for r in here if r["provider"] == "kvgen"}
+        torch = min(float(r["us"]) for r in here if r["provider"] == "torch" and r["spec"] == "serving-kv4")
+        cells = [
+            f"{figure(float(ours[s]['us']))} ({fraction(ours[s]['read_fraction'])})" for s in ("serving-kv8", "serving-kv4", "serving-kv2")
+        ]
+        body.append([f"{workload[0]} × {workload[1]}", *cells, figure(torch)])
+    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA, fp16"], body)
+
+
+def summary() -> str:
+    """int4 of the entries that ship, for the README."""
+    found = [r for r in rows("h200_attend.csv") if r["spec"] == "serving-kv4"]
+    body = []
+    for workload in ((1, 32768), (8, 32768), (32, 8192), (128, 8192)):
+        here = at(found, workload)
+        (ours,) = (r for r in here if r["provider"] == "kvgen")
+        torch = min(float(r["us"]) for r in here if r["provider"] == "torch")
+        times = [f"{float(value):.0f}" for value in (ours["us"], ours["read_us"], torch)]
+        body.append([f"{workload[0]} × {workload[1]}", f"**{times[0]}**", times[1], times[2], f"{torch / float(ours['us']):.1f}"])
+    return table(["batch × kv_len", "kvgen int4", "reading those bytes", "fastest torch SDPA, fp16", "times as fast"], body)
+
+
+def shapes() -> str:
+    """Other caches of 4 bits, the fastest of both back ends."""
+    best = {r["case"]: r for r in rows("h200_shapes.csv") if r["backend"] == "best"}
+    body = []
+    for case, title in SHAPES.items():
+        row = best[case]
+        relative = f"{float(row['relative']):.3f}".removeprefix("0") if row["relative"] else "1"
+        body.append([title, figure(float(row["us"])), f"{float(row['read_fraction']):.3f}".removeprefix("0"), relative])
+    return table(["case", "time, µs", "read fraction", "relative speed"], body)
+
+
+def ragged() -> str:
+    """Both back ends at unequal lengths."""
+    found = {(r["case"], r["backend"]): r["read_fraction"] for r in rows("h200_shapes.csv")}
+    cases = ("ragged, one long", "ragged, moderate", "ragged, 2K to 16K")
+    body = [[SHAPES[case].partition(" (")[0], *(fraction(found[case, name]) for name in ("cuda", "tilelang"))] for case in cases]
+    return table(["int4, read fraction", "CUDA", "TileLang"], body)
+
+
+def plans() -> str:
+    """The cost of a plan."""
+    found = {(r["kernel"], r["workload"]): r["us"] for r in rows("h200_plan.csv")}
+    titles = {"plan": "computing the plan, once for all layers", "advance": "advancing the lengths, once for all layers"}
+    batches = ("batch 8", "batch 128", "batch 1024")
+    body = [[title, *(f"{float(found[kernel, batch]):.1f}" for batch in batches)] for kernel, title in titles.items()]
+    return table(["µs", *(batch.replace("batch ", "") + " sequences" for batch in batches)], body)
+
+
+def cpu() -> str:
+    """The CPU's kernels beside torch, in ms."""
+    found = rows("cpu_llama31.csv")
+    body = []
+    for workload in ((1, 4096), (1, 32768)):
+        here = at(found, workload)
+        ours = {r["spec"]: float(r["us"]) for r in here if r["provider"] == "kvgen"}
+        torch = min(float(r["us"]) for r in here if r["provider"] == "torch")
+        times = [*(ours[f"llama31-8b-kv{bits}"] for bits in (8, 4, 2)), torch]
+        body.append([f"{workload[0]} × {workload[1]}", *(f"{time / 1000:.2f}" for time in times)])
+    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA"], body)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "serving": serving, "summary": summary, "shapes": shapes, "ragged": ragged, "plans": plans, "cpu": cpu,
+}  # fmt: skip
+
+
+def filled(text: str) -> str:
+    """A document's text with its tables as the results have them."""
+    return MARKED.sub(lambda mark: f"{mark[1]}\n{TABLES[mark[2]]()}\n{mark[3]}", text)
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        document.write_text(filled(document.read_text()))
