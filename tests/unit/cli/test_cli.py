@@ -14,6 +14,7 @@ from kvgen.cli.app import main
 from kvgen.registry.store import Store
 from tests.support.commands import ROOT, TINY
 from tests.support.old_entries import put_old, tuned
+from tests.support.tilelang import needs_tilelang
 from tests.support.tuning import FakeBackend
 
 
@@ -162,6 +163,7 @@ def test_space_counts_and_explains(kvgen: Any):
 
 
 def test_a_back_end_that_cannot_take_a_workload_leaves_the_spec_to_the_others(kvgen: Any, tmp_path: Path):
+    needs_tilelang()
     spec = TINY.replace("float32", "float16").replace("head_dim: 32", "head_dim: 128").replace("batch: 1,", "batch: 4096,")
     (tmp_path / "wide.yaml").write_text(spec)
     told = kvgen("space", "wide.yaml", "--arch", "sm90", "--backend", "cuda", "--backend", "tilelang", "--json").json()
