@@ -20,7 +20,7 @@ NAMES = {shape.name: shape for shape in SHAPES}
 
 
 def bytes_of(shape: Shape) -> int:
-    layout = layout_of(shape.spec, get_backend("cuda").default(shape.spec, TARGET))
+    layout = layout_of(shape.spec, get_backend("cuda").default(shape.spec, TARGET).layout)
     return must_read(shape.spec, layout, [half_full(layout, length) for length in lengths_of(shape.work)])
 
 
