@@ -92,8 +92,8 @@ def require_device(target: Target) -> None:
 def _registered(spec: KernelSpec, entry: Entry, selection: Selection) -> Kernel:
     """The kernel of an entry: one packed layout for all back ends. Launches with the same source share a module."""
     from kvgen.api.kernel import Kernel
-    from kvgen.runtime.launch import Variant
     from kvgen.runtime.module import load
+    from kvgen.runtime.variant import Variant
     from kvgen.toolchain import ArtifactCache
 
     layout = entry.packed
@@ -146,8 +146,8 @@ def _default(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Ke
     """The default schedule of the first back end that supports the spec, with a caution that says so."""
     from kvgen.api.kernel import Kernel
     from kvgen.lower import backends
-    from kvgen.runtime.launch import Variant
     from kvgen.runtime.module import load
+    from kvgen.runtime.variant import Variant
     from kvgen.toolchain import ArtifactCache
 
     reasons = []
