@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -12,8 +13,9 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.runtime import checks
-from kvgen.runtime.allocate import usable_device
 from kvgen.runtime.calls import Calls
+from kvgen.runtime.device import usable_device
+from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload
 
@@ -32,6 +34,15 @@ class Kernel(Calls):
         self.selection = selection
         self._variants = [variant for _, variant in launches]
         super().__init__(spec, layout, [variant.executable for variant in self._variants], [workload for workload, _ in launches])
+
+    @classmethod
+    def of(cls, spec: KernelSpec, entry: Entry, selection: Selection, modules: Mapping[str, Path]) -> Kernel:
+        """The kernel of an entry whose compiled modules lie at these paths, by file; launches that share their source share their module.
+
+        Raises KvgenError where a module cannot be loaded.
+        """
+        variants = {file: Variant(spec, entry.packed, load(path)) for file, path in modules.items()}
+        return cls(spec, entry.arch, selection, entry.packed, [(launch.workload, variants[launch.file]) for launch in entry.launches])
 
     @property
     def entry(self) -> Entry | None:

@@ -1,4 +1,4 @@
-"""Memory for caches: where it lies, how much there is of it, and which pages are whose."""
+"""Memory for caches: how much there is of it, and which pages are whose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvgen.errors import CacheMismatch, ToolchainMissing
+from kvgen.errors import CacheMismatch
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.quantize import torch_dtype
 from kvgen.runtime import checks
@@ -94,21 +94,3 @@ def _page_table(size: CacheSize, need: int, table: torch.Tensor | None, device: 
     if pages is None:
         raise ValueError("a block_table needs `pages`, the size of its pool")
     return table.to(device).contiguous(), pages
-
-
-def usable_device(device: torch.device | str | int) -> torch.device:
-    """`device` with its index, if kernels run there. ValueError for other types, ToolchainMissing for a GPU that does not exist."""
-    try:
-        where = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be a torch device, not {device!r}") from None
-    if where.type == "cpu":
-        return torch.device("cpu")
-    if where.type != "cuda":
-        raise ValueError(f"kernels run on the CPU and on CUDA devices, not on {where}")
-    if not torch.cuda.is_available():
-        raise ToolchainMissing(f"device {where} is asked for, and torch {torch.__version__} finds no CUDA device here")
-    index = torch.cuda.current_device() if where.index is None else where.index
-    if index >= torch.cuda.device_count():
-        raise ToolchainMissing(f"device {where} is asked for, and torch finds {torch.cuda.device_count()} CUDA devices here")
-    return torch.device("cuda", index)

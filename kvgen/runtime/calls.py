@@ -18,6 +18,7 @@ import torch
 from kvgen.reference.layout import PackedLayout
 from kvgen.runtime import allocate, checks, extend
 from kvgen.runtime.arguments import Arguments, New
+from kvgen.runtime.device import usable_device
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.plan import Plan
@@ -103,7 +104,7 @@ class Calls:
         """Where a new cache lies: `device`, by default the CPU or the current GPU by architecture."""
         if device is None:
             device = "cpu" if self.spec.arch == "cpu" or not torch.cuda.is_available() else "cuda"
-        return allocate.usable_device(device)
+        return usable_device(device)
 
     # --- calls -----------------------------------------------------------------------------------------------------------
 
