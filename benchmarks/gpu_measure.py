@@ -19,7 +19,7 @@ from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.bytes import half_full, sequence_bytes
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
-from kvgen.runtime.launch import DTYPES
+from kvgen.reference.quantize import DTYPES
 from kvgen.runtime.module import Module, load, load_library
 from kvgen.runtime.sequences import OverflowFlag
 from kvgen.spec import KernelSpec, Workload

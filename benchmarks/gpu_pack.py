@@ -27,8 +27,8 @@ from kvgen.lower.schedule import layout_of
 from kvgen.measure import read_roofline
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load, load_library
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from kvgen.toolchain import build
 

@@ -37,8 +37,8 @@ from kvgen.reference.attention import attend as reference
 from kvgen.reference.tolerance import relative_l2
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from kvgen.toolchain import build
 

@@ -7,8 +7,8 @@ from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import TimingPolicy
+from kvgen.reference.quantize import DTYPES
 from kvgen.reference.tolerance import relative_l2
-from kvgen.runtime.launch import DTYPES
 
 
 class Ours:

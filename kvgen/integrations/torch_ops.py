@@ -161,7 +161,7 @@ class Attention(torch.nn.Module):
         super().__init__()
         variant = kernel.variant(Workload(batch=cache.batch, kv_len=cache.max_len, q_len=q_len))
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
-        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.prepare(cache)}.items():
+        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.workspace(cache)}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(variant.module.path)
         self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order

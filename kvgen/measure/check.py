@@ -20,7 +20,7 @@ from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
 from kvgen.measure.steps import PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 
 SENTINEL = -77.0

@@ -16,7 +16,7 @@ import torch
 from kvgen.reference.data import normal
 from kvgen.reference.packing import unpack_blocks
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Tokens of a pattern. With fewer, an error in one token of a long sequence would be hidden; more take longer."""

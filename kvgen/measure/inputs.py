@@ -13,7 +13,7 @@ from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.reference.data import normal
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 
 MOST_COPIES = 64

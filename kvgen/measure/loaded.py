@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kvgen.measure.allowance import Allowance
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import Job, TimingPolicy
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 
 Allow = Callable[[], Allowance]
 """Creates the allowance of a candidate."""

@@ -17,7 +17,7 @@ from kvgen.measure.loaded import Allow, LoadedCandidate, load_candidate
 from kvgen.measure.read_roofline import ReadRoofline, read_roofline
 from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 

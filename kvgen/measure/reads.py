@@ -15,7 +15,7 @@ from kvgen.measure.scenario import extend_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
 from kvgen.reference.data import normal
 from kvgen.reference.layout import PackedLayout
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 
 ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}

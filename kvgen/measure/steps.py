@@ -21,7 +21,7 @@ from kvgen.measure.life import Life
 from kvgen.measure.scenario import query_lengths
 from kvgen.reference.data import normal
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 
 T = TypeVar("T")
 Lengths = tuple[int, ...]
@@ -126,7 +126,7 @@ class PlannedSteps(StepCheck):
         lengths: Lengths = (limit - q_len, 0, block - 1, self.passed + 2 * block + 5, 1, limit - 2 * q_len, 0)
         layers = [self.life(len(lengths), limit + q_len, seed) for seed in range(1, LAYERS + 1)]
         first = self.first_cache(len(lengths), limit)
-        caches = [first, *(poison(self.variant.cache_like(first)) for _ in range(LAYERS - 1))]
+        caches = [first, *(poison(self.variant.new_cache(like=first)) for _ in range(LAYERS - 1))]
         for cache, (life, _) in zip(caches, layers, strict=True):
             self.variant.prefill(cache, *life.both((0,) * len(lengths), max(lengths)), lengths, advance=False)
         first.advance(lengths)

@@ -18,7 +18,7 @@ from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 
 SAMPLED = 16
 """Sequences whose packed block is compared: the first, the last, and others in between."""

@@ -85,21 +85,22 @@ def select(
 
 def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection:
     chosen: _Candidate | None = None
+    chosen_outdated = False
     for candidate in ranked:
         where = f"{candidate.found.label} ({', '.join(launch.workload.key for launch in candidate.entry.launches)})"
         if chosen is not None:
             why.append(f"{where}: not needed: {_behind(candidate, chosen)}")
-        elif (reason := _unfit(candidate)) is not None:
+        elif (reason := _unfit(candidate, outdated := _outdated(candidate.entry))) is not None:
             why.append(f"{where}: passed over: {reason}")
         else:
-            chosen = candidate
+            chosen, chosen_outdated = candidate, outdated
             match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
             why.append(f"{where}: taken: {match}")
     if chosen is None:
         why.append("no entry is left: the default schedule of the first back end that supports the format")
         return Selection(None, "default", tuple(why))
     how: How = "exact" if chosen.distance == 0 else "nearest"
-    return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device)))
+    return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device, outdated=chosen_outdated)))
 
 
 def _coverage(entry: Entry, wanted: Sequence[Workload]) -> float:
@@ -134,12 +135,12 @@ def _same_device(entry: Entry, device: Mapping[str, Any]) -> bool:
     return bool(entry.device.get("name") == device.get("name"))
 
 
-def _unfit(candidate: _Candidate) -> str | None:
+def _unfit(candidate: _Candidate, outdated: bool) -> str | None:
     """The reason why a good entry cannot be used on this machine, or None. An entry tuned here with the same headers needs no check."""
     entry = candidate.entry
     if candidate.other_device and (reasons := _misfits(entry)):
         return f"its schedule is not for this machine: {reasons[0]}"
-    if _outdated(entry):
+    if outdated:
         if reasons := _misfits(entry):
             return f"kvgen's headers have changed since, and its schedule is gone: {reasons[0]}"
         if absent := _absent(entry):
@@ -188,13 +189,11 @@ def _absent(entry: Entry) -> list[str]:
     return [reason for backend in backends if (reason := backend.missing())]
 
 
-def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
+def _cautions(entry: Entry, device: Mapping[str, Any], *, outdated: bool) -> list[str]:
     """Facts of the device that differ from those the entry was tuned with."""
     labels = {"name": "tuned on {then}, and this is {now}", "driver": "tuned with driver {then}, and this is {now}"}
     labels["threads"] = "tuned with {then} threads, and there are {now}"
-    differing = (
-        ["kvgen's headers have changed since: its schedules are rendered anew, its times are of the past"] if _outdated(entry) else []
-    )
+    differing = ["kvgen's headers have changed since: its schedules are rendered anew, its times are of the past"] if outdated else []
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
         if then is not None and now and then != now:

@@ -10,7 +10,7 @@ import torch
 from kvgen.runtime.sequences import Sequences
 
 if TYPE_CHECKING:
-    from kvgen.runtime.launch import Variant
+    from kvgen.runtime.executable import Executable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,7 @@ class Plan:
     CUDA graph is valid within that graph, whose replays compute it anew.
     """
 
-    variant: Variant
+    launch: Executable
     sequences: Sequences
     q_len: int
     append: bool
@@ -33,9 +33,9 @@ class Plan:
     version: int
     captured: bool
 
-    def check(self, variant: Variant, sequences: Sequences, q_len: int, *, append: bool) -> None:
+    def check(self, launch: Executable, sequences: Sequences, q_len: int, *, append: bool) -> None:
         """Raises ValueError if the plan was made for another call."""
-        if self.variant is not variant:
+        if self.launch is not launch:
             raise ValueError("the plan was made by another kernel")
         if self.sequences is not sequences:
             raise ValueError("the plan was made for another cache, which does not share these lengths")

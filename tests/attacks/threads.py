@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of, variant
 

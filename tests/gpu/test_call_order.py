@@ -10,8 +10,8 @@ import torch
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import load_spec
 from kvgen.toolchain import build
 

@@ -8,7 +8,7 @@ import torch
 from kvgen.reference.attention import attend as reference_attend
 from kvgen.reference.packing import unpack_blocks
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import contents
 from tests.gpu.test_properties import agree, poisoned
 from tests.support.points import Point, variant

@@ -7,7 +7,7 @@ import torch
 
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.support.points import Point, variant
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import attend, contents
 from tests.support.points import Point, variant
 

@@ -9,8 +9,8 @@ from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import load_spec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import build
@@ -43,7 +43,7 @@ def random(tokens: int, heads: int, seed: int) -> torch.Tensor:
 
 def filled(variant: Variant, max_len: int) -> list[KVCache]:
     first = variant.new_cache(len(LENGTHS), max_len, "cuda")
-    caches = [first, *(variant.cache_like(first) for _ in range(LAYERS - 1))]
+    caches = [first, *(variant.new_cache(like=first) for _ in range(LAYERS - 1))]
     for number, cache in enumerate(caches):
         variant.prefill(cache, random(9000, 2, number), random(9000, 2, 9 + number), LENGTHS, advance=False)
     first.advance(LENGTHS)

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
 from tests.support.specs import base

@@ -14,8 +14,8 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import PackedLayout
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, build
 

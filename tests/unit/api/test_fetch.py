@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,26 @@ def test_a_bad_spec_is_told(places):
 def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
     with pytest.raises(ToolchainMissing, match=r"no kernel for sm90 runs here: no NVIDIA GPU is visible"):
         kvgen.get_kernel(spec.model_copy(update={"arch": "sm90"}))
+
+
+def test_the_way_to_a_kernel_is_a_straight_line(registered, spec):
+    """No stage is returned to: not the first, and of the others none before the next has begun."""
+    kvgen.get_kernel(spec)
+    fetch.forget()
+    package, visited = Path(kvgen.__file__).parent, []
+
+    def visit(frame, event, _):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(package):
+            visited.append(file.relative_to(package).as_posix())
+
+    sys.setprofile(visit)
+    try:
+        kvgen.get_kernel(spec)
+    finally:
+        sys.setprofile(None)
+    stages = ["api/fetch.py", "runtime/device.py", "registry/select.py", "registry/modules.py", "api/kernel.py"]
+    assert [stage for stage, _ in groupby(file for file in visited if file in stages)] == stages
 
 
 # --- compiling -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of, variant
 
@@ -213,7 +213,7 @@ def tensors(cache: KVCache) -> tuple[torch.Tensor | None, ...]:
 
 def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
     v, cache, q, _ = calls(spec_of())
-    rest = (torch.empty_like(q), None, v.prepare(cache), None, 1.0, 64)
+    rest = (torch.empty_like(q), None, v.workspace(cache), None, 1.0, 64)
     good = (q, *tensors(cache), *rest)
     v.module.attend(*good)
     for place, wrong, message in (
@@ -281,7 +281,7 @@ def test_more_threads_than_processors_are_refused() -> None:
 def test_the_module_refuses_scales_that_float32_does_not_hold(scale: float) -> None:
     v, cache, q, _ = calls(spec_of())
     with pytest.raises(ValueError, match="attend: scale must be finite, and float32 must hold it"):
-        v.module.attend(q, *tensors(cache), torch.empty_like(q), None, v.prepare(cache), None, scale, 64)
+        v.module.attend(q, *tensors(cache), torch.empty_like(q), None, v.workspace(cache), None, scale, 64)
 
 
 # --- what is not finite ----------------------------------------------------------------------------------------------

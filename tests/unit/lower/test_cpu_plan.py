@@ -13,7 +13,7 @@ from kvgen.lower.cpu.lowering import WORKERS
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.plan import PlanShape, make_plan, read_plan, written_plan
 from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of, variant
 from tests.support.plans import lengths_up_to

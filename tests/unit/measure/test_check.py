@@ -11,8 +11,8 @@ from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.check import Checker, check
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import extend_tokens, query_lengths, scenarios
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 

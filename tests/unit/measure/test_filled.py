@@ -8,8 +8,8 @@ import torch
 from kvgen.measure.filled import FilledCache, Kept, pattern_of
 from kvgen.reference.attention import attend
 from kvgen.reference.packing import unpack_blocks
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled

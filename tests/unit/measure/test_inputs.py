@@ -9,8 +9,8 @@ from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.bytes import half_full
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import TimingPolicy
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 

@@ -15,8 +15,8 @@ from kvgen.measure.compare import Comparison
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.timed import TimedCheck, unequal
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 

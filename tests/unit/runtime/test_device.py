@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.api import fetch
 from kvgen.arch import Target
 from kvgen.errors import ToolchainMissing
 from kvgen.runtime import device
@@ -30,10 +29,10 @@ def test_which_gpu_runs_which_target(monkeypatch: pytest.MonkeyPatch, target: Ta
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(device, "gpu_capability", lambda: capability)
     if runs:
-        fetch.require_device(target)
+        device.require_device(target)
     else:
         with pytest.raises(ToolchainMissing, match=f"which has compute capability {capability[0]}.{capability[1]}"):
-            fetch.require_device(target)
+            device.require_device(target)
 
 
 def test_without_nvml_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from kvgen.reference.layout import packed_layout
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import BLOCK, naive_artifact, naive_spec
 

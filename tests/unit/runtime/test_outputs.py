@@ -9,7 +9,7 @@ import torch
 
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of, variant
 
 Make = Callable[[torch.Tensor, KVCache], torch.Tensor]

@@ -14,8 +14,8 @@ from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
 
@@ -49,7 +49,7 @@ def random(tokens: int, heads: int, seed: int) -> torch.Tensor:
 
 def layers(variant: Variant, max_len: int = 512) -> list[KVCache]:
     first = variant.new_cache(BATCH, max_len)
-    return [first, *(variant.cache_like(first) for _ in range(LAYERS - 1))]
+    return [first, *(variant.new_cache(like=first) for _ in range(LAYERS - 1))]
 
 
 def prefilled(variant: Variant, lengths: list[int], max_len: int = 512) -> list[KVCache]:
@@ -87,7 +87,7 @@ def test_a_step_over_all_layers_gives_what_each_gives_alone(variant: Variant) ->
 
 def test_layers_share_one_workspace(variant: Variant) -> None:
     caches = layers(variant)
-    assert len({variant.prepare(cache).data_ptr() for cache in caches}) == 1
+    assert len({variant.workspace(cache).data_ptr() for cache in caches}) == 1
     assert all(cache.call_order is caches[0].call_order for cache in caches)
     assert len({cache.packed.data_ptr() for cache in caches}) == LAYERS
 
@@ -211,7 +211,7 @@ def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
     other = variant.new_cache(BATCH, 64)
     other.k_residual = other.k_residual[:, :, :1]
     with pytest.raises(CacheMismatch, match="same numbers of tokens"):
-        variant.cache_like(other)
+        variant.new_cache(like=other)
 
 
 def test_unpack_asks_for_the_longest_length(variant: Variant) -> None:

@@ -15,7 +15,7 @@ import torch
 from kvgen.errors import KvgenError
 from kvgen.runtime import forks
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
+from kvgen.runtime.variant import Variant
 from tests.attacks.threads import Attack
 from tests.support.naive import naive_layout, naive_spec
 

@@ -11,8 +11,8 @@ import torch
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
 from kvgen.reference.layout import packed_layout
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.launch import Variant
 from kvgen.runtime.module import Module, load
+from kvgen.runtime.variant import Variant
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 

@@ -1,0 +1,58 @@
+"""The compiled launches of an entry: as they were tuned if these modules are here, else compiled from the entry's own sources."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvgen.errors import ToolchainMissing
+from kvgen.lower.base import Source
+from kvgen.registry.device import machine
+from kvgen.registry.entry import Entry
+from kvgen.toolchain import ArtifactCache
+
+LOG = logging.getLogger("kvgen")
+"""For information that needs no action. Without a handler, Python prints messages from WARNING on to stderr."""
+
+
+def modules(entry: Entry) -> dict[str, Path]:
+    """Shared libraries by the file of the launches that they were compiled from.
+
+    The module that was measured is taken if the cache has it, it runs on this machine, and the headers are unchanged; then no compiler is
+    needed. If the headers have changed, the schedule is rendered again, because an old source may not fit new headers.
+    Raises ToolchainMissing, CompileError.
+    """
+    cache, here = ArtifactCache(), machine(entry.arch)
+    found: dict[str, Path] = {}
+    missing: dict[str, Source] = {}
+    for launch in entry.launches:
+        if launch.file in found or launch.file in missing:
+            continue
+        code = entry.codes[launch.file]
+        source = code.source(entry.arch)
+        tuned = cache.get(code.artifact) if source is not None and code.artifact is not None and code.machine == here else None
+        if tuned is not None:
+            found[launch.file] = tuned.path
+        elif source is not None:
+            missing[launch.file] = source
+        else:
+            from kvgen.lower.backends import get_backend
+
+            missing[launch.file] = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+    return found | _compiled(missing, cache) if missing else found
+
+
+def _compiled(sources: Mapping[str, Source], cache: ArtifactCache) -> dict[str, Path]:
+    """Compiled in parallel if the cache lacks them."""
+    from kvgen.toolchain.pool import build_all
+
+    def starting(count: int) -> None:
+        target = next(iter(sources.values())).target
+        LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", target)
+
+    try:
+        artifacts = build_all(sources.values(), cache, starting)
+    except ToolchainMissing as error:
+        raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
+    return {file: artifacts[source.id].path for file, source in sources.items()}

@@ -1,0 +1,96 @@
+"""Memory for caches: how much there is of it, and which pages are whose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvgen.errors import CacheMismatch
+from kvgen.reference.layout import PackedLayout
+from kvgen.reference.quantize import torch_dtype
+from kvgen.runtime import checks
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.module import Module
+from kvgen.runtime.sequences import Sequences
+from kvgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The sizes that a caller asks for: sequences, most tokens of each, and pages of the pool where the format is paged."""
+
+    batch: int
+    max_len: int
+    pages: int | None
+
+    @classmethod
+    def of(cls, batch: object, max_len: object, pages: object | None) -> CacheSize:
+        """Raises TypeError for other types than integers, ValueError below 1."""
+        whole = checks.whole
+        return cls(whole("batch", batch, 1), whole("max_len", max_len, 1), None if pages is None else whole("pages", pages, 1))
+
+
+def new_cache(
+    spec: KernelSpec, layout: PackedLayout, module: Module, size: CacheSize, table: torch.Tensor | None, device: torch.device
+) -> KVCache:
+    """An empty cache without workspaces; `module` advances its lengths.
+
+    Paged formats take a block table, int32 [batch, max_pages]; without one, sequence b owns pages b * max_pages and following.
+    Raises ValueError on a table of the wrong shape, and on pages for a contiguous format.
+    """
+    page, pages = spec.cache.page, size.pages
+    if page is None:
+        if table is not None or pages is not None:
+            raise ValueError("block_table and pages belong to paged caches, and this format is contiguous")
+        rows, blocks = size.batch, max(1, -(-size.max_len // layout.tokens))
+    else:
+        table, rows = _page_table(size, -(-size.max_len // page), table, device)
+        blocks = page // layout.tokens
+    lengths = torch.zeros(size.batch, dtype=torch.int32, device=device)
+    cache = _tensors(spec, layout, rows, blocks, Sequences(lengths, table, size.batch, size.max_len, module))
+    if cache.gpu is not None:
+        cache.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
+    return cache
+
+
+def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
+    """An empty cache whose sequences are those of `other`: another layer of the same model.
+
+    Raises CacheMismatch where pages or blocks of the two layouts hold other numbers of tokens.
+    """
+    rows, _, blocks, _ = other.packed.shape
+    if other.k_residual.shape[2] != layout.tokens or (spec.cache.page is None) != (other.block_table is None):
+        raise CacheMismatch("caches that share lengths must have blocks and pages of the same numbers of tokens")
+    if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
+        raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
+    return _tensors(spec, layout, rows, blocks, other.sequences)
+
+
+def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences) -> KVCache:
+    """The tensors of `rows` sequences or pages of `blocks` blocks each."""
+    device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
+    residual = (sequences.batch, heads, layout.tokens, layout.head_dim)
+    return KVCache(
+        packed=torch.empty((rows, heads, blocks, layout.block_bytes), dtype=torch.uint8, device=device),
+        k_residual=torch.empty(residual, dtype=dtype, device=device),
+        v_residual=torch.empty(residual, dtype=dtype, device=device),
+        layout_id=layout.id,
+        sequences=sequences,
+    )
+
+
+def _page_table(size: CacheSize, need: int, table: torch.Tensor | None, device: torch.device) -> tuple[torch.Tensor, int]:
+    """A checked or fresh block table on the device, and the size of its pool."""
+    batch, pages = size.batch, size.pages
+    if table is None:
+        table = torch.arange(batch * need, dtype=torch.int32, device=device).reshape(batch, need)
+        pages = pages if pages is not None else batch * need
+        if pages < batch * need:
+            raise ValueError(f"{batch} sequences of {need} pages need {batch * need} pages, not {pages}")
+        return table, pages
+    if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch or table.shape[1] < need:
+        raise ValueError(f"block_table must be int32 [{batch}, {need} or more], not {table.dtype} {list(table.shape)}")
+    if pages is None:
+        raise ValueError("a block_table needs `pages`, the size of its pool")
+    return table.to(device).contiguous(), pages

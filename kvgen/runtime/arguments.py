@@ -1,0 +1,147 @@
+"""Checks of the arguments of calls for one format: cheap comparisons first; messages are made only if one fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvgen.errors import CacheMismatch, UnsupportedError
+from kvgen.lower.extend import extend_refusal
+from kvgen.reference.layout import PackedLayout
+from kvgen.reference.quantize import torch_dtype
+from kvgen.runtime import checks
+from kvgen.runtime.extend import Call
+from kvgen.runtime.kvcache import KVCache
+from kvgen.spec import KernelSpec
+
+New = tuple[torch.Tensor, torch.Tensor]
+"""K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
+
+
+class Arguments:
+    """Checks tensors against a spec and a layout; each check raises TypeError, ValueError or CacheMismatch in one sentence."""
+
+    __slots__ = ("_heads", "_kv_tail", "_layout_id", "_most_scale", "_q_tail", "_softcap", "_spec", "dtype", "scale")
+
+    def __init__(self, spec: KernelSpec, layout: PackedLayout) -> None:
+        self._spec = spec
+        attention = spec.attention
+        self.dtype = torch_dtype(attention.dtype)
+        self.scale = 1.0 / math.sqrt(attention.head_dim)
+        self._layout_id = layout.id
+        self._heads = attention.q_heads
+        self._q_tail = (attention.q_heads, attention.head_dim)
+        self._kv_tail = (attention.kv_heads, attention.head_dim)
+        self._softcap = attention.softcap
+        self._most_scale = checks.most_scale(attention.softcap)
+
+    def cache(self, cache: Any) -> None:
+        """Raises TypeError for another type, CacheMismatch for a cache of another layout."""
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
+        if cache.layout_id != self._layout_id:
+            raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
+
+    def query(self, q: torch.Tensor, cache: KVCache) -> int:
+        """The query tokens of a call whose query and cache are right; its layout is checked where it gets a workspace."""
+        try:
+            shape, sequences = q.shape, cache.sequences
+            right = q.dtype == self.dtype and len(shape) == 4 and shape[0] == sequences.batch and shape[2:] == self._q_tail
+            right = right and q.device == cache.device
+        except AttributeError:
+            right, shape = False, torch.Size()
+        if not right:
+            if not isinstance(cache, KVCache):
+                raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
+            checks.tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
+        return shape[1]
+
+    def new(self, new: New, tokens: int, cache: KVCache) -> None:
+        """K and V of a call with as many query tokens. A module checks their devices."""
+        k, v = new
+        try:
+            shape = (cache.sequences.batch, tokens, *self._kv_tail)
+            if k.shape == shape and v.shape == shape and k.dtype == self.dtype and v.dtype == self.dtype:
+                return
+        except AttributeError:
+            pass
+        self._new(new, tokens, cache)
+
+    def filling(
+        self, cache: KVCache, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | Sequence[int] | None, *, finite: bool
+    ) -> tuple[int, torch.Tensor, int, bool]:
+        """The tokens of a `prefill`, and its new lengths as `checks.lengths` gives them. `finite` waits for the device."""
+        tokens = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
+        shape = (cache.batch, tokens, *self._kv_tail)
+        checks.tensor("k", k, shape, self.dtype, cache.device)
+        checks.tensor("v", v, shape, self.dtype, cache.device)
+        if finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
+            raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
+        return tokens, *checks.lengths(lengths, cache.batch, tokens, cache.device)
+
+    def outputs(
+        self, q: torch.Tensor, cache: KVCache, out: torch.Tensor | None, lse: torch.Tensor | bool | None, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+        """The outputs of a call, checked or allocated, and its scale. The module checks the rest of `out`."""
+        if out is None:
+            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
+        else:
+            try:
+                unwritable = out.requires_grad or out.is_neg()
+            except AttributeError:
+                unwritable = True
+            if unwritable:
+                checks.output("out", out, q.shape, self.dtype, q.device)
+        if scale is None:
+            scale = self.scale
+        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
+            scale = checks.scale(scale, self._softcap)
+        return out, None if lse is None else self._lse(lse, q), scale
+
+    def tensors(self, q: torch.Tensor, new: New | None, cache: KVCache, out: torch.Tensor) -> None:
+        """Check everything except overlaps: for calls that no module checks, and to name the argument that a module refused."""
+        checks.tensor("q", q, q.shape, self.dtype, cache.device)
+        if new is not None:
+            self._new(new, q.shape[1], cache)
+        checks.output("out", out, q.shape, self.dtype, cache.device)
+
+    def extend(self, call: Call, cache: KVCache) -> None:
+        """A call with more query tokens than modules are compiled for. Raises UnsupportedError if the GPU cannot compute it."""
+        if reason := extend_refusal(self._spec, gpu=call.q.is_cuda):
+            raise UnsupportedError("extend attention", reason)
+        self.tensors(call.q, call.new, cache, call.out)
+        if cache.gpu is not None:  # on the CPU the module checks this
+            read = [("q", call.q), *zip(("k_new", "v_new"), call.new or (), strict=False), *zip(_CACHE, cache.tensors, strict=True)]
+            checks.apart("out", call.out, [*read, ("lse", call.lse)])
+            if call.lse is not None:
+                checks.apart("lse", call.lse, read)
+
+    def _new(self, new: New, tokens: int, cache: KVCache) -> None:
+        shape = (cache.batch, tokens, *self._kv_tail)
+        for name, x in zip(("k_new", "v_new"), new, strict=True):
+            checks.tensor(name, x, shape, self.dtype, cache.device)
+
+    def _lse(self, lse: torch.Tensor | bool, q: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that a caller's `lse` asks to fill."""
+        if lse is False:
+            return None
+        shape = (q.shape[0], self._heads, q.shape[1])
+        if lse is True:
+            return torch.empty(shape, dtype=torch.float32, device=q.device)
+        checks.output("lse", lse, shape, torch.float32, q.device)
+        if not lse.is_contiguous():
+            raise ValueError(f"lse must be contiguous, not of strides {list(lse.stride())}")
+        return lse
+
+
+_CACHE = (
+    "the cache's blocks",
+    "the cache's K residual",
+    "the cache's V residual",
+    "the cache's lengths",
+    "the cache's block table",
+    "the cache's residual slots",
+)

@@ -1,0 +1,309 @@
+"""Compiled launches on torch tensors: the calls over caches of one packed layout.
+
+Streams: for every call with torch tensors on a GPU, TVM-FFI asks torch for the current stream (by the DLPack exchange API or, where torch
+has none, by `torch._C._cuda_getCurrentRawStream`) and sets it as its environment's stream (`TVMFFIEnvGetStream`). Neither way
+synchronizes. This module therefore does nothing about streams, and calls inside a `torch.cuda.graph` are captured.
+
+Threads: every call holds the lock of its cache (`KVCache.call_order`) until the module has returned, so calls over one cache run one after
+the other. The bound grows only after the module has accepted the call, so a refused call leaves it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvgen.reference.layout import PackedLayout
+from kvgen.runtime import allocate, checks, extend
+from kvgen.runtime.arguments import Arguments, New
+from kvgen.runtime.device import usable_device
+from kvgen.runtime.executable import Executable
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.plan import Plan
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.distance import coordinates, coordinates_of, nearest
+
+SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
+
+
+class Calls:
+    """Attention over quantized KV caches of one layout; a call takes the launch tuned for the nearest workload."""
+
+    def __init__(self, spec: KernelSpec, layout: PackedLayout, launches: Sequence[Executable], tuned: Sequence[Workload] = ()) -> None:
+        """`tuned` are the workloads of the launches, in their order; one launch alone needs none. A launch may be there more than once."""
+        self.spec = spec
+        self.layout = layout
+        self._arguments = Arguments(spec, layout)
+        self._launches = tuple(launches)
+        self._distinct = tuple(dict.fromkeys(launches))
+        self._only = self._distinct[0] if len(self._distinct) == 1 else None
+        self._tuned = [coordinates_of(workload) for workload in tuned]
+        self._most_q = spec.attention.q_len
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of q, K, V and out."""
+        return self._arguments.dtype
+
+    @property
+    def scale(self) -> float:
+        """What multiplies q·k by default: 1 / sqrt(head_dim)."""
+        return self._arguments.scale
+
+    # --- caches ----------------------------------------------------------------------------------------------------------
+
+    def new_cache(
+        self,
+        batch: int | None = None,
+        max_len: int | None = None,
+        device: torch.device | str | None = None,
+        block_table: torch.Tensor | None = None,
+        pages: int | None = None,
+        *,
+        like: KVCache | None = None,
+    ) -> KVCache:
+        """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch of any back end.
+
+        With `like`, and no other argument, the cache shares the sequences of another one: lengths, block table and workspaces. The
+        layers of a model thus have common lengths, which advance once per step (`plan`, `KVCache.advance`).
+
+        Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
+        gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
+        Raises ValueError on sizes below 1, on a table of the wrong shape, and on pages for a contiguous format, TypeError where neither
+        sizes nor `like` are given, CacheMismatch where blocks or pages of `like` hold another number of tokens.
+        """
+        if like is not None:
+            if any(given is not None for given in (batch, max_len, device, block_table, pages)):
+                raise TypeError("new_cache(like=...) takes everything else from the other cache")
+            cache = allocate.cache_like(self.spec, self.layout, like)
+        elif batch is None or max_len is None:
+            raise TypeError("new_cache needs batch and max_len, or like=")
+        else:
+            size = allocate.CacheSize.of(batch, max_len, pages)
+            if block_table is not None and not isinstance(block_table, torch.Tensor):
+                raise TypeError(f"block_table must be a torch tensor, not {type(block_table).__name__}")
+            if device is None and block_table is not None:
+                device = block_table.device
+            module = self._distinct[0].module
+            cache = allocate.new_cache(self.spec, self.layout, module, size, block_table, self._device(device))
+        self.prepare(cache)
+        return cache
+
+    def prepare(self, cache: KVCache) -> None:
+        """Allocate the workspaces of all launches for a cache, once; by the first call of each, unless `prepare` was called before.
+
+        Raises CacheMismatch for a cache of another layout, and while a graph is captured, which would zero it at every replay.
+        """
+        self._arguments.cache(cache)
+        for launch in self._distinct:
+            launch.workspace(cache)
+
+    def _device(self, device: torch.device | str | None) -> torch.device:
+        """Where a new cache lies: `device`, by default the CPU or the current GPU by architecture."""
+        if device is None:
+            device = "cpu" if self.spec.arch == "cpu" or not torch.cuda.is_available() else "cuda"
+        return usable_device(device)
+
+    # --- calls -----------------------------------------------------------------------------------------------------------
+
+    def prefill(
+        self,
+        cache: KVCache,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: torch.Tensor | Sequence[int] | None = None,
+        *,
+        check_finite: bool = False,
+        advance: bool = True,
+    ) -> None:
+        """Append the first `lengths[b]` tokens (all by default) of each sequence of `k` and `v`, quantizing full blocks.
+
+        `k` and `v` are [batch, tokens, kv_heads, head_dim], of the spec's dtype; `lengths` int32 [batch], or numbers on the host.
+        Lengths given on the host tighten the cache's bound. If several caches share lengths, every layer appends with
+        `advance=False`, at the same place, and `cache.advance(lengths)` writes them once. `check_finite` looks for infinities and NaNs
+        first, which waits for the device.
+
+        Raises CacheMismatch where the cache is of another layout or could be too small, ValueError on wrong tensors, on numbers that are
+        not finite, and where lengths that several caches share would advance.
+        """
+        self._arguments.cache(cache)
+        tokens, new, longest, uniform = self._arguments.filling(cache, k, v, lengths, finite=check_finite)
+        sequences = cache.sequences
+        if advance and sequences.shared:
+            raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
+        launch = self._only or self._launch(cache, cache.bound, 1)
+        with sequences.call_order.lock:
+            sequences.overflow.check()
+            bound = sequences.after(longest)
+            if not tokens:
+                return
+            if cache.gpu is not None:
+                sequences.call_order.follow(cache.gpu)
+            launch.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
+            if advance:
+                sequences.appended(bound, uniform=uniform)
+
+    def plan(self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
+        """The work distribution of a step, for `decode` (or, without `append`, `attend`) with `q_len` query tokens over present lengths.
+
+        It is made once, on the device, and given to every layer's `decode(..., plan=plan)`; `cache.advance(q_len)` ends the step. Within a
+        CUDA graph all of this is captured, and replays follow the lengths. Sequences without tokens take no part: nothing is appended,
+        and their output is 0. Of sequences that have no room for the step nothing is written, and the next call raises.
+
+        `uniform` promises that all lengths are equal and above 0 (or declines to): then the step has a static schedule and needs no plan
+        on the device. By default the host says what it knows, and within a capture, whose replays it does not see, it promises nothing.
+        `bound` is what no length exceeds after the step, for a captured one during all replays (by default `max_len`); it sizes a static
+        schedule, and no result depends on it.
+
+        Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold.
+        """
+        self._arguments.cache(cache)
+        q_len = checks.whole("q_len", q_len, 1, self._most_q)
+        if bound is not None:
+            bound = checks.whole("bound", bound, 0)
+        sequences, grown = cache.sequences, q_len if append else 0
+        launch = self._only or self._launch(cache, cache.bound + grown if bound is None else bound, q_len)
+        launch.workspace(cache)
+        with sequences.call_order.lock:
+            sequences.overflow.check()
+            known = sequences.after(grown)
+            capturing = sequences.capturing
+            numbers = None
+            if uniform is None:  # the static scheduler appends to empty sequences too, and a capture outlives what the host knows
+                uniform = sequences.uniform and sequences.bound > 0 and not capturing
+            if cache.gpu is None or not uniform:
+                if cache.gpu is not None:
+                    sequences.call_order.follow(cache.gpu)
+                numbers = launch.plan(sequences, q_len, append=append, skip_empty=True)
+            return Plan(launch, sequences, q_len, append, max(1, known if bound is None else bound), numbers, sequences.version, capturing)
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor,
+        cache: KVCache,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | bool | None = None,
+        scale: float | None = None,
+        *,
+        plan: Plan | None = None,
+    ) -> Any:
+        """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
+
+        `q` and out are [batch, q_len, q_heads, head_dim], `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], all of the spec's
+        dtype; lse is float32 [batch, q_heads, q_len], natural logarithm. Returns out, or (out, lse) where `lse` is true or a tensor to
+        fill. `scale` multiplies q·k (default 1/sqrt(head_dim)).
+
+        Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`), so that every layer appends at the
+        same place, and sequences without tokens take no part.
+
+        More query tokens than the spec's `attention.q_len` are extend attention: on a GPU the cache is dequantized, at most
+        1 GiB at a time, and torch's kernels run over that and the new tokens. Such a call waits once for the device, to know the
+        lengths, except while a CUDA graph is captured.
+
+        Raises CacheMismatch for a cache of another layout or too small, or if an earlier step had no room, UnsupportedError for
+        extend attention that the GPU cannot compute (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step,
+        kernel or cache, and without a plan if caches share lengths.
+        """
+        return self._call(q, (k_new, v_new), cache, out, lse, scale, plan)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | bool | None = None,
+        scale: float | None = None,
+        *,
+        plan: Plan | None = None,
+    ) -> Any:
+        """Attend with `q` [batch, q_len, q_heads, head_dim], the last q_len positions of each sequence; nothing is appended.
+
+        Returns and raises as `decode` does.
+        """
+        return self._call(q, None, cache, out, lse, scale, plan)
+
+    def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
+
+        Without `k` and `v` it waits for the device, which knows the longest length; while a CUDA graph is captured they are max_len long.
+        Raises CacheMismatch for a cache of another layout.
+        """
+        self._arguments.cache(cache)
+        sequences, attention = cache.sequences, self.spec.attention
+        with sequences.call_order.lock:
+            if cache.gpu is not None:
+                sequences.call_order.follow(cache.gpu)
+            if k is None or v is None:
+                longest = sequences.max_len if sequences.capturing else int(sequences.lengths.max())
+                shape = (cache.batch, max(1, longest), attention.kv_heads, attention.head_dim)
+                k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
+                v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
+            self._distinct[0].module.unpack(*cache.tensors, k, v)
+        return k, v
+
+    # --- one call --------------------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        new: New | None,
+        cache: KVCache,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | bool | None,
+        scale: float | None,
+        plan: Plan | None,
+    ) -> Any:
+        """`decode`, or `attend` where there is no new K and V."""
+        tokens = self._arguments.query(q, cache)
+        if new is not None:
+            self._arguments.new(new, tokens, cache)
+        out, lse, scale = self._arguments.outputs(q, cache, out, lse, scale)
+        appended = 0 if new is None else tokens
+        launch = self._only or self._launch(cache, cache.bound + appended, tokens, plan)
+        sequences = cache.sequences
+        workspace = sequences.workspaces.get(launch.key)
+        if workspace is None:
+            self._arguments.cache(cache)
+            workspace = launch.workspace(cache)
+        with sequences.call_order.lock:
+            sequences.overflow.check()
+            if plan is not None:
+                plan.check(launch, sequences, tokens, append=new is not None)
+                bound = plan.bound
+            else:
+                if appended and sequences.shared:
+                    raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
+                bound = sequences.after(appended)
+            if cache.gpu is not None:
+                sequences.call_order.follow(cache.gpu)
+            if tokens > self._most_q:
+                call = extend.Call(q, new, out, lse, scale, bound or 1, sequences.max_len, sequences.overflow.address)
+                self._arguments.extend(call, cache)
+                extend.run(launch.module, cache.tensors, call)
+            else:
+                try:
+                    launch.run(q, new, cache, out, lse, workspace, scale, bound or 1, plan)
+                except Exception:
+                    self._arguments.tensors(q, new, cache, out)  # names the argument, which the module cannot
+                    raise
+            if appended and plan is None:
+                sequences.appended(bound)
+        return out if lse is None else (out, lse)
+
+    # --- choice of launch ------------------------------------------------------------------------------------------------
+
+    def _launch(self, cache: KVCache, length: int, tokens: int, plan: Plan | None = None) -> Executable:
+        """The launch of a plan; without one that tuned for the nearest workload, which the host knows without waiting for the device."""
+        if plan is not None:
+            return plan.launch if plan.launch in self._distinct else self._distinct[0]  # refuses a plan of another kernel
+        if cache.sequences.capturing:
+            length = cache.max_len  # the graph is replayed while the cache grows
+        return self._launches[self._nearest(cache.batch, length, tokens)]
+
+    def _nearest(self, batch: int, length: int, tokens: int) -> int:
+        """Index of the launch tuned for the nearest workload, as `kvgen.spec.distance` counts."""
+        return nearest(self._tuned, coordinates(batch, length, tokens))

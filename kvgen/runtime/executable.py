@@ -1,0 +1,99 @@
+"""A loaded module over caches: its workspace in each of them, its plans, its calls."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import torch
+
+from kvgen.errors import CacheMismatch
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.module import Module
+from kvgen.runtime.sequences import Sequences
+
+if TYPE_CHECKING:
+    from kvgen.runtime.plan import Plan
+
+
+class Executable:
+    """One module; several executables, of one module too, may share caches of one layout."""
+
+    __slots__ = ("_most_q", "_plan_sizes", "key", "module")
+
+    def __init__(self, module: Module, most_q: int) -> None:
+        """`most_q` is the number of query tokens that the module is compiled for."""
+        self.module = module
+        self.key = uuid4().hex
+        """Names its workspaces, in any process."""
+        self._most_q = most_q
+        self._plan_sizes: dict[tuple[int, int], int] = {}
+
+    def workspace(self, cache: KVCache) -> torch.Tensor:
+        """The workspace for a cache, and for all caches that share its sequences; allocated once.
+
+        Raises CacheMismatch where it would be allocated while a graph is captured, which would zero it at every replay.
+        """
+        workspace = cache.workspaces.get(self.key)
+        if workspace is None:
+            if cache.sequences.capturing:
+                raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
+            with on(cache.gpu):
+                size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
+            workspace = cache.workspaces[self.key] = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
+        return workspace
+
+    def release(self, cache: KVCache) -> None:
+        """Give the workspace for a cache back; a captured graph must not outlive it."""
+        cache.workspaces.pop(self.key, None)
+
+    def plan(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> torch.Tensor:
+        """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says."""
+        key = (sequences.batch, q_len)
+        size = self._plan_sizes.get(key)
+        if size is None:
+            with on(sequences.gpu):
+                size = self._plan_sizes[key] = int(self.module.plan_size(sequences.batch, sequences.max_len, q_len))
+        numbers = torch.empty(size, dtype=torch.int32, device=sequences.lengths.device)
+        self.module.plan(sequences.lengths, numbers, q_len, int(append), int(skip_empty), sequences.max_len, sequences.overflow.address)
+        return numbers
+
+    def run(
+        self,
+        q: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
+        cache: KVCache,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        workspace: torch.Tensor,
+        scale: float,
+        bound: int,
+        plan: Plan | None,
+    ) -> None:
+        """The module's `attend`, or with `new` K and V its `decode`, by the numbers of the plan.
+
+        Without a plan a call makes one of its own; for the static scheduler there is none, and the CPU's modules plan for themselves.
+        """
+        sequences = cache.sequences
+        if plan is not None:
+            numbers = plan.numbers
+        elif sequences.gpu is None or sequences.batch == 1 or sequences.uniform:
+            numbers = None
+        else:
+            numbers = self.plan(sequences, q.shape[1], append=new is not None, skip_empty=new is None)
+        if new is None:
+            self.module.attend(
+                q, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
+                out, lse, workspace, numbers, scale, bound,
+            )  # fmt: skip
+        else:
+            self.module.decode(
+                q, *new, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
+                out, lse, workspace, numbers, scale, bound, sequences.max_len, sequences.overflow.address, int(plan is None),
+            )  # fmt: skip
+
+
+def on(gpu: int | None) -> torch.cuda.device | nullcontext[None]:
+    """For functions of a module that take no tensor, and so are not told of a device."""
+    return torch.cuda.device(gpu) if gpu is not None else nullcontext()
