@@ -206,7 +206,7 @@ class Variant:
             known = sequences.after(q_len if append else 0)
             capturing = sequences.capturing
             numbers = None
-            if uniform is None:  # the static scheduler appends to empty sequences too, and a capture outlives what the host knows
+            if uniform is None:  # a static step also appends to empty sequences, and replays follow lengths that the host does not know
                 uniform = sequences.uniform and sequences.bound > 0 and not capturing
             if cache.gpu is None or not uniform:
                 if cache.gpu is not None:

@@ -376,7 +376,7 @@ class _Run:
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)
-        for one in self.store.find(self.spec):  # what was compiled elsewhere, to be tuned here, has been
+        for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
             if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
                 self.store.remove(one)
         self.tell("done", decision.why)
