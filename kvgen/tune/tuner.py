@@ -371,7 +371,7 @@ class _Run:
         interrupted: bool,
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
-        facts |= {"candidates": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
+        facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
         entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
