@@ -16,21 +16,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from tests.support.points import Compilation, Point, variant
+from tests.support.kernel_cases import Compilation, KernelCase, variant
 
-POINTS = (
-    Point("k4v4"), Point("k4v4", "w8u4d1.unit"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2", "w8u4d1.cl8"),
-    Point("k2v2", "w8u4d1"), Point("k4v4:token:kg32:vg32:page64"), Point("k4v4:bf16:q4:page128"), Point("k4v4:d64:h5/1"),
-    Point("k8v8:d256"), Point("k16v4:h16/1"), Point("k4v4", "w4u4d1c2"), Point("k8v8:page128", "w8u2d1.cl2"),
-    Point("k4v4:page128", "w8u4d1.bulk.cl2"),
+KERNEL_CASES = (
+    KernelCase("k4v4"), KernelCase("k4v4", "w8u4d1.unit"), KernelCase("k8v8", "w8u1d2.bulk"), KernelCase("k2v2", "w8u4d1.cl8"),
+    KernelCase("k2v2", "w8u4d1"), KernelCase("k4v4:token:kg32:vg32:page64"), KernelCase("k4v4:bf16:q4:page128"),
+    KernelCase("k4v4:d64:h5/1"),
+    KernelCase("k8v8:d256"), KernelCase("k16v4:h16/1"), KernelCase("k4v4", "w4u4d1c2"), KernelCase("k8v8:page128", "w8u2d1.cl2"),
+    KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
 )  # fmt: skip
 ALIKE, UNLIKE = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
 """Lengths that are cut alike, and such that are not (part.cuh)."""
 
 
-def live(point: Point, lengths: tuple[int, ...]) -> None:
+def live(case: KernelCase, lengths: tuple[int, ...]) -> None:
     """Prefill, attend, decode over a flush, unpack."""
-    v = variant(point)
+    v = variant(case)
     a = v.spec.attention
     cache = v.new_cache(len(lengths), max(lengths) + 20, "cuda")
     k, x = (torch.ones(len(lengths), max(lengths), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
@@ -41,14 +42,14 @@ def live(point: Point, lengths: tuple[int, ...]) -> None:
         v.decode(q, k[:, : a.q_len], x[:, : a.q_len], cache)
     v.unpack(cache)
     torch.cuda.synchronize()
-    print(point, "done", flush=True)
+    print(case, "done", flush=True)
 
 
 if __name__ == "__main__":
-    compilation = Compilation(POINTS)
+    compilation = Compilation(KERNEL_CASES)
     compilation.wait()
     compilation.close()
     if "--compile" not in sys.argv:
-        for point in POINTS:
+        for case in KERNEL_CASES:
             for lengths in (ALIKE, UNLIKE):
-                live(point, lengths)
+                live(case, lengths)

@@ -1,7 +1,7 @@
-"""What this machine has: processors, the last-level cache, free memory. The only module that asks the system for them.
+"""Facts of this machine: processors, last-level cache, free memory. The only module that asks the system for them.
 
-`KVGEN_MACHINE`, a JSON object, replaces what the system says: `{"cores": 64, "llc_bytes": 503316480, "available_bytes": 2147483648}`.
-It is for virtual machines that hide their caches and for containers that show their host's processors. Tests use it to stand on another
+`KVGEN_MACHINE`, a JSON object, replaces the system's answers: `{"cores": 64, "llc_bytes": 503316480, "available_bytes": 2147483648}`.
+It is for virtual machines that hide their caches and for containers that show their host's processors. Tests use it to simulate another
 machine: it reaches every process that kvgen starts.
 """
 
@@ -16,9 +16,9 @@ from kvgen.errors import KvgenError
 
 Fact = Literal["cores", "llc_bytes", "available_bytes"]
 LLC_BYTES = 32 << 20
-"""Where the system does not tell the size of the last-level cache."""
+"""Size of the last-level cache if the system does not report it."""
 AVAILABLE_BYTES = 8 << 30
-"""Where the system does not tell how much memory is free."""
+"""Free memory if the system does not report it."""
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 GROUPS = Path("/sys/fs/cgroup")
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -26,12 +26,12 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def cores() -> int:
     """Processors that this process may use."""
-    return _told("cores") or len(os.sched_getaffinity(0))
+    return _override("cores") or len(os.sched_getaffinity(0))
 
 
 def llc_bytes() -> int:
     """Size of the last-level cache that the first processor sees."""
-    told = _told("llc_bytes")
+    told = _override("llc_bytes")
     if told is not None:
         return told
     sizes = [_size(line) for file in CACHES.glob("index*/size") for line in _lines(file)[:1]]
@@ -39,16 +39,16 @@ def llc_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without swapping: the least of what the machine and the control groups of this process leave."""
-    told = _told("available_bytes")
+    """Memory in bytes that can be allocated without swapping, within the limits of the machine and of this process's control groups."""
+    told = _override("available_bytes")
     if told is not None:
         return told
     free = [int(line.split()[1]) << 10 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
     return min((*(free or [AVAILABLE_BYTES]), *_left_by_groups()))
 
 
-def _told(fact: Fact) -> int | None:
-    """A fact of `KVGEN_MACHINE`, None where it says nothing of it. Raises KvgenError where it is not what the module's text says."""
+def _override(fact: Fact) -> int | None:
+    """A fact of `KVGEN_MACHINE`, None if it has none. Raises KvgenError if it does not have the documented form."""
     text = os.environ.get("KVGEN_MACHINE")
     if not text:
         return None
@@ -64,7 +64,7 @@ def _told(fact: Fact) -> int | None:
 
 
 def _left_by_groups() -> list[int]:
-    """What the limits of the control group of this process and of those around it leave (cgroup v2). File pages can be given back."""
+    """Free bytes within the limits of this process's control group and its parents (cgroup v2). File pages count as free."""
     left = []
     path = next((line.removeprefix("0::/") for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::/")), "")
     own = GROUPS / path

@@ -63,7 +63,7 @@ def pin_threads() -> None:
     os.environ.setdefault("OMP_PROC_BIND", "true")
     import torch  # noqa: F401 - loads OpenMP, which binds this thread, too
 
-    os.sched_setaffinity(0, cores)  # it starts the calls, and what counts cores asks it
+    os.sched_setaffinity(0, cores)  # this thread starts the calls, and cores() counts its processors
 
 
 def _policy(call: str, sustained: float) -> TimingPolicy:

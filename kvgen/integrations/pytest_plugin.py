@@ -62,7 +62,7 @@ class Registry(pytest.Collector):
         super().__init__(name, parent, path=path, nodeid=name, **kwargs)
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        """Every entry, then a test per entry or file that is not as it should be."""
+        """Collects every entry, then a test for each damaged entry or file."""
         from kvgen.errors import HostError
         from kvgen.registry import Store
         from kvgen.tune.regression.registry import RegistryFiles
@@ -81,12 +81,12 @@ class Registry(pytest.Collector):
             yield self._found(f"manifest-{file}", problem)
 
     def _found(self, name: str, checked: Checked) -> Level:
-        """The test of something that is known by now."""
+        """A test whose finding is already known."""
         return Level.from_parent(self, name=name, find=lambda: checked.findings[0])
 
 
 class EntryTests(pytest.Collector):
-    """An entry, whose levels share what is rendered, compiled and found."""
+    """The tests of an entry; its levels share rendered sources, modules and findings."""
 
     def __init__(self, name: str, parent: Registry, entry: Entry, **kwargs: Any) -> None:
         from kvgen.toolchain import ArtifactCache
@@ -105,7 +105,7 @@ class EntryTests(pytest.Collector):
 
 
 class Level(pytest.Item):
-    """One aspect of an entry, or of a registry's files; `find` looks at it."""
+    """The test of one aspect of an entry, or of a registry's files; `find` checks it."""
 
     def __init__(self, name: str, parent: pytest.Collector, find: Callable[[], Finding], **kwargs: Any) -> None:
         super().__init__(name, parent, **kwargs)
@@ -113,7 +113,7 @@ class Level(pytest.Item):
         self._finding: Finding | None = None
 
     def setup(self) -> None:
-        """Look: what fails here is an error, no failure."""
+        """Run the check. An exception here is an error of the test, not a failure."""
         self._finding = finding = self._find()
         if finding.detail:
             self.user_properties.append((finding.status, finding.detail))
@@ -123,12 +123,12 @@ class Level(pytest.Item):
             pytest.skip(finding.detail)
 
     def runtest(self) -> None:
-        """Judge."""
+        """Fail or skip by the finding."""
         if self._finding is not None and self._finding.status == "regressed":
             pytest.fail(f"regressed: {self._finding.detail}", pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Where, for reports."""
+        """Location for reports."""
         return self.path, None, self.nodeid
 
 

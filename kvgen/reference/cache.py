@@ -86,7 +86,7 @@ class ReferenceCache:
         self.flush()
         return result
 
-    # --- what a module's tensors must hold ---------------------------------------------------------------------------
+    # --- expected contents of a module's tensors -----------------------------------------------------------------------
 
     def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V as attention reads them: fp64 [batch, longest length, kv_heads, head_dim], 0 past a sequence's length."""

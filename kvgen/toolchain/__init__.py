@@ -1,4 +1,4 @@
-"""From source to a shared library: compilers, and the content-addressed cache of what they wrote."""
+"""Source to shared library: compilers, and a content-addressed cache of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiler leaves behind: a shared library, and what each kernel in it uses."""
+"""The result of a compilation: a shared library, and the resources of each kernel in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """What compiling took and what the kernels use; `kernels` is empty for the CPU."""
+    """Compile time and resources of the kernels; `kernels` is empty for the CPU."""
 
     compiler: str
     seconds: float
@@ -36,7 +36,7 @@ class Resources:
 
     @property
     def spill_bytes(self) -> int:
-        """Bytes of register spills of the worst kernel; 0 where nothing spills."""
+        """Largest number of bytes of register spills of a kernel."""
         return max((kernel.spill_bytes for kernel in self.kernels.values()), default=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,11 +61,11 @@ class Artifact:
     sha256: str = field(default="", compare=False)
     """Digest of the library's bytes, as the cache keeps it."""
     origin: str = field(default="", compare=False)
-    """The machine that compiled it, where that was another one."""
+    """The machine that compiled it, if it was another one."""
 
 
 def parse_ptxas(log: str) -> dict[str, KernelResources]:
-    """Resources by short kernel name, from what `nvcc -Xptxas -v` prints."""
+    """Resources by short kernel name, from the output of `nvcc -Xptxas -v`."""
     raw: dict[str, dict[str, int]] = {}
     current: dict[str, int] | None = None
     for line in log.splitlines():

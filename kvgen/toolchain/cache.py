@@ -1,4 +1,4 @@
-"""Compiled modules by content: one folder per key, published by a rename, so that no process ever sees half an entry."""
+"""Compiled modules by content: one folder per key, published by a rename, so that no process ever sees an incomplete folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kvgen.toolchain.artifact import Artifact, Resources
 MODULE = "module.so"
 META = "artifact.json"
 MOST_MODULE = 1 << 30
-"""Bytes of a compiled module, at most."""
+"""Largest size of a compiled module, in bytes."""
 MOST_TEXT = 1 << 24
-"""Bytes of any other file of an entry, at most."""
+"""Largest size of any other file, in bytes."""
 
 
 def default_root() -> Path:
@@ -31,10 +31,10 @@ def default_root() -> Path:
 
 
 class ArtifactCache:
-    """Artifacts under `root`. A damaged entry is a miss; any process may be killed at any time and leaves nothing that stays.
+    """Artifacts under `root`. A damaged folder counts as missing. Leftovers of killed processes are removed later.
 
-    Keys and source ids are single names: anything else is refused with a KvgenError. What writes raises HostError where the
-    disk is full or `root` cannot be written.
+    Keys and source ids are single names: anything else is refused with a KvgenError. Methods that write raise HostError if
+    the disk is full or `root` cannot be written.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -42,7 +42,7 @@ class ArtifactCache:
         self._swept = False
 
     def get(self, key: str) -> Artifact | None:
-        """The artifact of a key, or None where it is absent or not what was written."""
+        """The artifact of a key, or None if it is missing or was changed."""
         folder = self._folder(key)
         try:
             meta = json.loads(read_plain(folder / META, MOST_TEXT))
@@ -56,9 +56,9 @@ class ArtifactCache:
             return None
 
     def put(self, key: str, module: Path, resources: Resources, extra: dict[str, str] | None = None, origin: str = "") -> Artifact:
-        """Publish a compiled module, with text files by name in `extra` beside it; an entry that is there and whole stays.
+        """Publish a compiled module, with text files by name in `extra` beside it; an existing good one stays.
 
-        `origin` names the machine that compiled it, where that was another one.
+        `origin` names the machine that compiled it, if it was another one.
         """
         with self.scratch() as folder:
             staged = folder / "entry"
@@ -73,7 +73,7 @@ class ArtifactCache:
             return self._publish(key, staged)
 
     def name(self, source_id: str, key: str) -> None:
-        """Let a module be found by its source alone: it was compiled elsewhere, and the compiler that names it may be missing."""
+        """Let a module be found by its source alone: it was compiled on another machine, and its compiler may be missing here."""
         place, _ = self._source(source_id), self._folder(key)
         with self.scratch() as scratch:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class ArtifactCache:
             (scratch / "key").replace(place)
 
     def named(self, source_id: str) -> Artifact | None:
-        """The module that `name` gave to a source, or None."""
+        """The module that `name` assigned to a source, or None."""
         try:
             key = read_plain(self._source(source_id), MOST_TEXT).decode()
         except (OSError, ValueError):
@@ -89,7 +89,7 @@ class ArtifactCache:
         return self.get(key) if is_name(key) else None
 
     def require_writable(self) -> None:
-        """Raise HostError where nothing can be written."""
+        """Raise HostError if the cache cannot be written."""
         with self.scratch() as folder:
             (folder / "room").write_bytes(bytes(4096))
 
@@ -112,7 +112,7 @@ class ArtifactCache:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Only one process at a time compiles a key; the lock's file goes with the last holder."""
+        """Lock a key, so that only one process compiles it. The last holder removes the lock's file."""
         from filelock import FileLock  # not needed to find a module
 
         self._folder(key)
@@ -130,7 +130,7 @@ class ArtifactCache:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary folder on the cache's own file system; gone afterwards, or swept later if this process is killed.
+        """A temporary folder on the cache's own file system; removed afterwards, or later if this process is killed.
 
         An OSError within becomes a HostError.
         """
@@ -145,7 +145,7 @@ class ArtifactCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what processes of this machine left that are no longer alive."""
+        """Remove leftovers of processes of this machine that have ended."""
         from filelock import FileLock, Timeout
 
         for folder in (self.root / "tmp").glob(f"{socket.gethostname()}+*"):
@@ -172,12 +172,12 @@ class ArtifactCache:
 
 
 def owned(prefix: str = "") -> str:
-    """The beginning of a temporary file's name that says whose it is; `left_behind` reads it."""
+    """A prefix for names of temporary files that identifies this process; `left_behind` reads it."""
     return f"{prefix}{_owner(os.getpid())}-"
 
 
 def left_behind(name: str, prefix: str = "") -> bool:
-    """Whether a temporary file belongs to a process of this machine that is gone."""
+    """Whether a temporary file belongs to a process of this machine that has ended."""
     host, _, rest = name.removeprefix(prefix).rpartition("+")[0].rpartition("+")
     if not name.startswith(prefix) or host != socket.gethostname() or not rest.isdigit():
         return False
@@ -198,7 +198,7 @@ def _sha256(file: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Make a file or folder last beyond a power failure."""
+    """Sync a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -24,9 +24,9 @@ HOST_REASONS = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
     r"|Cannot allocate memory|virtual memory exhausted|out of memory allocating|Resource temporarily unavailable"
 )
-"""What a compiler prints where this machine failed it, in the words of LC_ALL=C."""
+"""Messages of a compiler if this machine failed, with LC_ALL=C."""
 PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due to signal \d+)")
-"""What g++ and nvcc print where a signal ended one of their passes."""
+"""Messages of g++ and nvcc if a signal ended one of their passes."""
 
 
 def ptx_only_default() -> bool:
@@ -37,9 +37,9 @@ def ptx_only_default() -> bool:
 def build(
     source: Source, cache: ArtifactCache | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
 ) -> Artifact:
-    """The artifact of a source, compiled unless the cache has it, from here or carried from elsewhere.
+    """The artifact of a source, from the cache (also one that was imported), else compiled.
 
-    What was compiled is loaded once, in a process of its own, before it is kept. Raises ToolchainMissing without a compiler,
+    A new module is loaded once, in a process of its own, before it is stored. Raises ToolchainMissing without a compiler,
     CompileError (with its log) where the compiler refuses, takes too long or writes no module, HostError where this machine fails:
     its disk is full or cannot be written, or a compiler is killed.
     """
@@ -55,9 +55,9 @@ def build(
 
 
 def cached(source: Source, cache: ArtifactCache, *, ptx_only: bool | None = None) -> Artifact | None:
-    """The artifact of a source where the cache has it, compiled here or elsewhere; None where it has to be compiled.
+    """The artifact of a source from the cache, compiled here or imported; None if it has to be compiled.
 
-    Raises ToolchainMissing where only the compiler could tell: it names what was compiled here.
+    Raises ToolchainMissing if only the compiler could tell, because its version is part of the key.
     """
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
     carried = None if ptx_only else cache.named(source.id)
@@ -79,9 +79,9 @@ def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache,
 
 
 def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
-    """Run a compiler with its temporary files in `folder`; what it printed. Raises CompileError, HostError.
+    """Run a compiler with its temporary files in `folder`; returns its output. Raises CompileError, HostError.
 
-    It dies with this process where `setpriv` can arrange that, and its whole group is killed after `timeout_s` seconds.
+    It is killed when this process ends, if `setpriv` is available, and its whole group is killed after `timeout_s` seconds.
     """
     setpriv = shutil.which("setpriv")
     bound = [setpriv, "--pdeathsig", "KILL", *command] if setpriv else command
@@ -106,7 +106,7 @@ def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
 
 
 def _failure(name: str, status: int, log: str, folder: Path) -> CompileError | HostError:
-    """What a compiler's exit status and words mean: it refused the source, or this machine failed it."""
+    """The error that a compiler's exit status and messages mean: it refused the source, or this machine failed."""
     if status < 0:
         return CompilerCrash(f"{name} was ended by {signal.Signals(-status).name}", folder)
     if reason := HOST_REASONS.search(log):

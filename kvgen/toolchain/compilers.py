@@ -1,4 +1,4 @@
-"""The compilers: where they are, what they are called with, and what makes two of them differ.
+"""The compilers: their location, flags and identity.
 
 CUDA modules link the CUDA runtime statically, and no module links `libtvm_ffi.so`: `import tvm_ffi` has loaded it by then.
 """
@@ -34,13 +34,13 @@ class Compiler:
     path: Path
     version: str
     link: tuple[str, ...] = ()
-    """Flags that find its own libraries, where they are not at the usual place."""
+    """Flags for its own libraries, if they are not at the usual place."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
     def flags(self, source: Source, *, ptx_only: bool = False) -> tuple[str, ...]:
-        """Flags of one compilation, input, output and include folders apart."""
+        """Flags of one compilation, without input, output and include folders."""
         if self.name == "g++":
             return (*CXX_FLAGS, *source.flags)
         return (*NVCC_FLAGS, "-gencode", _gencode(GPUS[source.target], ptx_only=ptx_only), *self.link, *source.flags)
@@ -110,7 +110,7 @@ def _gencode(gpu: GpuArch, *, ptx_only: bool) -> str:
 
 @cache
 def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
+    """The processor's name, as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -121,7 +121,7 @@ def cpu_name() -> str:
 
 @cache
 def cpu_features() -> str:
-    """What `-march=native` depends on: the CPU's model and feature flags, from /proc/cpuinfo."""
+    """The CPU's model and feature flags from /proc/cpuinfo, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -148,7 +148,7 @@ def tvm_ffi_version() -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a command prints. Raises ToolchainMissing where it does not run."""
+    """The output of a command. Raises ToolchainMissing if it does not run."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:

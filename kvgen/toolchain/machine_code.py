@@ -1,4 +1,4 @@
-"""Do two compiled modules hold the same machine code, whatever their sources looked like?"""
+"""Compares the machine code of two compiled modules, independent of their sources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 CODE = (".text", ".rodata", ".data", ".nv_fatbin")
-"""Sections that run or are read by what runs; the rest is names, relocations and unwinding."""
+"""Sections with code or data of the program; the others have names, relocations and unwinding."""
 _SECTION = struct.Struct("<IIQQQQ")
 """Name, type, flags, address, offset and size: the beginning of a section's header in 64-bit ELF."""
 _NOBITS = 8
@@ -16,7 +16,7 @@ _UNIQUE = re.compile(rb"_GLOBAL__N__[0-9a-f]{8}_")
 
 
 def same_machine_code(one: Path, other: Path) -> bool:
-    """Whether two modules run the same instructions over the same constants. False where that cannot be told, because device code
+    """Whether two modules run the same instructions over the same constants. False if that cannot be determined, because device code
     is compressed or a file is not 64-bit ELF.
     """
     first, second = one.read_bytes(), other.read_bytes()

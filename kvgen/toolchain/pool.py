@@ -1,4 +1,4 @@
-"""Many compilations at once: each is a compiler process, watched by a thread."""
+"""Parallel compilations: compiler processes, each watched by a thread."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def build_many(
     ptx_only: bool | None = None,
     timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> Iterator[tuple[int, Artifact | CompileError | CompilerCrash]]:
-    """Yield (index, artifact or what the compiler failed with) as compilations end; `workers` defaults to the CPUs of this process.
+    """Yield (index, artifact or the compiler's error) as compilations end; `workers` defaults to the CPUs of this process.
 
-    Closing the iterator drops what has not started. Raises ToolchainMissing before anything is compiled,
-    HostError where the disk or this machine fails.
+    Closing the iterator drops compilations that have not started. Raises ToolchainMissing before anything is compiled,
+    HostError if the disk or this machine fails.
     """
     cache = cache or ArtifactCache()
     for language in {source.language for source in sources}:
@@ -43,10 +43,10 @@ def build_many(
 
 
 def build_all(sources: Iterable[Source], cache: ArtifactCache, starting: Callable[[int], object]) -> dict[str, Artifact]:
-    """Artifacts by source id: those that the cache has, and the others compiled side by side, each distinct source once.
+    """Artifacts by source id: from the cache, or compiled in parallel, each distinct source once.
 
-    `starting` is called with the number of compilations before the first, and not at all where there is none. The first failure
-    is raised, and what has not started then is dropped. Raises as `build` does.
+    `starting` is called with the number of compilations before the first, and not at all if there are none. The first failure
+    is raised, and compilations that have not started are dropped. Raises as `build` does.
     """
     distinct = {source.id: source for source in sources}
     found = {key: artifact for key, source in distinct.items() if (artifact := cached(source, cache)) is not None}

@@ -1,4 +1,4 @@
-"""Loading a compiled module once, in a process that may crash: what a compiler wrote is not believed before.
+"""Loads a compiled module once, in a process that may crash, before it is trusted.
 
 The process imports nothing but ctypes. TVM-FFI's library is loaded first, as it is wherever modules run; all symbols of the
 module must then resolve. A CUDA module links the CUDA runtime statically and loads without a GPU, PTX or not.
@@ -18,7 +18,7 @@ from kvgen.errors import CompileError, CompilerCrash, host_errors
 
 TIMEOUT_S = 120.0
 PREFIX = "__tvm_ffi_"
-"""What TVM-FFI puts before the name of an exported function."""
+"""TVM-FFI's prefix of the names of exported functions."""
 PROGRAM = """
 import ctypes, os, resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -37,7 +37,7 @@ os._exit(0)
 
 
 def probe(module: Path, functions: Sequence[str], compiler: str) -> None:
-    """Raise CompileError where the module does not load or lacks one of `functions`, HostError where it cannot be tried."""
+    """Raise CompileError if the module does not load or lacks one of `functions`, HostError if that cannot be tested."""
     if not module.is_file():
         raise CompileError(f"{compiler} ended well and wrote no module")
     command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(_ffi_library()), str(module), *functions]

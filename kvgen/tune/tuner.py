@@ -371,12 +371,12 @@ class _Run:
         interrupted: bool,
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
-        facts |= {"candidates": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
+        facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
         entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)
-        for one in self.store.find(self.spec):  # what was compiled elsewhere, to be tuned here, has been
+        for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
             if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
                 self.store.remove(one)
         self.tell("done", decision.why)

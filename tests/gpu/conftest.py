@@ -11,7 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests.support.points import Compilation, Point
+from tests.support.kernel_cases import Compilation, KernelCase
 
 HERE = Path(__file__).parent
 COMPILATION = pytest.StashKey[Compilation]()
@@ -49,11 +49,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to compile the points that the selected tests take as parameters, in the order of the tests."""
+    """Begin to compile the cases that the selected tests take as parameters, in the order of the tests."""
     if not torch.cuda.is_available() or session.config.option.collectonly:
         return
     found = [value for item in session.items for value in getattr(getattr(item, "callspec", None), "params", {}).values()]
-    session.stash[COMPILATION] = Compilation(value for value in found if isinstance(value, Point))
+    session.stash[COMPILATION] = Compilation(value for value in found if isinstance(value, KernelCase))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

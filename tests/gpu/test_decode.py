@@ -10,7 +10,7 @@ from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import attend, contents
-from tests.support.points import Point, variant
+from tests.support.kernel_cases import KernelCase, variant
 
 DECODED = ("k4v4", "k8v8", "k2v2", "k4v4:token", "k4v4:bf16:page128", "k2v2:q3:kg32", "k4v4:h8/1", "k4v4:d64:h6/2")
 
@@ -38,9 +38,9 @@ def filled(v: Variant, lengths: list[int], room: int, seed: int = 0) -> KVCache:
     return cache
 
 
-@pytest.mark.parametrize("point", [Point(words) for words in DECODED], ids=str)
-def test_a_captured_step_replays_past_several_flushes(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", [KernelCase(words) for words in DECODED], ids=str)
+def test_a_captured_step_replays_past_several_flushes(case: KernelCase) -> None:
+    v = variant(case)
     a, n = v.spec.attention, v.layout.tokens
     q_len, lengths = a.q_len, [0, 1, n - 1, 3 * n + n // 2]
     steps = (2 * n + 5) // q_len + 1
@@ -74,16 +74,17 @@ def test_a_captured_step_replays_past_several_flushes(point: Point) -> None:
 
 
 REPEATED = (
-    Point("k4v4"), Point("k2v2", "w8u4d1.cl8"), Point("k2v2", "w8u4d1.two"), Point("k8v8", "w8u1d2.bulk"),
-    Point("k4v4:h16/2", "w8u4d1.unit"), Point("k2v2:h8/1", "w8u4d1.cl8"), Point("k4v4", "w4u4d1c2"), Point("k4v4", "w8u4d1.cl2"),
-    Point("k4v4:page128", "w8u4d1.bulk.cl2"),
+    KernelCase("k4v4"), KernelCase("k2v2", "w8u4d1.cl8"), KernelCase("k2v2", "w8u4d1.two"), KernelCase("k8v8", "w8u1d2.bulk"),
+    KernelCase("k4v4:h16/2", "w8u4d1.unit"), KernelCase("k2v2:h8/1", "w8u4d1.cl8"), KernelCase("k4v4", "w4u4d1c2"),
+    KernelCase("k4v4", "w8u4d1.cl2"),
+    KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("lengths", [(9000, 4096, 1, 0, 777, 130), (9000, 8400, 8500, 9001, 8800, 8700)], ids=["unequal", "alike"])
-@pytest.mark.parametrize("point", REPEATED, ids=str)
-def test_a_thousand_equal_calls_give_equal_bits(point: Point, lengths: tuple[int, ...]) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", REPEATED, ids=str)
+def test_a_thousand_equal_calls_give_equal_bits(case: KernelCase, lengths: tuple[int, ...]) -> None:
+    v = variant(case)
     cache = filled(v, list(lengths), 9100)
     q = random(6, 1, v.spec.attention.q_heads, v.spec.attention.head_dim, dtype=v.dtype, seed=9)
     first, first_lse = v.attend(q, cache, lse=True)
@@ -95,9 +96,9 @@ def test_a_thousand_equal_calls_give_equal_bits(point: Point, lengths: tuple[int
 
 
 @pytest.mark.usefixtures("most_of_the_memory")
-@pytest.mark.parametrize("point", [Point("k4v4"), Point("k4v4:h8/1", "w8u4d1.two"), Point("k4v4", "w4u4d1c2")], ids=str)
-def test_long_and_unequal_sequences(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k4v4:h8/1", "w8u4d1.two"), KernelCase("k4v4", "w4u4d1c2")], ids=str)
+def test_long_and_unequal_sequences(case: KernelCase) -> None:
+    v = variant(case)
     lengths = [131072, *[1024 + 13 * i for i in range(63)]]
     cache = filled(v, lengths, 131072)
     q = random(64, 1, v.spec.attention.q_heads, v.spec.attention.head_dim, dtype=v.dtype, seed=3)
@@ -108,10 +109,10 @@ def test_long_and_unequal_sequences(point: Point) -> None:
         assert relative_l2(lse[b], want_lse) <= tolerance(v.dtype)
 
 
-@pytest.mark.parametrize("point", [Point("k4v4"), Point("k2v2", "w8u4d1.cl8")], ids=str)
-def test_calls_follow_the_current_stream(point: Point) -> None:
+@pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k2v2", "w8u4d1.cl8")], ids=str)
+def test_calls_follow_the_current_stream(case: KernelCase) -> None:
     """The query arrives late on the side stream: on any other stream a call would read what was there before."""
-    v = variant(point)
+    v = variant(case)
     a, lengths = v.spec.attention, (1500, 64)
     cache = filled(v, list(lengths), 1600)
     right = random(2, 1, a.q_heads, a.head_dim, dtype=v.dtype, seed=4)
@@ -133,7 +134,7 @@ def test_calls_follow_the_current_stream(point: Point) -> None:
 
 
 def test_a_workspace_is_not_made_while_a_graph_is_captured() -> None:
-    first = variant(Point("k4v4"))
+    first = variant(KernelCase("k4v4"))
     cache = filled(first, [700], 800)
     q = random(1, 1, 32, 128, dtype=first.dtype)
     other = Variant(first.spec, first.layout, first.module)
@@ -144,7 +145,7 @@ def test_a_workspace_is_not_made_while_a_graph_is_captured() -> None:
 
 
 def test_the_workspace_may_hold_what_calls_left_but_must_be_large_enough() -> None:
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     cache = filled(v, [700], 800)
     q = random(1, 1, 32, 128, dtype=v.dtype)
     out = torch.empty_like(q)
@@ -156,7 +157,7 @@ def test_the_workspace_may_hold_what_calls_left_but_must_be_large_enough() -> No
 
 
 def test_rows_that_are_not_aligned_are_refused() -> None:
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     cache = filled(v, [700], 800)
     odd = torch.zeros(32 * 128 + 8, dtype=v.dtype, device="cuda")[1 : 32 * 128 + 1].view(1, 1, 32, 128)
     with pytest.raises(ValueError, match="rows of q must start at multiples of 16 bytes"):

@@ -13,10 +13,10 @@ from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import attend, contents
 from tests.gpu.test_properties import CASES, agree, poisoned
-from tests.support.points import Point, variant
+from tests.support.kernel_cases import KernelCase, variant
 
-POINTS = [
-    Point(words)
+KERNEL_CASES = [
+    KernelCase(words)
     for words in (
         "k4v4", "k8v8:token:page64", "k2v2:bf16:page128", "k4v4:d64:h5/1", "k4v4:d96:token:h6/2", "k4v4:d256:h16/1", "k16v16",
         "k4v4:token:page16",
@@ -65,9 +65,9 @@ def check_decode(v: Variant, cache: KVCache, q_len: int, seed: int) -> None:
     assert cache.lengths.tolist() == [length + q_len for length in before]
 
 
-@pytest.mark.parametrize("point", POINTS, ids=str)
-def test_prompts_over_a_cache_agree_with_fp64(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
+def test_prompts_over_a_cache_agree_with_fp64(case: KernelCase) -> None:
+    v = variant(case)
     n = v.layout.tokens
     lengths = [0, 1, n - 1, n, 3000]
     cache = filled(v, lengths, 3000 + 700)
@@ -79,20 +79,20 @@ def test_prompts_over_a_cache_agree_with_fp64(point: Point) -> None:
     check_attend(v, cache, 300, 6)
 
 
-@pytest.mark.parametrize("point", [POINTS[i] for i in (0, 1, 2, 3, 5)], ids=str)
-def test_long_prefixes_are_attended_apart(point: Point) -> None:
+@pytest.mark.parametrize("case", [KERNEL_CASES[i] for i in (0, 1, 2, 3, 5)], ids=str)
+def test_long_prefixes_are_attended_apart(case: KernelCase) -> None:
     """Whole thousands of tokens that all queries see, but for head dimensions that cuDNN does not know."""
-    v = variant(point)
+    v = variant(case)
     cache = filled(v, [5000, 3333], 5200)
     for q_len in (64, 1500):
         check_attend(v, cache, q_len, q_len)
     check_decode(v, cache, 200, 3)
 
 
-@pytest.mark.parametrize("point", [POINTS[i] for i in (0, 1, 2, 3, 4, 5, 6, 8)], ids=str)
-def test_equal_lengths_are_cut_where_the_prompt_begins(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [KERNEL_CASES[i] for i in (0, 1, 2, 3, 4, 5, 6, 8)], ids=str)
+def test_equal_lengths_are_cut_where_the_prompt_begins(case: KernelCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes of odd lengths and the prompt's own square, none of it by flash attention where cuDNN knows the head dimension."""
-    v = variant(point)
+    v = variant(case)
     a = v.spec.attention
     cache = filled(v, [3333, 3333], 6000)
     q = normal(1, 2, 9, a.q_heads, a.head_dim, dtype=v.dtype)
@@ -108,17 +108,17 @@ def test_equal_lengths_are_cut_where_the_prompt_begins(point: Point, monkeypatch
 
 
 def test_a_little_before_a_prompt_goes_with_it() -> None:
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     cache = filled(v, [1500, 1500], 1600)
     for q_len in (1499, 1437, 1600):
         check_attend(v, cache, q_len, q_len)
 
 
-@pytest.mark.parametrize("point", [Point("k4v4"), Point("k8v8:token:bf16")], ids=str)
+@pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k8v8:token:bf16")], ids=str)
 @pytest.mark.parametrize("lengths", [[9001, 9001], [9001, 8000]], ids=["equal", "unequal"])
-def test_a_merge_costs_one_rounding_and_no_more(point: Point, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_costs_one_rounding_and_no_more(case: KernelCase, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts in 16 bits, merged, against one: what is rounded twice is off by less than 1.3 times as much."""
-    v = variant(point)
+    v = variant(case)
     a = v.spec.attention
     cache = filled(v, lengths, 9001)
     q = normal(4, 2, 512, a.q_heads, a.head_dim, dtype=v.dtype)
@@ -131,7 +131,7 @@ def test_a_merge_costs_one_rounding_and_no_more(point: Point, lengths: list[int]
 
 
 def test_torch_may_be_told_to_leave_cudnn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     cache = filled(v, [3000, 3000], 3000)
     monkeypatch.setattr(extend, "dense", lambda *args, **kwargs: pytest.fail("cuDNN was called"))
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -144,7 +144,7 @@ def test_torch_may_be_told_to_leave_cudnn_alone(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("begin", [0, 1])
 def test_a_query_that_lies_badly_is_copied(begin: int) -> None:
     """Rows at odd multiples of two bytes; or with numbers between theirs."""
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     a = v.spec.attention
     cache = filled(v, [1500, 1500], 1500)
     wide = normal(1, 2, 100, a.q_heads, 2 * a.head_dim + 1, dtype=v.dtype)
@@ -155,14 +155,14 @@ def test_a_query_that_lies_badly_is_copied(begin: int) -> None:
 
 
 def test_a_prompt_of_thousands() -> None:
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     check_attend(v, filled(v, [6000, 4096], 6000), 4096, 1)
 
 
-@pytest.mark.parametrize("point", [Point("k4v4"), Point("k4v4:page64:kg64")], ids=str)
-def test_parts_change_nothing_and_bound_the_memory(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k4v4:page64:kg64")], ids=str)
+def test_parts_change_nothing_and_bound_the_memory(case: KernelCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, some sequences at a time, some heads at a time, one head at a time: equal bits."""
-    v = variant(point)
+    v = variant(case)
     a, lengths = v.spec.attention, [8192, 77, 0, 5000]
     cache = filled(v, lengths, 9000)
     q = normal(1, 4, 600, a.q_heads, a.head_dim, dtype=v.dtype).contiguous()
@@ -183,7 +183,7 @@ def test_parts_change_nothing_and_bound_the_memory(point: Point, monkeypatch: py
 
 
 def test_a_captured_prompt_follows_the_lengths_on_the_device() -> None:
-    v = variant(Point("k4v4"))
+    v = variant(KernelCase("k4v4"))
     a = v.spec.attention
     cache = filled(v, [40, 900], 2000)
     q = normal(1, 2, 300, a.q_heads, a.head_dim, dtype=v.dtype)
@@ -200,9 +200,9 @@ def test_a_captured_prompt_follows_the_lengths_on_the_device() -> None:
         agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
 
 
-@pytest.mark.parametrize("point", [Point("k4v4:kg64:page64"), Point("k8v8:token:bf16")], ids=str)
-def test_any_prompt_agrees_with_fp64(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", [KernelCase("k4v4:kg64:page64"), KernelCase("k8v8:token:bf16")], ids=str)
+def test_any_prompt_agrees_with_fp64(case: KernelCase) -> None:
+    v = variant(case)
 
     @settings(max_examples=max(5, CASES // 8), deadline=None, database=None)
     @given(st.lists(st.integers(0, 1500), min_size=1, max_size=5), st.integers(2, 500), st.integers(2, 300), st.integers(0, 2**20))

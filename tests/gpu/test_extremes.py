@@ -11,7 +11,7 @@ from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import contents
 from tests.gpu.test_properties import agree, poisoned
-from tests.support.points import Point, variant
+from tests.support.kernel_cases import KernelCase, variant
 
 CHUNK = 1 << 17
 
@@ -46,7 +46,7 @@ def check_head(v: Variant, cache: KVCache, b: int, head: int, length: int, q: to
 @pytest.mark.parametrize("words", ["k4v4", "k4v4:page128", "k8v8:token:page16"])
 def test_a_million_tokens(words: str) -> None:
     """Offsets exceed 2^31 bytes, in the cache and in the tensors that fill it."""
-    v = variant(Point(words))
+    v = variant(KernelCase(words))
     a, lengths = v.spec.attention, [1_000_000, 5, (1 << 20) - 3, 999_937]
     cache = poisoned(v, len(lengths), 1 << 20, seed=1)
     for start in range(0, 1 << 20, CHUNK):
@@ -63,7 +63,7 @@ def test_a_million_tokens(words: str) -> None:
 
 @pytest.mark.parametrize("words", ["k4v4:h8/1", "k8v8:token:page32:h6/2"])
 def test_a_thousand_sequences(words: str) -> None:
-    v = variant(Point(words))
+    v = variant(KernelCase(words))
     a = v.spec.attention
     lengths = torch.randint(0, 700, (1024,), generator=torch.Generator().manual_seed(2)).tolist()
     cache = poisoned(v, 1024, 800, seed=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvgen.measure.check import check
-from tests.support.points import Point, variant
+from tests.support.kernel_cases import KernelCase, variant
 
 FORMATS = (
     "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k16v16", "k16v4", "k4v16", "k8v2:kg64:vg32",
@@ -24,9 +24,9 @@ SHAPES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("point", [Point(words) for words in FORMATS + SHAPES], ids=str)
-def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", [KernelCase(words) for words in FORMATS + SHAPES], ids=str)
+def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
+    check(variant(case), "cuda")
 
 
 SCHEDULES = (
@@ -41,23 +41,23 @@ EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w4u2d1
 GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.cl4")
 """Units of one page, of two, and of more."""
 VARIED = [
-    *[Point("k2v2", schedule) for schedule in SCHEDULES],
-    *[Point("k4v4:h16/2", schedule) for schedule in WIDE],
-    *[Point(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
-    Point("k8v8:h16/2", "w8u1d2.noexact"),
-    Point("k4v4:page128", "w8u4d1.bulk.cl2"),
-    Point("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
-    *[Point(f"k4v4:token:page{page}", schedule) for page in (16, 32, 64) for schedule in GATHERED],
+    *[KernelCase("k2v2", schedule) for schedule in SCHEDULES],
+    *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
+    *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
+    KernelCase("k8v8:h16/2", "w8u1d2.noexact"),
+    KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
+    KernelCase("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
+    *[KernelCase(f"k4v4:token:page{page}", schedule) for page in (16, 32, 64) for schedule in GATHERED],
 ]
 
 
-@pytest.mark.parametrize("point", VARIED, ids=str)
-def test_schedules_agree_with_the_reference(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", VARIED, ids=str)
+def test_schedules_agree_with_the_reference(case: KernelCase) -> None:
+    check(variant(case), "cuda")
 
 
 OLDER = tuple(
-    Point(words, schedule, target)
+    KernelCase(words, schedule, target)
     for target in ("sm80", "sm89")
     for words, schedule in (
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
@@ -67,6 +67,6 @@ OLDER = tuple(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("point", OLDER, ids=str)
-def test_older_targets_agree_through_their_ptx(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", OLDER, ids=str)
+def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
+    check(variant(case), "cuda")

@@ -7,17 +7,21 @@ import torch
 
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.runtime.kvcache import KVCache
+<<<<<<< HEAD
 from kvgen.runtime.variant import Variant
+=======
+from kvgen.runtime.launch import Variant
+from tests.support.kernel_cases import KernelCase, variant
+>>>>>>> words
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
-from tests.support.points import Point, variant
 
-POINTS = [
-    *[Point(words) for words in (
+KERNEL_CASES = [
+    *[KernelCase(words) for words in (
         "k4v4", "k8v8", "k2v2", "k8v4", "k8v2:kg64:vg32", "k2v2:kg32:vg32", "k2v2:sym:vg64", "k8v8:sym", "k4v4:token", "k8v8:token:sym",
         "k4v4:bf16:token:kg32:vg32", "k2v2:bf16", "k8v8:d96", "k2v2:d256", "k4v4:d64", "k16v4", "k16v16:bf16", "k4v4:page64:kg64",
         "k2v2:page64:token", "k4v4:page256",
     )],
-    Point("k4v4", target="sm80"), Point("k8v8", target="sm89"), Point("k2v2", target="sm80"),
+    KernelCase("k4v4", target="sm80"), KernelCase("k8v8", target="sm89"), KernelCase("k2v2", target="sm80"),
 ]  # fmt: skip
 
 BEHIND = 3
@@ -69,9 +73,9 @@ def assert_holds(v: Variant, cache: KVCache, k: torch.Tensor, x: torch.Tensor, l
             assert torch.equal(residual[b, :, : length % n].cpu(), t[b, full * n : length].transpose(0, 1))
 
 
-@pytest.mark.parametrize("point", POINTS, ids=str)
-def test_appending_in_pieces_gives_the_bytes_of_the_reference(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
+def test_appending_in_pieces_gives_the_bytes_of_the_reference(case: KernelCase) -> None:
+    v = variant(case)
     n = v.layout.tokens
     pieces = [[n // 2, 0, 9 * n, 1], [n // 2, 3, 5, n - 1], [0, 0, 0, 0], [n + 1, n - 2, n - 5, 3 * n + 7], [2, 1, 0, 2 * n - 7]]
     total = [sum(counts) for counts in zip(*pieces, strict=True)]
@@ -82,9 +86,9 @@ def test_appending_in_pieces_gives_the_bytes_of_the_reference(point: Point) -> N
     assert_holds(v, cache, k, x, total)
 
 
-@pytest.mark.parametrize("point", POINTS[:6], ids=str)
-def test_a_long_prefill_gives_the_bytes_of_the_reference(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", KERNEL_CASES[:6], ids=str)
+def test_a_long_prefill_gives_the_bytes_of_the_reference(case: KernelCase) -> None:
+    v = variant(case)
     lengths = [8192 + 77, 5000]
     k, x = inputs(v, 2, max(lengths), seed=2)
     cache, done = new_cache(v, 2, max(lengths) + v.layout.tokens), [0, 0]
@@ -92,9 +96,9 @@ def test_a_long_prefill_gives_the_bytes_of_the_reference(point: Point) -> None:
     assert_holds(v, cache, k, x, lengths)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=str)
-def test_unpacking_rounds_the_reference_once(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
+def test_unpacking_rounds_the_reference_once(case: KernelCase) -> None:
+    v = variant(case)
     n = v.layout.tokens
     lengths = [n + 3, 0, 2 * n]
     k, x = inputs(v, 3, 2 * n, seed=4)
@@ -113,9 +117,9 @@ def test_unpacking_rounds_the_reference_once(point: Point) -> None:
             assert bool((mine[length:] == 7.0).all())
 
 
-@pytest.mark.parametrize("point", POINTS, ids=str)
-def test_decode_flushes_the_bytes_that_packing_makes(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
+def test_decode_flushes_the_bytes_that_packing_makes(case: KernelCase) -> None:
+    v = variant(case)
     n = v.layout.tokens
     lengths = [n - 2, 0, 2 * n + 1]
     k, x = inputs(v, 3, 3 * n + 2, seed=6)

@@ -13,22 +13,24 @@ from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import attend, contents
-from tests.support.points import Point, variant
+from tests.support.kernel_cases import KernelCase, variant
 
 CASES = int(os.environ.get("KVGEN_GPU_CASES", "40"))
 """Per variant; the committed report says with how many."""
 
 VARIANTS = (
-    Point("k4v4"), Point("k4v4", "w4u4d1c2"), Point("k2v2:page64:kg64:q3", "w8u2d2.cl2"),
-    Point("k4v4:h8/1:page128", "w8u4d1.two"), Point("k4v4:token:page16:q2", "w8u4d1"),
-    Point("k2v2", "w8u4d1.cl8"), Point("k8v8:token", "default"),
-    Point("k8v8:h8/1", "w8u1d2.bulk"),
-    Point("k4v4:page64:kg64"), Point("k4v4:page128", "w8u2d2.unit"), Point("k2v2:page32:token"), Point("k4v4:page256:q4"),
-    Point("k2v2:q5:kg32"),
-    Point("k4v4:bf16:q2:h6/2"), Point("k8v4:bf16:page128"), Point("k4v4:d64:h5/1"), Point("k4v2:d96:h7/1"), Point("k4v4:d256:h16/1"),
-    Point("k4v4:token:kg32:vg32:bf16"), Point("k16v16:page64"), Point("k2v2:h13/1:token"), Point("k4v4:sym:q8:h4/4"),
-    Point("k8v8:kg64:h32/32"), Point("k4v4:token:page16"), Point("k8v8:token:page16:bf16:q3", "w8u1d2.bulk"),
-    Point("k4v4:token:page32:h5/1", "w8u4d1.unit"), Point("k4v8:token:page48:q2"),
+    KernelCase("k4v4"), KernelCase("k4v4", "w4u4d1c2"), KernelCase("k2v2:page64:kg64:q3", "w8u2d2.cl2"),
+    KernelCase("k4v4:h8/1:page128", "w8u4d1.two"), KernelCase("k4v4:token:page16:q2", "w8u4d1"),
+    KernelCase("k2v2", "w8u4d1.cl8"), KernelCase("k8v8:token", "default"),
+    KernelCase("k8v8:h8/1", "w8u1d2.bulk"),
+    KernelCase("k4v4:page64:kg64"), KernelCase("k4v4:page128", "w8u2d2.unit"), KernelCase("k2v2:page32:token"),
+    KernelCase("k4v4:page256:q4"),
+    KernelCase("k2v2:q5:kg32"),
+    KernelCase("k4v4:bf16:q2:h6/2"), KernelCase("k8v4:bf16:page128"), KernelCase("k4v4:d64:h5/1"), KernelCase("k4v2:d96:h7/1"),
+    KernelCase("k4v4:d256:h16/1"),
+    KernelCase("k4v4:token:kg32:vg32:bf16"), KernelCase("k16v16:page64"), KernelCase("k2v2:h13/1:token"), KernelCase("k4v4:sym:q8:h4/4"),
+    KernelCase("k8v8:kg64:h32/32"), KernelCase("k4v4:token:page16"), KernelCase("k8v8:token:page16:bf16:q3", "w8u1d2.bulk"),
+    KernelCase("k4v4:token:page32:h5/1", "w8u4d1.unit"), KernelCase("k4v8:token:page48:q2"),
 )  # fmt: skip
 
 
@@ -43,9 +45,9 @@ def lives(draw: st.DrawFn, block: int, q_len: int) -> tuple[list[list[int]], lis
     return chunks, steps, draw(st.integers(0, 2**31))
 
 
-@pytest.mark.parametrize("point", VARIANTS, ids=str)
-def test_any_life_of_a_cache_agrees_with_fp64(point: Point) -> None:
-    v = variant(point)
+@pytest.mark.parametrize("case", VARIANTS, ids=str)
+def test_any_life_of_a_cache_agrees_with_fp64(case: KernelCase) -> None:
+    v = variant(case)
 
     @settings(max_examples=CASES, deadline=None, database=None)
     @given(lives(v.layout.tokens, v.spec.attention.q_len))

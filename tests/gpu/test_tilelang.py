@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvgen.measure.check import check
-from tests.support.points import Point, variant
+from tests.support.kernel_cases import KernelCase, variant
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")
 
@@ -37,40 +37,40 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-def points(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), target: str = "sm90") -> list[Point]:
-    return [Point(word, schedule, target, "tilelang") for word in words for schedule in schedules]  # type: ignore[arg-type]
+def cases(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), target: str = "sm90") -> list[KernelCase]:
+    return [KernelCase(word, schedule, target, "tilelang") for word in words for schedule in schedules]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("point", points(FORMATS + SEEN), ids=str)
-def test_formats_and_shapes_agree_with_the_reference(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", cases(FORMATS + SEEN), ids=str)
+def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
+    check(variant(case), "cuda")
 
 
-@pytest.mark.parametrize("point", [point for words, schedules in SCHEDULES.items() for point in points((words,), schedules)], ids=str)
-def test_schedules_agree_with_the_reference(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", [case for words, schedules in SCHEDULES.items() for case in cases((words,), schedules)], ids=str)
+def test_schedules_agree_with_the_reference(case: KernelCase) -> None:
+    check(variant(case), "cuda")
 
 
 TILE_LEVEL = ("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:window100")
 
 
-@pytest.mark.parametrize("point", points(TILE_LEVEL, ("w4u2s2.gemm",)), ids=str)
-def test_the_tile_level_form_agrees_with_the_reference(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", cases(TILE_LEVEL, ("w4u2s2.gemm",)), ids=str)
+def test_the_tile_level_form_agrees_with_the_reference(case: KernelCase) -> None:
+    check(variant(case), "cuda")
 
 
 OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
 
 
-@pytest.mark.parametrize("point", [*points(OLDER, target="sm80"), *points(OLDER, target="sm89")], ids=str)
-def test_older_targets_agree_through_their_ptx(point: Point) -> None:
-    check(variant(point), "cuda")
+@pytest.mark.parametrize("case", [*cases(OLDER, target="sm80"), *cases(OLDER, target="sm89")], ids=str)
+def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
+    check(variant(case), "cuda")
 
 
 @pytest.mark.parametrize("schedule", ["default", "w4u2s2.gemm"])
 def test_pages_before_a_window_are_not_read(schedule: str) -> None:
     """The block table says -1 where no query looks any more, and the memory of these pages is NaN."""
-    kernel = variant(Point("k4v4:q2:page128:window200", schedule, backend="tilelang"))
+    kernel = variant(KernelCase("k4v4:q2:page128:window200", schedule, backend="tilelang"))
     spec = kernel.spec.attention
     random = torch.Generator("cuda").manual_seed(1)
     q, k, v = (
@@ -97,7 +97,7 @@ PLANNED = (
 @pytest.mark.parametrize(("words", "schedule"), PLANNED)
 def test_a_planned_step_agrees_with_the_static_one(words: str, schedule: str) -> None:
     """Sequences of unequal lengths, some empty: with a plan, and one by one, where there is a static schedule."""
-    kernel = variant(Point(words, schedule, backend="tilelang"))
+    kernel = variant(KernelCase(words, schedule, backend="tilelang"))
     spec = kernel.spec.attention
     lengths = [2100, 0, 1, 128, 700, 1023]
     random = torch.Generator("cuda").manual_seed(1)
@@ -131,7 +131,7 @@ def test_a_planned_step_agrees_with_the_static_one(words: str, schedule: str) ->
 @pytest.mark.parametrize("words", ["k4v4", "k4v4:bf16:page128"])
 def test_both_back_ends_read_one_cache(words: str) -> None:
     """What one packs or appends the other reads; their outputs agree to the tolerance of both."""
-    mine, other = variant(Point(words, backend="tilelang")), variant(Point(words))
+    mine, other = variant(KernelCase(words, backend="tilelang")), variant(KernelCase(words))
     assert mine.layout.id == other.layout.id
     spec = mine.spec.attention
     random = torch.Generator("cuda").manual_seed(1)

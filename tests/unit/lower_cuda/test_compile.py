@@ -12,7 +12,7 @@ from kvgen.toolchain import Artifact
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.pool import build_many
-from tests.support.points import Point
+from tests.support.kernel_cases import KernelCase
 
 
 def has_nvcc() -> bool:
@@ -26,31 +26,31 @@ def has_nvcc() -> bool:
 pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(not has_nvcc(), reason="no nvcc on this machine")]
 
 SMALL = (
-    Point("k4v4"), Point("k8v8", "w8u1d2.bulk"), Point("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.unit"),
-    Point("k4v4:h5/1:d96", "w8u4d1.cl8"), Point("k4v4", target="sm80"), Point("k4v4", "w8u2d1", target="sm80"),
-    Point("k8v8:h16/2", target="sm80"),
-    Point("k4v4:window4096:cap30"), Point("k4v8:token:page16:window1000:q3", target="sm80"),
-    Point("k2v2:h8/8:q2", target="sm89"), Point("k16v4:d64", target="sm89"),
+    KernelCase("k4v4"), KernelCase("k8v8", "w8u1d2.bulk"), KernelCase("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.unit"),
+    KernelCase("k4v4:h5/1:d96", "w8u4d1.cl8"), KernelCase("k4v4", target="sm80"), KernelCase("k4v4", "w8u2d1", target="sm80"),
+    KernelCase("k8v8:h16/2", target="sm80"),
+    KernelCase("k4v4:window4096:cap30"), KernelCase("k4v8:token:page16:window1000:q3", target="sm80"),
+    KernelCase("k2v2:h8/8:q2", target="sm89"), KernelCase("k16v4:d64", target="sm89"),
 )  # fmt: skip
 WHOLE = (
-    *[Point(words, target=target) for target in ("sm90", "sm89", "sm80") for words in (
+    *[KernelCase(words, target=target) for target in ("sm90", "sm89", "sm80") for words in (
         "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k4v4:kg32:vg32", "k4v4:token", "k8v8:token:sym", "k2v2:token:kg32:vg64", "k4v4:bf16",
         "k4v4:window4096:cap30", "k4v4:page64:kg64", "k4v4:h32/32", "k4v4:h7/1", "k4v4:d64", "k8v8:d96",
     )],
-    *[Point("k4v4", schedule) for schedule in (
+    *[KernelCase("k4v4", schedule) for schedule in (
         "w8u2d2.bulk", "w8u4d1.unit", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl8",
     )],
 )  # fmt: skip
 
 
-def spills(points: tuple[Point, ...], cache: ArtifactCache) -> dict[str, object]:
-    """What is wrong with each point that spills or does not compile."""
+def spills(cases: tuple[KernelCase, ...], cache: ArtifactCache) -> dict[str, object]:
+    """What is wrong with each case that spills or does not compile."""
     found: dict[str, object] = {}
-    for index, result in build_many([point.source() for point in points], cache=cache):
+    for index, result in build_many([case.source() for case in cases], cache=cache):
         if isinstance(result, CompileError):
-            found[str(points[index])] = str(result)
+            found[str(cases[index])] = str(result)
         elif result.resources.spill_bytes:
-            found[str(points[index])] = {name: k.spill_bytes for name, k in result.resources.kernels.items() if k.spill_bytes}
+            found[str(cases[index])] = {name: k.spill_bytes for name, k in result.resources.kernels.items() if k.spill_bytes}
     return found
 
 
@@ -62,7 +62,7 @@ def test_a_covering_set_compiles_without_spills(tmp_path: Path) -> None:
 
 
 def test_resources_name_the_kernels(tmp_path: Path) -> None:
-    [(_, artifact)] = build_many([Point("k4v4").source()], cache=ArtifactCache(tmp_path))
+    [(_, artifact)] = build_many([KernelCase("k4v4").source()], cache=ArtifactCache(tmp_path))
     assert isinstance(artifact, Artifact)
     names = list(artifact.resources.kernels)
     for kernel, count in (("attend_static", 2), ("attend_planned", 2), ("plan_kernel", 1), ("advance_kernel", 1), ("unpack_kernel", 1)):

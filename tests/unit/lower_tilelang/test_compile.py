@@ -10,7 +10,7 @@ from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.pool import build_many
-from tests.support.points import Point
+from tests.support.kernel_cases import KernelCase
 from tests.support.tilelang import needs_tilelang
 
 needs_tilelang()
@@ -31,12 +31,12 @@ pytestmark = [
     pytest.mark.skipif(not has_nvcc(), reason="no nvcc on this machine"),
 ]
 
-POINTS = (
-    Point("k4v4", backend="tilelang"), Point("k2v2", backend="tilelang"), Point("k2v2", "w16u4s4.cl", backend="tilelang"),
-    Point("k4v4:h16/1", target="sm80", backend="tilelang"), Point("k8v8:d256:bf16", target="sm80", backend="tilelang"),
-    Point("k4v4:token:kg32:vg32:page64", target="sm89", backend="tilelang"),
-    Point("k4v4:cap50:window1024", backend="tilelang"),
-    Point("k2v4:token:q4:h16/2:page128:cap30:window100", target="sm80", backend="tilelang"),
+KERNEL_CASES = (
+    KernelCase("k4v4", backend="tilelang"), KernelCase("k2v2", backend="tilelang"), KernelCase("k2v2", "w16u4s4.cl", backend="tilelang"),
+    KernelCase("k4v4:h16/1", target="sm80", backend="tilelang"), KernelCase("k8v8:d256:bf16", target="sm80", backend="tilelang"),
+    KernelCase("k4v4:token:kg32:vg32:page64", target="sm89", backend="tilelang"),
+    KernelCase("k4v4:cap50:window1024", backend="tilelang"),
+    KernelCase("k2v4:token:q4:h16/2:page128:cap30:window100", target="sm80", backend="tilelang"),
 )  # fmt: skip
 
 
@@ -46,11 +46,11 @@ SPILLED = 256
 
 def test_a_covering_set_compiles_without_spills(tmp_path: Path) -> None:
     found: dict[str, object] = {}
-    for index, result in build_many([point.source() for point in POINTS], cache=ArtifactCache(tmp_path)):
-        name = str(POINTS[index])
+    for index, result in build_many([case.source() for case in KERNEL_CASES], cache=ArtifactCache(tmp_path)):
+        name = str(KERNEL_CASES[index])
         if isinstance(result, CompileError):
             found[name] = str(result)
             continue
         kernels = result.resources.kernels
         found[name] = [kernel for kernel, used in kernels.items() if used.spill_bytes > (SPILLED if "planned" in kernel else 0)]
-    assert found == {str(point): [] for point in POINTS}
+    assert found == {str(case): [] for case in KERNEL_CASES}

@@ -1,4 +1,4 @@
-"""Variants of the GPU back ends in short words (see benchmarks/gpu_words.py), compiled many at once."""
+"""Variants of the GPU back ends, named by the words of benchmarks/gpu_words.py, and compiled in parallel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvgen.toolchain import Artifact, build
 
 
 @dataclass(frozen=True)
-class Point:
+class KernelCase:
     """A spec, a schedule and a target by their words."""
 
     words: str
@@ -53,35 +53,35 @@ class Point:
 
     @property
     def foreign(self) -> bool:
-        """Whether a GPU of today runs it through its PTX."""
+        """Whether an SM90 GPU runs it through its PTX."""
         return self.target != "sm90"
 
 
 class Compilation:
-    """Compiles points in the background, in order, each once. Whoever asks for one earlier than it is ready waits for it.
+    """Compiles cases in the background, in order, each once. A test that needs a case waits for it.
 
-    Failures are met again by whoever asks for the point.
+    A failure is raised again in every test that needs the case.
     """
 
-    def __init__(self, points: Iterable[Point]) -> None:
+    def __init__(self, cases: Iterable[KernelCase]) -> None:
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="compile")
-        self._jobs = [self._pool.submit(artifact, point) for point in dict.fromkeys(points)]
+        self._jobs = [self._pool.submit(artifact, case) for case in dict.fromkeys(cases)]
 
     def wait(self) -> None:
-        """Until all is compiled, or failed."""
+        """Wait until all cases are compiled, or failed."""
         wait(self._jobs)
 
     def close(self) -> None:
-        """Drop what has not begun, wait for the rest."""
+        """Drop cases that have not begun, and wait for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def artifact(point: Point) -> Artifact:
-    """The compiled point. Raises CompileError."""
-    return build(point.source(), ptx_only=point.foreign)
+def artifact(case: KernelCase) -> Artifact:
+    """The compiled case. Raises CompileError."""
+    return build(case.source(), ptx_only=case.foreign)
 
 
 @cache
-def variant(point: Point) -> Variant:
-    """The loaded point."""
-    return Variant(point.spec, point.layout, load(artifact(point).path))
+def variant(case: KernelCase) -> Variant:
+    """The loaded case."""
+    return Variant(case.spec, case.layout, load(artifact(case).path))
