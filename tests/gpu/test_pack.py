@@ -7,12 +7,8 @@ import torch
 
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.runtime.kvcache import KVCache
-<<<<<<< HEAD
 from kvgen.runtime.variant import Variant
-=======
-from kvgen.runtime.launch import Variant
 from tests.support.kernel_cases import KernelCase, variant
->>>>>>> words
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 
 KERNEL_CASES = [
