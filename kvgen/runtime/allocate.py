@@ -18,7 +18,7 @@ from kvgen.spec import KernelSpec
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The sizes that a caller asks for: sequences, most tokens of each, and pages of the pool where the format is paged."""
+    """The requested sizes: sequences, most tokens of each, and pages of the pool for paged formats."""
 
     batch: int
     max_len: int
@@ -57,7 +57,7 @@ def new_cache(
 def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
     """An empty cache whose sequences are those of `other`: another layer of the same model.
 
-    Raises CacheMismatch where pages or blocks of the two layouts hold other numbers of tokens.
+    Raises CacheMismatch if pages or blocks of the two layouts have different numbers of tokens.
     """
     rows, _, blocks, _ = other.packed.shape
     if other.k_residual.shape[2] != layout.tokens or (spec.cache.page is None) != (other.block_table is None):

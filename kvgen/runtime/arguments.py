@@ -46,7 +46,7 @@ class Arguments:
             raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
 
     def query(self, q: torch.Tensor, cache: KVCache) -> int:
-        """The query tokens of a call whose query and cache are right; its layout is checked where it gets a workspace."""
+        """The query tokens of a call, after checking query and cache; the layout is checked when a workspace is allocated."""
         try:
             shape, sequences = q.shape, cache.sequences
             right = q.dtype == self.dtype and len(shape) == 4 and shape[0] == sequences.batch and shape[2:] == self._q_tail

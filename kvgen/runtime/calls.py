@@ -49,7 +49,7 @@ class Calls:
 
     @property
     def scale(self) -> float:
-        """What multiplies q·k by default: 1 / sqrt(head_dim)."""
+        """The default factor of q·k: 1 / sqrt(head_dim)."""
         return self._arguments.scale
 
     # --- caches ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Executable:
     def workspace(self, cache: KVCache) -> torch.Tensor:
         """The workspace for a cache, and for all caches that share its sequences; allocated once.
 
-        Raises CacheMismatch where it would be allocated while a graph is captured, which would zero it at every replay.
+        Raises CacheMismatch if it would be allocated while a graph is captured, because every replay would zero it.
         """
         workspace = cache.workspaces.get(self.key)
         if workspace is None:
@@ -95,5 +95,5 @@ class Executable:
 
 
 def on(gpu: int | None) -> torch.cuda.device | nullcontext[None]:
-    """For functions of a module that take no tensor, and so are not told of a device."""
+    """The device context for functions of a module that take no tensor."""
     return torch.cuda.device(gpu) if gpu is not None else nullcontext()

@@ -13,7 +13,7 @@ from kvgen.spec import KernelSpec
 
 
 class Variant(Calls):
-    """The calls of one module, whatever the workload; several variants may share caches of one layout."""
+    """The calls of one module, for all workloads; several variants may share caches of one layout."""
 
     def __init__(self, spec: KernelSpec, layout: PackedLayout, module: Module) -> None:
         self.executable = Executable(module, spec.attention.q_len)
