@@ -39,7 +39,7 @@ def source(target: Target) -> Source:
 
     cpu = target == "cpu"
     text = render("cpu/read.cpp.jinja" if cpu else "cuda/read.cu.jinja", target=target)
-    include = tuple(_resources.templates() / room / "include" for room in ("cpu" if cpu else "cuda", "common"))
+    include = tuple(_resources.templates() / folder / "include" for folder in ("cpu" if cpu else "cuda", "common"))
     return Source(text, "c++" if cpu else "cuda", target, include, flags.READ if cpu else (), reached_headers(text, include), READS[:1])
 
 
