@@ -30,6 +30,7 @@ def print_json(value: Any) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
     """A table on stdout; columns in `right` are right-aligned."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     align_right = set(right)
@@ -37,7 +38,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for column in columns:
         table.add_column(column, justify="right" if column in align_right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # [build] is text, not a style
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)

@@ -217,6 +217,7 @@ def test_doctor_tells_which_parts_are_installed(kvgen: Any, monkeypatch: pytest.
         "detail": "kvgen[build] needs optuna: pip install 'kvgen[build]'",
     }
     assert checks["kvgen[pytest]"]["detail"] == f"pytest {pytest.__version__}"
+    assert "kvgen[build] needs optuna: pip install 'kvgen[build]'" in kvgen("doctor").out
 
 
 @pytest.mark.parametrize(("words", "packages"), [(("build", "tiny.yaml"), "optuna"), (("report",), "optuna and pandas")])
