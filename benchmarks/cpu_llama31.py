@@ -7,13 +7,12 @@ Tunes each format (a later run goes on from there), then writes benchmarks/resul
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
+from benchmarks import output
+from benchmarks.command import parser
 from kvgen.cli.bench import facts, pin_threads, show
 from kvgen.spec import KernelSpec, load_spec
 
-RESULTS = Path(__file__).parent / "results" / "cpu_llama31.csv"
+RESULTS = output.RESULTS / "cpu_llama31.csv"
 BITS = (8, 4, 2)
 
 
@@ -44,11 +43,11 @@ def main() -> None:
     from kvgen.measure.bytes import half_full
     from kvgen.measure.job import TimingPolicy
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", default="2m", help="tuning time per format")
-    parser.add_argument("--no-build", action="store_true", help="take what is registered")
-    parser.add_argument("--rounds", type=int, default=25)
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--budget", default="2m", help="tuning time per format")
+    command.add_argument("--no-build", action="store_true", help="take what is registered")
+    command.add_argument("--rounds", type=int, default=25)
+    arguments = command.parse_args()
     policy = TimingPolicy(seconds=0.06, warmup_seconds=0.02, samples=15, threads=torch.get_num_threads())
     rows: list[Row] = []
     for bits in BITS:

@@ -9,8 +9,6 @@ and what was wrong; exits with 1 where anything was.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,21 +18,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import kvgen
+from benchmarks.command import add_sweep, parser
 from benchmarks.gpu_decode import child, compile_all
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from benchmarks.output import folder, write_csv
 from kvgen.arch import Target
 from kvgen.lower.backends import get_backend
 from kvgen.measure.device import fingerprint
 
 Row = dict[str, Any]
-RESULTS = Path(__file__).parent / "results"
 MOST_ERROR = 1e-2
 """Relative L2 beyond which a kernel is wrong, and its time says nothing."""
 SPECS = "k8v8,k4v4,k2v2,k4v4:page128,k4v4:kg64,k4v4:page64:kg64"
-FIELDS = (
-    "spec", "batch", "kv_len", "backend", "target", "schedule", "us", "read_us", "read_fraction", "decode_us", "relative_l2",
-    "registers", "spill_bytes", "device", "driver", "kvgen", "date",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,16 +53,14 @@ class Contender:
 
 def arguments() -> argparse.Namespace:
     """The command line, with what `compile_all` also wants."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--specs", default=SPECS)
-    parser.add_argument("--workloads", default="8x32768,32x8192,1x32768")
-    parser.add_argument("--cuda", default="w8u4d1,w8u4d1.cl2,w4u4d1c2,w12u4d1.cl2,w8u2d1,w8u2d1.cl2,w4u2d1c2,w8u2d2.cl2,w4u2d2c2,w8u1d2")
-    parser.add_argument("--tilelang", default="default,w8u4s4,w8u2s2.cl,w4u4s4c2.cl,w12u4s4.cl,w16u4s4.cl,w8u4s4c2")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--logit", type=float, default=4.0)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or RESULTS) / "h200_backends.csv")
-    return parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--specs", default=SPECS)
+    command.add_argument("--workloads", default="8x32768,32x8192,1x32768")
+    command.add_argument("--cuda", default="w8u4d1,w8u4d1.cl2,w4u4d1c2,w12u4d1.cl2,w8u2d1,w8u2d1.cl2,w4u2d1c2,w8u2d2.cl2,w4u2d2c2,w8u1d2")
+    command.add_argument("--tilelang", default="default,w8u4s4,w8u2s2.cl,w4u4s4c2.cl,w12u4s4.cl,w16u4s4.cl,w8u4s4c2")
+    add_sweep(command)
+    command.add_argument("--out", type=Path, default=folder() / "h200_backends.csv")
+    return command.parse_args()
 
 
 def compiled(contender: Contender, options: argparse.Namespace) -> list[Row]:
@@ -153,15 +146,11 @@ def main() -> int:
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
     rows: list[Row] = []
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         new = measured(task, facts)
         show(new)
         rows += new
-        with options.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(options.out, rows)
     return 0 if all(map(right, rows)) else 1
 
 

@@ -7,11 +7,11 @@ Takes what is registered (or, with --build, tunes first), and writes benchmarks/
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser
+from benchmarks.output import RESULTS
 from kvgen.bench.run import Row, write_csv
 from kvgen.cli.bench import facts, providers, run, show
 from kvgen.measure.job import TimingPolicy
@@ -20,7 +20,6 @@ from kvgen.registry.paths import slug
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.target import resolve
 
-RESULTS = Path(__file__).parent / "results"
 LLAMA = [(8, 32768), (32, 8192), (128, 8192), (1, 131072), (1, 4096), (7, 5120), (13, 20000)]
 
 
@@ -62,14 +61,14 @@ def main() -> None:
     """Build if asked, compare, write."""
     from kvgen.api import build
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", metavar="BUDGET", help="tune each format first, e.g. 8m")
-    parser.add_argument("--only", help="formats whose name holds this")
-    parser.add_argument("--alone", action="store_true", help="without the others")
-    parser.add_argument("--call", choices=["attend", "decode"], default="attend")
-    parser.add_argument("--sustained", type=float, default=0.0, help="seconds of load before each turn")
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--build", metavar="BUDGET", help="tune each format first, e.g. 8m")
+    command.add_argument("--only", help="formats whose name holds this")
+    command.add_argument("--alone", action="store_true", help="without the others")
+    command.add_argument("--call", choices=["attend", "decode"], default="attend")
+    command.add_argument("--sustained", type=float, default=0.0, help="seconds of load before each turn")
+    command.add_argument("--rounds", type=int, default=7)
+    arguments = command.parse_args()
     policy = TimingPolicy(call=arguments.call, seconds=0.05, samples=15, sustained_seconds=arguments.sustained)
     target = resolve("native")
     rows: list[Row] = []

@@ -20,14 +20,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.gpu_lower import lower_all
+from benchmarks.command import add_sweep, parser
+from benchmarks.compiling import attend_usage, build_sources, lower_all
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
+from benchmarks.output import write_json
 from kvgen.errors import CompileError, KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Schedule
 from kvgen.measure import read_roofline
-from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain import Artifact
 
 Row = dict[str, Any]
 SILENCE_S = 90.0
@@ -35,18 +36,16 @@ SILENCE_S = 90.0
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("specs")
-    parser.add_argument("workloads")
-    parser.add_argument("schedules", nargs="?", default="default")
-    parser.add_argument("--decode", action="store_true", help="also decode, flush included")
-    parser.add_argument("--backend", default="cuda")
-    parser.add_argument("--ptx", choices=("sm80", "sm89"), help="lower for an older target, run its PTX")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--logit", type=float, default=4.0)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--name", default="gpu_decode")
-    return parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("specs")
+    command.add_argument("workloads")
+    command.add_argument("schedules", nargs="?", default="default")
+    command.add_argument("--decode", action="store_true", help="also decode, flush included")
+    command.add_argument("--backend", default="cuda")
+    command.add_argument("--ptx", choices=("sm80", "sm89"), help="lower for an older target, run its PTX")
+    add_sweep(command)
+    command.add_argument("--name", default="gpu_decode")
+    return command.parse_args()
 
 
 def main() -> int:
@@ -64,17 +63,14 @@ def main() -> int:
     rows: list[Row] = []
     for task in tasks:
         rows += measure(task)
-    out = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{options.name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.name, rows)
     return 0 if rows and all(row["us"] for row in rows) else 1
 
 
 def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, options: argparse.Namespace) -> list[Row]:
     """One task per spec and layout, with the modules that compiled."""
-    started, store = time.monotonic(), ArtifactCache()
-    ptx = options.ptx is not None
-    read = read_roofline.artifact("sm90", store)
+    started = time.monotonic()
+    read = read_roofline.artifact("sm90")
     kept = []
     for spec, schedule in dict.fromkeys(points):
         problems = backend.space(spec, target).check(schedule)
@@ -88,15 +84,14 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
             raise source
         sources.append(source)
     tasks: dict[tuple[str, str], Row] = {}
-    found = sorted(build_many(sources, options.workers, store, ptx_only=ptx), key=lambda pair: pair[0])
-    for index, artifact in found:
-        spec, schedule = kept[index]
+    found = build_sources(sources, options.workers, ptx_only=options.ptx is not None)
+    for (spec, schedule), artifact in zip(kept, found, strict=True):
         word = schedule_word(schedule)
-        if isinstance(artifact, CompileError):
-            print(f"- {spec.name} {word}: {artifact} {artifact.log[-1500:]}", flush=True)
+        if not isinstance(artifact, Artifact):
+            log = artifact.log[-1500:] if isinstance(artifact, CompileError) else ""
+            print(f"- {spec.name} {word}: {artifact} {log}", flush=True)
             continue
-        kernels = artifact.resources.kernels
-        worst = max((k for name, k in kernels.items() if "attend" in name), key=lambda k: k.registers, default=None)
+        registers, spill = attend_usage(artifact)
         task = tasks.setdefault(
             (spec.name, str(schedule.layout)),
             {"spec": spec.model_dump(mode="json"), "modules": [], "workloads": list(range(len(spec.workloads))), "skip": [],
@@ -105,7 +100,7 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
         )  # fmt: skip
         task["modules"].append(
             {"schedule": word, "path": str(artifact.path), "json": schedule.to_json(),
-             "registers": worst.registers if worst else 0, "spill": worst.spill_bytes if worst else 0}
+             "registers": registers, "spill": spill}
         )  # fmt: skip
     print(f"compiled {len(found)} modules in {time.monotonic() - started:.0f} s", flush=True)
     return list(tasks.values())

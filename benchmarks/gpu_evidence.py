@@ -12,7 +12,6 @@ task, the registry of the builds, and the files that belong into benchmarks/resu
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import shlex
@@ -26,6 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.command import parser
+from benchmarks.output import write_csv
 from kvgen._nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,12 +77,12 @@ def tasks(warm: float | None = None) -> list[Task]:
 
 def main() -> int:
     """Run what was chosen; 1 if a task failed or ran out of time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("evidence"))
-    parser.add_argument("--only", help="parts of names, separated by commas")
-    parser.add_argument("--warm", type=float, metavar="SHARE", help="tune from the registered winners, with this share of the time")
-    parser.add_argument("--list", action="store_true", help="show the tasks and run nothing")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--out", type=Path, default=Path("evidence"))
+    command.add_argument("--only", help="parts of names, separated by commas")
+    command.add_argument("--warm", type=float, metavar="SHARE", help="tune from the registered winners, with this share of the time")
+    command.add_argument("--list", action="store_true", help="show the tasks and run nothing")
+    options = command.parse_args()
     chosen = [task for task in tasks(options.warm) if not options.only or any(part in task.name for part in options.only.split(","))]
     if options.list:
         for task in chosen:
@@ -87,7 +90,7 @@ def main() -> int:
         return 0
     devices = visible_gpus()
     if not devices:
-        parser.error("no NVIDIA GPU is visible")
+        command.error("no NVIDIA GPU is visible")
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     good = run(chosen, devices, out)
@@ -150,11 +153,7 @@ def perform(task: Task, device: str, processors: Sequence[int], out: Path) -> st
 def collect(out: Path) -> None:
     """The benches' rows as one table, and what the builds said as one text."""
     rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
-    if rows:
-        with (out / "h200_attend.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    write_csv(out / "h200_attend.csv", rows)
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]

@@ -9,12 +9,14 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks.turns import take_turns
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.bytes import half_full, sequence_bytes
 from kvgen.reference.layout import PackedLayout
@@ -186,6 +188,11 @@ def timed(graph: torch.cuda.CUDAGraph, number: int) -> float:
     return start.elapsed_time(end) * 1e3 / number
 
 
+def replayed(graph: tuple[torch.cuda.CUDAGraph, int]) -> list[float]:
+    """µs per call of one replay, as the sample of a turn."""
+    return [timed(*graph)]
+
+
 def decode_us(runner: Runner, block: int) -> float:
     """µs per decode over a whole block of steps, its flush included; the caches' lengths are the mean of those passed."""
     caches = runner.caches
@@ -254,10 +261,7 @@ def run(task: dict[str, Any]) -> None:
             torch.cuda.synchronize()
             runners.append(runner)
         say("begin", schedule="timing", workload=number)
-        samples: dict[str, list[float]] = {name: [] for name in graphs}
-        for _ in range(task["rounds"]):
-            for name, (graph, count) in graphs.items():
-                samples[name].append(timed(graph, count))
+        samples, _ = take_turns({name: partial(replayed, graph) for name, graph in graphs.items()}, task["rounds"])
         read_us = median(samples.pop("read"))
         for name, found in samples.items():
             say(

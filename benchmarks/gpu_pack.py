@@ -7,9 +7,6 @@ Words are those of gpu_words.py. Results also go to $OUT (or benchmarks/results)
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,16 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.command import parser
+from benchmarks.compiling import default_variant
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import layout_of
+from benchmarks.output import write_json
 from kvgen.measure import read_roofline
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
-from kvgen.runtime.module import load, load_library
+from kvgen.runtime.module import load_library
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
-from kvgen.toolchain import build
 
 PIECE = read_roofline.PIECE
 COLD_BYTES = 192 << 20
@@ -38,10 +35,10 @@ COLD_BYTES = 192 << 20
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("specs")
-    parser.add_argument("workloads", nargs="?", default="8x32768,1x131072,32x2048,1x4096")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("specs")
+    command.add_argument("workloads", nargs="?", default="8x32768,1x131072,32x2048,1x4096")
+    options = command.parse_args()
     copy = load_library(read_roofline.artifact("sm90").path).get_function("copy")
     rows = []
     print(f"{'spec':20} {'workload':>12} {'µs':>9} {'TB/s':>6} {'copy µs':>9} {'fraction':>8}")
@@ -50,19 +47,15 @@ def main() -> int:
             row = measure(words, workload_of(word), copy)
             rows.append(row)
             print(f"{words:20} {word:>12} {row['us']:9.1f} {row['tb_s']:6.2f} {row['copy_us']:9.1f} {row['fraction']:8.3f}", flush=True)
-    out = Path(os.environ.get("OUT", "benchmarks/results"))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gpu_pack.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_json("gpu_pack", rows)
     return 0
 
 
 def measure(words: str, work: Workload, copy: Callable[..., object]) -> dict[str, Any]:
     """One spec and workload: µs of packing, and of a copy that reads and writes as many bytes together."""
     spec = spec_of(words, "sm90", [work])
-    backend = get_backend("cuda")
-    schedule = backend.default(spec, "sm90")
-    layout = layout_of(spec, schedule.layout)
-    variant = Variant(spec, layout, load(build(backend.lower(spec, schedule, "sm90")).path))
+    variant = default_variant(spec)
+    layout = variant.layout
     heads, dim, length = spec.attention.kv_heads, spec.attention.head_dim, work.kv_len
     read = 2 * work.batch * length * heads * dim * 2
     blocks = work.batch * heads * (length // layout.tokens)

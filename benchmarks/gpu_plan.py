@@ -8,7 +8,6 @@ same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.gpu_measure import Runner, capture, make_caches, timed
-from benchmarks.gpu_results import write_rows
+from benchmarks.command import add_rounds, parser
+from benchmarks.gpu_measure import Runner, capture, make_caches, replayed, timed
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
-from kvgen.cli.bench import facts
+from benchmarks.output import gpu_facts, write_rows
+from benchmarks.turns import take_turns
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.measure import read_roofline
@@ -41,11 +41,11 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Compile, time, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spec", default="k4v4")
-    parser.add_argument("--schedule", default="n128.w8u1d2")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--spec", default="k4v4")
+    command.add_argument("--schedule", default="n128.w8u1d2")
+    add_rounds(command)
+    options = command.parse_args()
     spec = spec_of(options.spec, "sm90", [workload_of(word) for word in EQUAL])
     backend = get_backend("cuda")
     (schedule,) = schedules_of(options.schedule, backend, spec, "sm90")
@@ -55,8 +55,7 @@ def main() -> None:
     rows += [row for word in EQUAL for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
     for row in rows:
         print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
-    told = {name: fact for name, fact in facts("sm90", POLICY).items() if name != "threads"}
-    write_rows("h200_plan", [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], told)
+    write_rows("h200_plan", [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], gpu_facts(POLICY))
 
 
 def bookkeeping(module: Module, batch: int, rounds: int) -> list[Row]:
@@ -86,15 +85,11 @@ def schedulers(spec: KernelSpec, module: Module, layout: Any, word: str, rounds:
         if runner.error() > 2e-3:
             raise SystemExit(f"{name} at {word} is wrong")
         graphs[name] = capture([partial(runner.attend, i) for i in range(len(caches.packed))])
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    reads: list[float] = []
-    for number in range(rounds):
-        for name, graph in graphs.items():
-            samples[name].append(timed(*graph))
-        if number % 3 == 0:
-            reads += read_roofline.read_roofline("sm90").samples(caches.bytes, POLICY)
+    read = partial(read_roofline.read_roofline("sm90").samples, caches.bytes, POLICY)
+    samples, reads = take_turns({name: partial(replayed, graph) for name, graph in graphs.items()}, rounds, {caches.bytes: read})
+    read_us = median(reads[caches.bytes])
     return [
-        {"kernel": f"attend, {name}", "workload": word, "us": round(median(us), 2), "read_fraction": round(median(reads) / median(us), 4)}
+        {"kernel": f"attend, {name}", "workload": word, "us": round(median(us), 2), "read_fraction": round(read_us / median(us), 4)}
         for name, us in samples.items()
     ]
 

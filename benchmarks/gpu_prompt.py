@@ -9,7 +9,6 @@ prompt itself, both merged by their LSE. `new length` is the first call at a len
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -27,20 +26,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from benchmarks.gpu_results import write_rows
+from benchmarks.command import parser
+from benchmarks.compiling import default_variant
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.cli.bench import facts
-from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import layout_of
+from benchmarks.output import gpu_facts, write_rows
+from benchmarks.turns import take_turns
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.attention import attend as reference
 from kvgen.reference.tolerance import relative_l2
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
-from kvgen.toolchain import build
 
 ROUNDS = 3
 CALLS = 5
@@ -71,26 +68,22 @@ class Problem:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("specs", nargs="?", default="k4v4,k8v8:bf16")
-    parser.add_argument("workloads", nargs="?", default=",".join(f"{w}q{q}" for w in ("8x8192", "1x32768") for q in (512, 2048, 4096)))
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("specs", nargs="?", default="k4v4,k8v8:bf16")
+    command.add_argument("workloads", nargs="?", default=",".join(f"{w}q{q}" for w in ("8x8192", "1x32768") for q in (512, 2048, 4096)))
+    options = command.parse_args()
     rows: list[dict[str, Any]] = []
     for words in options.specs.split(","):
         variant = compiled(words)
         for word in options.workloads.split(","):
             rows += measure(words, problem(variant, workload_of(word)))
-    told = {name: fact for name, fact in facts("sm90", TimingPolicy()).items() if name not in ("call", "threads")}
-    write_rows("h200_prompt", rows, told)
+    write_rows("h200_prompt", rows, gpu_facts(TimingPolicy(), "call"))
     return 0
 
 
 def compiled(words: str) -> Variant:
     """The default schedule of a spec."""
-    spec = spec_of(words, "sm90", [Workload(batch=1, kv_len=32768)])
-    backend = get_backend("cuda")
-    schedule = backend.default(spec, "sm90")
-    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, "sm90")).path))
+    return default_variant(spec_of(words, "sm90", [Workload(batch=1, kv_len=32768)]))
 
 
 def problem(variant: Variant, work: Workload) -> Problem:
@@ -133,10 +126,7 @@ def measure(words: str, p: Problem) -> list[dict[str, Any]]:
     errors["kvgen", "attend"] = relative_l2(out[:1], want)
     calls["kvgen", "captured"]()
     errors["kvgen", "captured"] = relative_l2(out[:1], want)
-    samples: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for key, run in calls.items():
-            samples[key] += timed(run)
+    samples, _ = take_turns({key: partial(timed, run) for key, run in calls.items()}, ROUNDS)
     times = {key: median(found) for key, found in samples.items()}
     best = min(us for (provider, _), us in times.items() if provider == "torch")
     times["kvgen", "new length"], errors["kvgen", "new length"] = new_length(p, out), 0.0

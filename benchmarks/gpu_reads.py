@@ -7,14 +7,13 @@ Results also go to $OUT (or benchmarks/results) as gpu_reads.json: µs by size i
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.output import write_json
 from kvgen.measure.read_roofline import OVERLAPPING, READS, ReadRoofline, artifact
 
 SIZES = "9,34,68,137,275,550"
@@ -29,9 +28,7 @@ def main() -> int:
         took = {name: median(ReadRoofline(path, "cuda", (name,)).samples(nbytes)) for name in READS + OVERLAPPING}
         rows[nbytes] = took
         print(f"{megabytes:<8g}", *[f"{us:.2f} us {nbytes / us / 1e6:.3f} TB/s".rjust(22) for us in took.values()], flush=True)
-    out = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gpu_reads.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_json("gpu_reads", rows)
     return 0
 
 

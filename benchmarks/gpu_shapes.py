@@ -13,8 +13,6 @@ h200_shapes.csv.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import time
 from collections import Counter
@@ -28,15 +26,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.gpu_lower import lower_all
-from benchmarks.gpu_measure import Caches, Runner, capture, make_caches, timed
-from benchmarks.gpu_results import write_rows
+from benchmarks.command import add_rounds, parser, processors
+from benchmarks.compiling import attend_usage, build_sources, lower_all
+from benchmarks.gpu_measure import Caches, Runner, capture, make_caches, replayed
 from benchmarks.gpu_words import lengths_of, schedule_word, spec_of, workload_of
+from benchmarks.output import gpu_facts, write_rows
 from benchmarks.shape_cases import SHAPES, TARGET, Shape
+from benchmarks.turns import take_turns
 from kvgen.bench.case import Case
 from kvgen.bench.torch_sdpa import cuda_providers
-from kvgen.cli.bench import facts
-from kvgen.errors import CompileError, KvgenError, UnsupportedError
+from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure import read_roofline
@@ -45,8 +44,7 @@ from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
 from kvgen.reference.tolerance import tolerance
 from kvgen.spec import KernelSpec, Workload
-from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain import Artifact
 
 BACKENDS = ("cuda", "tilelang")
 BEST = "best"
@@ -57,16 +55,16 @@ Task = tuple[Shape, Schedule, Source]
 
 def main() -> int:
     """Lower; then compile, measure, print, write. 1 where a case that was asked for has no row, or any kernel was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help="parts of names; all by default")
-    parser.add_argument("--backend", default=",".join(BACKENDS), help="one or both; both by default")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--no-torch", action="store_true")
-    parser.add_argument("--lower-only", action="store_true", help="needs no GPU")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("cases", nargs="*", help="parts of names; all by default")
+    command.add_argument("--backend", default=",".join(BACKENDS), help="one or both; both by default")
+    add_rounds(command)
+    command.add_argument("--no-torch", action="store_true")
+    command.add_argument("--lower-only", action="store_true", help="needs no GPU")
+    options = command.parse_args()
     backends = options.backend.split(",")
     if unknown := set(backends) - set(BACKENDS):
-        parser.error(f"{min(unknown)!r} is no back end of a GPU; there are {' and '.join(BACKENDS)}")
+        command.error(f"{min(unknown)!r} is no back end of a GPU; there are {' and '.join(BACKENDS)}")
     shapes = [shape for shape in SHAPES if not options.cases or any(part in shape.name for part in options.cases)]
     started = time.monotonic()
     tasks, refused = lowered(shapes, backends)
@@ -97,8 +95,7 @@ def main() -> int:
 def lowered(shapes: Sequence[Shape], backends: Sequence[str]) -> tuple[list[Task], int]:
     """Sources of all schedules, and how many had none without being refused; that is told."""
     points = [(shape, schedule) for shape in shapes for name in backends for schedule in shape.points(name)]
-    workers = len(os.sched_getaffinity(0))
-    sources = lower_all([(shape.spec, schedule) for shape, schedule in points], TARGET, workers)
+    sources = lower_all([(shape.spec, schedule) for shape, schedule in points], TARGET, processors())
     tasks: list[Task] = []
     for (shape, schedule), source in zip(points, sources, strict=True):
         if isinstance(source, KvgenError):
@@ -110,20 +107,13 @@ def lowered(shapes: Sequence[Shape], backends: Sequence[str]) -> tuple[list[Task
 
 def compile_all(tasks: Sequence[Task]) -> None:
     """Fill the shapes' modules; what cannot be built is told."""
-    store = ArtifactCache()
-    sources = list(dict.fromkeys(source for _, _, source in tasks))
-    read_roofline.artifact(TARGET, store)
-    for index, artifact in build_many(sources, len(os.sched_getaffinity(0)), store):
-        for shape, schedule, source in tasks:
-            if source != sources[index]:
-                continue
-            if isinstance(artifact, CompileError):
-                print(f"- {shape.name} {schedule.backend} {schedule_word(schedule)}: {artifact}", flush=True)
-                continue
-            worst = max((k for name, k in artifact.resources.kernels.items() if "attend" in name), key=lambda k: k.registers)
-            shape.modules.append(
-                {"schedule": schedule, "path": artifact.path, "registers": worst.registers, "spill_bytes": worst.spill_bytes}
-            )
+    read_roofline.artifact(TARGET)
+    for (shape, schedule, _), artifact in zip(tasks, build_sources([source for _, _, source in tasks], processors()), strict=True):
+        if not isinstance(artifact, Artifact):
+            print(f"- {shape.name} {schedule.backend} {schedule_word(schedule)}: {artifact}", flush=True)
+            continue
+        registers, spill_bytes = attend_usage(artifact)
+        shape.modules.append({"schedule": schedule, "path": artifact.path, "registers": registers, "spill_bytes": spill_bytes})
 
 
 def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
@@ -132,7 +122,7 @@ def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
 
     spec, work = shape.spec, workload_of(shape.work)
     layouts: dict[str, Caches] = {}
-    entrants: list[tuple[Row, Caches, float, Any, list[float]]] = []
+    entrants: list[tuple[Row, Caches, float, Any]] = []
     runners = []  # a graph does not keep the memory it works in
     for module in shape.modules:
         layout = layout_of(spec, module["schedule"].layout)
@@ -143,16 +133,16 @@ def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
         runners.append(runner)
         error = runner.error()
         graph = capture([partial(runner.attend, i) for i in range(len(caches.packed))])
-        entrants.append((module, caches, error, graph, []))
-    reads: dict[int, list[float]] = {caches.bytes: [] for caches in layouts.values()}
-    for number in range(rounds):
-        for _, _, _, graph, samples in entrants:
-            samples.append(timed(*graph))
-        if number % 3 == 0:
-            for nbytes in reads:
-                reads[nbytes] += read_roofline.read_roofline(TARGET).samples(nbytes, POLICY)
+        entrants.append((module, caches, error, graph))
+    roofline = read_roofline.read_roofline(TARGET)
+    found, reads = take_turns(
+        {index: partial(replayed, graph) for index, (_, _, _, graph) in enumerate(entrants)},
+        rounds,
+        {caches.bytes: partial(roofline.samples, caches.bytes, POLICY) for caches in layouts.values()},
+    )
     best: dict[str, Row] = {}
-    for module, caches, error, _, samples in sorted(entrants, key=lambda one: median(one[4])):
+    for index in sorted(found, key=lambda index: median(found[index])):
+        (module, caches, error, _), samples = entrants[index], found[index]
         schedule, us, read = module["schedule"], median(samples), median(reads[caches.bytes])
         if error > tolerance(spec.attention.dtype):
             print(f"{shape.name} {schedule.backend} {schedule_word(schedule)}: WRONG ({error:.1e})", flush=True)
@@ -253,10 +243,7 @@ def _unquantized(key: tuple[Any, ...], batch: int, length: int) -> KernelSpec:
 
 def write(rows: list[Row]) -> None:
     """All rows so far."""
-    if not rows:
-        return
-    told = {name: fact for name, fact in facts(TARGET, POLICY).items() if name != "threads"}
-    write_rows("h200_shapes", rows, told)
+    write_rows("h200_shapes", rows, gpu_facts(POLICY))
 
 
 if __name__ == "__main__":

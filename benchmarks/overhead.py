@@ -7,7 +7,6 @@ Builds a tiny spec into a temporary registry, then writes benchmarks/results/ove
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -17,7 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
-RESULTS = Path(__file__).parent / "results" / "overhead.csv"
+from benchmarks.output import RESULTS, write_csv
+
 RUNS = 9
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = {
@@ -98,13 +98,10 @@ def main() -> None:
     from kvgen.toolchain.compilers import cpu_name
 
     rows = [(name, round(1e6 * median(run[index] for run in runs), 2)) for index, name in enumerate(NAMES)]
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["what", "us", "device", "date"])
-        for name, us in rows:
-            writer.writerow([name, us, cpu_name(), datetime.now(timezone.utc).date().isoformat()])
-            print(f"{us:12.2f} µs  {name}")
+    facts = {"device": cpu_name(), "date": datetime.now(timezone.utc).date().isoformat()}
+    write_csv(RESULTS / "overhead.csv", [{"what": name, "us": us, **facts} for name, us in rows])
+    for name, us in rows:
+        print(f"{us:12.2f} µs  {name}")
 
 
 if __name__ == "__main__":

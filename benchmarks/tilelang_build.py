@@ -7,8 +7,6 @@ Needs TileLang and nvcc, no GPU. Also writes benchmarks/results/tilelang_build.j
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -19,13 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.command import parser
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from benchmarks.output import write_json
 from kvgen.lower.backends import get_backend
 from kvgen.measure.device import cpu_fingerprint
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 
-RESULTS = Path(__file__).parent / "results"
 POINTS = "k4v4/w8u2s2,k8v8/w8u2s2,k2v2/w12u4s4,k2v2/w16u4s4.cl,k4v4:token:kg32:vg32/w8u2s2,k4v4:d256:bf16/default"
 
 
@@ -47,10 +46,10 @@ def one(words: str, schedule: str, target: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Every point in turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", default=POINTS)
-    parser.add_argument("--target", default="sm90")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--points", default=POINTS)
+    command.add_argument("--target", default="sm90")
+    options = command.parse_args()
     about = {key: value for key, value in cpu_fingerprint().items() if key in ("name", "cores")}
     about |= {"load_before": round(os.getloadavg()[0], 2), "date": datetime.now(timezone.utc).date().isoformat()}
     rows = []
@@ -58,7 +57,7 @@ def main() -> None:
         words, _, schedule = point.rpartition("/")
         rows.append({**one(words, schedule, options.target), "load_after": round(os.getloadavg()[0], 2)})
         print(rows[-1], flush=True)
-    (RESULTS / "tilelang_build.json").write_text(json.dumps({**about, "points": rows}, indent=1) + "\n")
+    write_json("tilelang_build", {**about, "points": rows})
 
 
 if __name__ == "__main__":

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, computed_field
 
 from kvgen.arch import Target
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
+from kvgen.plaindata import Json, rounded
 from kvgen.spec import KernelSpec, Workload
 
 ROUNDS = 15
@@ -24,43 +27,29 @@ COLUMNS = ("provider", "backend", "spec", "batch", "kv_len", "q_len", "us", "byt
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Json):
     """One provider at one workload. Times are medians in µs per call; `tb_s` is 10^12 bytes per second."""
 
     provider: str
     backend: str
     spec: str
-    workload: Workload
-    us: float
-    nbytes: int
-    read_us: float
+    workload: Annotated[Workload, PlainSerializer(lambda work: work.model_dump(exclude={"weight"}))]
+    us: Annotated[float, rounded(3)]
+    nbytes: Annotated[int, Field(alias="bytes")]
+    read_us: Annotated[float, rounded(3)]
     relative_l2: float
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def tb_s(self) -> float:
+    def tb_s(self) -> Annotated[float, rounded(5)]:
         """Bytes that must be read, over the time."""
         return self.nbytes / self.us / 1e6
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def read_fraction(self) -> float:
+    def read_fraction(self) -> Annotated[float, rounded(4)]:
         """Time of the read roofline for the same bytes over the kernel's time."""
         return self.read_us / self.us
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        work = self.workload
-        return {
-            "provider": self.provider,
-            "backend": self.backend,
-            "spec": self.spec,
-            "workload": {"batch": work.batch, "kv_len": work.kv_len, "q_len": work.q_len},
-            "us": round(self.us, 3),
-            "bytes": self.nbytes,
-            "tb_s": round(self.tb_s, 5),
-            "read_us": round(self.read_us, 3),
-            "read_fraction": round(self.read_fraction, 4),
-            "relative_l2": self.relative_l2,
-        }
 
 
 @dataclass

@@ -6,7 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
 from kvgen.digest import digest
+from kvgen.plaindata import Json
 from kvgen.reference.layout import Order, PackedLayout, packed_layout
 from kvgen.spec import KernelSpec
 
@@ -45,6 +49,11 @@ class Params(Mapping[str, Value]):
     def __str__(self) -> str:
         return " ".join(f"{k}={v}" for k, v in self._items)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(dict)
+        return core_schema.no_info_after_validator_function(cls, handler(dict[str, Value]), serialization=written)
+
     def integer(self, name: str) -> int:
         """The parameter as an int; TypeError where it is none."""
         value = self[name]
@@ -61,7 +70,7 @@ class Params(Mapping[str, Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Json):
     """One member of a back end's search space."""
 
     backend: str
@@ -72,15 +81,6 @@ class Schedule:
     def id(self) -> str:
         """Digest of the whole schedule."""
         return digest(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it back."""
-        return {"backend": self.backend, "layout": dict(self.layout), "launch": dict(self.launch)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
-        """Inverse of `to_json`. Raises KeyError or TypeError on other data."""
-        return cls(str(data["backend"]), Params(data["layout"]), Params(data["launch"]))
 
     def __str__(self) -> str:
         return f"{self.backend}[{self.layout} | {self.launch}]"

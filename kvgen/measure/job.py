@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from kvgen.arch import Target, device_type
 from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.timing import Timing
@@ -59,7 +59,7 @@ class TimingPolicy:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Json):
     """Verify (unless `check` is None), at every workload too, and time there (unless `timing` is None) one compiled variant."""
 
     spec: KernelSpec
@@ -79,40 +79,15 @@ class Job:
         """The packed layout of the schedule's layout part."""
         return layout_of(self.spec, self.schedule.layout)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it back."""
-        return {
-            "spec": self.spec.model_dump(mode="json"),
-            "schedule": self.schedule.to_json(),
-            "target": self.target,
-            "artifact": str(self.artifact),
-            "workloads": [work.model_dump(mode="json") for work in self.workloads],
-            "check": None if self.check is None else asdict(self.check),
-            "timing": None if self.timing is None else asdict(self.timing),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Job:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
-        return cls(
-            spec=KernelSpec.model_validate(data["spec"]),
-            schedule=Schedule.from_json(data["schedule"]),
-            target=data["target"],
-            artifact=Path(data["artifact"]),
-            workloads=tuple(Workload.model_validate(work) for work in data["workloads"]),
-            check=None if data["check"] is None else CheckPolicy(**data["check"]),
-            timing=None if data["timing"] is None else TimingPolicy(**data["timing"]),
-        )
-
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Json):
     """The result of a job. `detail` describes a failure in one sentence; `accuracy` has the largest errors."""
 
     kind: Kind
     detail: str = ""
     timings: tuple[Timing, ...] = ()
-    accuracy: Mapping[str, float] = field(default_factory=dict)
+    accuracy: Facts = field(default_factory=dict)
     seconds: float = 0.0
     """Seconds of the job, without importing torch and computing references."""
 
@@ -120,21 +95,3 @@ class Outcome:
     def ok(self) -> bool:
         """Right, and timed where that was asked."""
         return self.kind == "ok"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it back."""
-        return {
-            "kind": self.kind,
-            "detail": self.detail,
-            "timings": [timing.to_json() for timing in self.timings],
-            "accuracy": dict(self.accuracy),
-            "seconds": self.seconds,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
-        if data["kind"] not in KINDS:
-            raise ValueError(f"unknown outcome {data['kind']!r}")
-        timings = tuple(Timing.from_json(timing) for timing in data["timings"])
-        return cls(data["kind"], str(data["detail"]), timings, dict(data["accuracy"]), float(data["seconds"]))

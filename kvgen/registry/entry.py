@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
+
+from pydantic import Field, computed_field
 
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
@@ -19,6 +21,7 @@ from kvgen.files import is_name
 from kvgen.lower import flags as known
 from kvgen.lower.base import FUNCTIONS, Language, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.device import machine
 from kvgen.registry.paths import check_portable, locate, portable
@@ -30,8 +33,8 @@ SCHEMA = 3
 """Version of the entry's format and of the module ABI; entries of another version are not used. `kvgen migrate` rewrites those of
 the previous version (`registry/migrate.py`)."""
 
-RESERVED = ("dispatch", "quality", "cache")
-"""Reserved fields of an entry that this version does not read."""
+ALWAYS = ("toolchain", "provenance", "accuracy", "timings", "runner_up")
+"""Fields that have defaults and are in every `entry.json`."""
 
 SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
 
@@ -49,16 +52,19 @@ class OtherSchema(Damaged):
 
 
 @dataclass(frozen=True)
-class Code:
-    """One rendered source, with its flags, headers and include folders; their names are portable."""
+class Code(Json):
+    """One rendered source, with its flags, headers and include folders; their names are portable.
 
-    text: str
+    Text and resources are files of their own, and not in its JSON.
+    """
+
+    text: Annotated[str, Field(exclude=True)]
     language: Language
     include: tuple[str, ...]
     flags: tuple[str, ...]
     headers: tuple[str, ...]
     headers_digest: str
-    resources: Resources | None = None
+    resources: Annotated[Resources | None, Field(exclude=True)] = None
     artifact: str | None = None
     """Id of the compiled module when it was tuned."""
     machine: str | None = None
@@ -71,6 +77,8 @@ class Code:
             raise KvgenError(f"it asks for the compiler flag {flag!r:.120}, which no back end of kvgen uses")
         if not all(name is None or is_name(name) for name in (self.artifact, self.machine)):
             raise KvgenError(f"{self.artifact!r:.120} is no key of a compiled module")
+        for name in (*self.include, *self.headers):
+            check_portable(name)
 
     @classmethod
     def of(cls, source: Source, artifact: Artifact | None = None) -> Code:
@@ -106,28 +114,6 @@ class Code:
         except OSError:
             return None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data without text and resources, which are files of their own."""
-        return {
-            "language": self.language,
-            "include": list(self.include),
-            "flags": list(self.flags),
-            "headers": list(self.headers),
-            "headers_digest": self.headers_digest,
-            "artifact": self.artifact,
-            "machine": self.machine,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], text: str, resources: Mapping[str, Any] | None) -> Code:
-        """Inverse of `to_json`. Raises KeyError, TypeError, ValueError or KvgenError."""
-        include, flags, headers = (tuple(map(str, data[name])) for name in ("include", "flags", "headers"))
-        for name in (*include, *headers):
-            check_portable(name)
-        found = Resources.from_json(resources) if resources else None
-        language, headers_digest = data["language"], str(data["headers_digest"])
-        return cls(text, language, include, flags, headers, headers_digest, found, data["artifact"], data["machine"])
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -135,12 +121,12 @@ class Launch:
 
     workload: Workload
     backend: str
-    params: Params
-    file: str
+    params: Annotated[Params, Field(alias="launch")]
+    file: Annotated[str, Field(alias="source")]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Json):
     """A winner. Times are in microseconds; `device`, `toolchain`, `provenance` and `accuracy` are plain facts by name.
 
     `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
@@ -155,18 +141,18 @@ class Entry:
     layout: Params
     layout_id: str
     launches: tuple[Launch, ...]
-    codes: Mapping[str, Code]
-    device: Mapping[str, Any]
-    toolchain: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    accuracy: Mapping[str, Any] = field(default_factory=dict)
+    codes: Annotated[Mapping[str, Code], Field(alias="sources")]
+    device: Facts
+    toolchain: Facts = field(default_factory=dict)
+    provenance: Facts = field(default_factory=dict)
+    accuracy: Facts = field(default_factory=dict)
     timings: tuple[Timing, ...] = ()
-    runner_up: Mapping[str, Any] | None = None
-    dispatch: Mapping[str, Any] | None = None
+    runner_up: Facts | None = None
+    dispatch: Facts | None = None
     """Reserved: which launch serves which batch and number of tokens, measured over a grid."""
-    quality: Mapping[str, Any] | None = None
+    quality: Facts | None = None
     """Reserved: accuracy of models in this format, by model and task."""
-    cache: Mapping[str, Any] | None = None
+    cache: Facts | None = None
     """Reserved: further tensors of a cache: learned sinks, segments, data for a rollback."""
 
     @classmethod
@@ -194,11 +180,13 @@ class Entry:
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
         return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made), codes, **facts)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def key(self) -> str:
         """Key: digest of format, architecture, device name and workloads."""
         return entry_key(self.spec, self.arch, self.device, (launch.workload for launch in self.launches))
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def backend(self) -> str:
         """Names of the launches' back ends, joined by `+`."""
@@ -239,40 +227,15 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Contents of `entry.json`, except the digests of the other files."""
-        return {
-            "schema": SCHEMA,
-            "key": self.key,
-            "spec": self.spec.model_dump(mode="json"),
-            "arch": self.arch,
-            "backend": self.backend,
-            "schedule": {
-                "layout": dict(self.layout),
-                "launches": [
-                    {
-                        "workload": launch.workload.model_dump(mode="json"),
-                        "backend": launch.backend,
-                        "launch": dict(launch.params),
-                        "source": launch.file,
-                    }
-                    for launch in self.launches
-                ],
-            },
-            "layout_id": self.layout_id,
-            "sources": {file: code.to_json() for file, code in sorted(self.codes.items())},
-            "device": dict(self.device),
-            "toolchain": dict(self.toolchain),
-            "provenance": dict(self.provenance),
-            "accuracy": dict(self.accuracy),
-            "timings": [timing.to_json() for timing in self.timings],
-            "runner_up": dict(self.runner_up) if self.runner_up is not None else None,
-            **{name: getattr(self, name) for name in RESERVED},
-        }
+        data = super().to_json()
+        schedule = {"layout": data.pop("layout"), "launches": data.pop("launches")}
+        return {"schema": SCHEMA, "schedule": schedule, **data}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], texts: Mapping[str, str], resources: Mapping[str, Any]) -> Entry:
+    def from_parts(cls, data: Mapping[str, Any], texts: Mapping[str, str], resources: Mapping[str, Any]) -> Entry:
         """Inverse of `to_json`, given the text of each source and the contents of `resources.json`.
 
-        Raises Damaged for another schema or a key that does not follow from the contents; KeyError, TypeError or ValueError
+        Raises Damaged for another schema or a key that does not follow from the contents; KeyError, TypeError, ValueError or KvgenError
         where fields are absent or wrong.
         """
         if type(data["schema"]) is not int:
@@ -281,29 +244,13 @@ class Entry:
             raise OtherSchema(data["schema"])
         if data["arch"] not in get_args(Target):
             raise Damaged(f"{data['arch']!r:.60} is no target")
-        schedule = data["schedule"]
-        launches = tuple(
-            Launch(Workload(**item["workload"]), str(item["backend"]), Params(item["launch"]), str(item["source"]))
-            for item in schedule["launches"]
-        )
-        entry = cls(
-            spec=KernelSpec.model_validate(data["spec"]),
-            arch=data["arch"],
-            layout=Params(schedule["layout"]),
-            layout_id=str(data["layout_id"]),
-            launches=launches,
-            codes={file: Code.from_json(item, texts[file], resources.get(file)) for file, item in data["sources"].items()},
-            device=dict(data["device"]),
-            toolchain=dict(data["toolchain"]),
-            provenance=dict(data["provenance"]),
-            accuracy=dict(data["accuracy"]),
-            timings=tuple(map(Timing.from_json, data["timings"])),
-            runner_up=data["runner_up"],
-            **{name: data.get(name) for name in RESERVED},
-        )
+        if absent := [name for name in ALWAYS if name not in data]:
+            raise Damaged(f"it has no {absent[0]}")
+        codes = {file: {**item, "text": texts[file], "resources": resources.get(file) or None} for file, item in data["sources"].items()}
+        entry = super().from_json({**data, **data["schedule"], "sources": codes})
         if entry.key != data["key"]:
             raise Damaged("its key does not follow from its contents")
-        if missing := [launch.file for launch in launches if launch.file not in entry.codes]:
+        if missing := [launch.file for launch in entry.launches if launch.file not in entry.codes]:
             raise Damaged(f"it names no source {missing[0]}")
         return entry
 

@@ -8,12 +8,13 @@ kernel does not contain these names and stays as it was measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
+from kvgen.plaindata import Json
 from kvgen.registry.entry import SCHEMA, Code, Damaged, Entry, OtherSchema
 from kvgen.registry.paths import key_of
 from kvgen.registry.store import Store, damage_told, read_parts
@@ -35,7 +36,8 @@ VALUES: dict[str, dict[Any, Any]] = {
 """New values by the new name of the parameter; all other values stay."""
 
 
-class Migration(NamedTuple):
+@dataclass(frozen=True)
+class Migration(Json):
     """The changes of an entry (made, or with a dry run planned). `problem`: why the entry cannot be migrated; None if it can."""
 
     key: str
@@ -43,10 +45,6 @@ class Migration(NamedTuple):
     spec: str
     changes: tuple[str, ...] = ()
     problem: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**self._asdict(), "path": str(self.path), "changes": list(self.changes)}
 
 
 def migrate(store: Store, *, dry_run: bool = False) -> list[Migration]:
@@ -67,7 +65,7 @@ def _migrate(store: Store, path: Path, problem: str, *, dry_run: bool) -> Migrat
                 return Migration(key, path, spec, problem=problem)
             spec = str(data["spec"]["name"])
             renewed, changes = upgraded(data)
-            entry = _rendered(Entry.from_json(renewed, texts, resources), _with_shares(data))
+            entry = _rendered(Entry.from_parts(renewed, texts, resources), _with_shares(data))
     except (Damaged, KvgenError) as error:
         return Migration(key, path, spec, problem=str(error))
     placed = path if dry_run else store.replace(path, entry)

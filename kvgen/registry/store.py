@@ -193,7 +193,7 @@ class Store:
 def read_entry(path: Path) -> Entry:
     """The entry in a folder. Raises Damaged if it is incomplete, changed, or of another version."""
     with damage_told():
-        return Entry.from_json(*read_parts(path))
+        return Entry.from_parts(*read_parts(path))
 
 
 def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:

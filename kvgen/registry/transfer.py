@@ -18,6 +18,7 @@ from kvgen.arch import Target
 from kvgen.errors import RegistryMiss, ToolchainMissing
 from kvgen.files import is_name, read_plain
 from kvgen.lower.base import Source
+from kvgen.plaindata import Json
 from kvgen.registry import archive
 from kvgen.registry.device import machine, origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
@@ -33,7 +34,7 @@ MOST_ORIGIN = 200
 
 
 @dataclass(frozen=True)
-class ArchiveContents:
+class ArchiveContents(Json):
     """Contents of an archive that was written or read: folders of entries, keys of modules, machines that compiled them, and what was left
     out, with reasons. `sha256` is the archive's digest.
     """
@@ -43,11 +44,6 @@ class ArchiveContents:
     left_out: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     sha256: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        lists = {"modules": self.modules, "left_out": self.left_out, "origins": self.origins}
-        return {"entries": [str(path) for path in self.entries], **{k: list(v) for k, v in lists.items()}, "sha256": self.sha256}
 
 
 class _Module(NamedTuple):

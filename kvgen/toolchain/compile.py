@@ -13,10 +13,11 @@ from pathlib import Path
 
 from kvgen.errors import CompileError, CompilerCrash, HostError, host_errors
 from kvgen.lower.base import Source
-from kvgen.toolchain.artifact import Artifact, Resources, parse_ptxas
+from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compilers import Compiler, compiler_for
 from kvgen.toolchain.probe import probe
+from kvgen.toolchain.ptxas import parse_ptxas
 
 COMPILE_TIMEOUT_S = 600.0
 LOG_CHARS = 20_000

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
 
 from kvgen._machine import cores
 from kvgen.errors import CompileError, CompilerCrash
@@ -12,6 +15,37 @@ from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import COMPILE_TIMEOUT_S, build, cached
 from kvgen.toolchain.compilers import compiler_for
+
+T = TypeVar("T")
+P = TypeVar("P", bound="CompilePool")
+
+
+class CompilePool:
+    """Threads that each run one compiler at a time; `workers` defaults to the CPUs of this process.
+
+    Leaving the context drops what has not started and waits for the rest.
+    """
+
+    def __init__(
+        self, cache: ArtifactCache, workers: int | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
+    ) -> None:
+        self.workers = workers or cores()
+        self._cache, self._ptx_only, self._timeout_s = cache, ptx_only, timeout_s
+        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
+
+    def __enter__(self: P) -> P:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, task: Callable[[], T]) -> Future[T]:
+        """Queue a task for one of the threads."""
+        return self._threads.submit(task)
+
+    def build(self, source: Source) -> Artifact:
+        """Compile in this thread, unless the cache has the artifact. Raises as `kvgen.toolchain.build` does."""
+        return build(source, self._cache, ptx_only=self._ptx_only, timeout_s=self._timeout_s)
 
 
 def build_many(
@@ -27,19 +61,13 @@ def build_many(
     Closing the iterator drops compilations that have not started. Raises ToolchainMissing before anything is compiled,
     HostError if the disk or this machine fails.
     """
-    cache = cache or ArtifactCache()
     for language in {source.language for source in sources}:
         compiler_for(language)
-    with ThreadPoolExecutor(max_workers=workers or cores(), thread_name_prefix="compile") as pool:
-        futures: dict[Future[Artifact], int] = {}
-        for index, source in enumerate(sources):
-            futures[pool.submit(build, source, cache, ptx_only=ptx_only, timeout_s=timeout_s)] = index
-        try:
-            for future in as_completed(futures):
-                error = future.exception()
-                yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with CompilePool(cache or ArtifactCache(), workers, ptx_only=ptx_only, timeout_s=timeout_s) as pool:
+        futures = {pool.run(partial(pool.build, source)): index for index, source in enumerate(sources)}
+        for future in as_completed(futures):
+            error = future.exception()
+            yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()
 
 
 def build_all(sources: Iterable[Source], cache: ArtifactCache, starting: Callable[[int], object]) -> dict[str, Artifact]:

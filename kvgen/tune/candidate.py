@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.plaindata import Facts, Json
 from kvgen.spec import Workload
 
 Key = tuple[str, str]
@@ -41,8 +41,8 @@ class Candidate:
         return f"{self.schedule} at {self.workload.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+@dataclass(frozen=True)
+class Record(Json):
     """A finished measurement. `kind` is an outcome's kind; numbers are in µs and None unless it is `ok`."""
 
     candidate: Candidate
@@ -50,9 +50,9 @@ class Record:
     us: float | None = None
     read_us: float | None = None
     samples: tuple[float, ...] = ()
-    accuracy: Mapping[str, float] = field(default_factory=dict)
+    accuracy: Facts = field(default_factory=dict)
     detail: str = ""
-    resources: Mapping[str, Any] = field(default_factory=dict)
+    resources: Facts = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -74,29 +74,11 @@ class Record:
         return replace(self, us=median(samples), read_us=read, samples=samples)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` reads it back."""
-        return {
-            "schedule": self.candidate.schedule.to_json(),
-            "workload": self.candidate.workload.model_dump(mode="json"),
-            "kind": self.kind,
-            "us": self.us,
-            "read_us": self.read_us,
-            "samples": list(self.samples),
-            "accuracy": dict(self.accuracy),
-            "detail": self.detail,
-            "resources": dict(self.resources),
-        }
+        """Plain data, with the candidate's fields beside the others; `from_json` reads it back."""
+        data = super().to_json()
+        return {**data.pop("candidate"), **data}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on other data."""
-        return cls(
-            Candidate(Schedule.from_json(data["schedule"]), Workload.model_validate(data["workload"])),
-            str(data["kind"]),
-            data["us"],
-            data["read_us"],
-            tuple(data["samples"]),
-            dict(data["accuracy"]),
-            str(data["detail"]),
-            dict(data["resources"]),
-        )
+    def from_json(cls, data: Any) -> Record:
+        """Inverse of `to_json`. Raises ValueError on other data."""
+        return super().from_json({**data, "candidate": data})

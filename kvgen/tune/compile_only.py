@@ -16,6 +16,7 @@ from kvgen.lower.base import Backend, Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
+from kvgen.plaindata import Json
 from kvgen.registry import user_store
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
@@ -30,7 +31,7 @@ from kvgen.tune.trial_store import flatten
 
 
 @dataclass(frozen=True)
-class CompileOutcome:
+class CompileOutcome(Json):
     """How one schedule compiled: `ok`, `spills`, `compile_error` or `compiler_crash`; resources are the maximum over its kernels."""
 
     schedule: Schedule
@@ -40,10 +41,6 @@ class CompileOutcome:
     shared_bytes: int = 0
     artifact: str = ""
     detail: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**{k: getattr(self, k) for k in self.__dataclass_fields__ if k != "schedule"}, "schedule": self.schedule.to_json()}
 
 
 @dataclass(frozen=True)

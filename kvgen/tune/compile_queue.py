@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from types import TracebackType
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 
-from kvgen._machine import cores
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
-from kvgen.toolchain import Artifact, ArtifactCache, build
+from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain.pool import CompilePool
 
 
-class CompileQueue:
-    """Artifacts of schedules, compiled by a pool of compiler processes. Leaving the context drops schedules that have not started."""
+class CompileQueue(CompilePool):
+    """Artifacts of schedules, each compiled once. Leaving the context drops schedules that have not started."""
 
     def __init__(self, sources: Sources, cache: ArtifactCache, workers: int | None = None) -> None:
-        self._sources, self._cache = sources, cache
-        self.workers = workers or cores()
-        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
+        super().__init__(cache, workers)
+        self._sources = sources
         self._jobs: dict[str, Future[Artifact]] = {}
         self._others: list[Future[object]] = []
         self._built: list[float] = []
         """Seconds of each finished compilation."""
 
-    def __enter__(self) -> CompileQueue:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
     def start(self, schedule: Schedule) -> None:
         """Queue a schedule, unless it was queued before."""
         if schedule.id not in self._jobs:
-            self._jobs[schedule.id] = self._pool.submit(self._build, schedule)
+            self._jobs[schedule.id] = self.run(partial(self._timed, schedule))
 
     def run_beside(self, task: Callable[[], object]) -> None:
         """Run another task in the pool. Its exception is dropped: the code that needs the result repeats the task and gets it then."""
-        self._others.append(self._pool.submit(task))
+        self._others.append(self.run(task))
 
     def wait_idle(self) -> None:
         """Wait until no compiler runs: on a CPU it would disturb measurements."""
@@ -67,9 +60,9 @@ class CompileQueue:
         self.start(schedule)
         return self._jobs[schedule.id].result()
 
-    def _build(self, schedule: Schedule) -> Artifact:
+    def _timed(self, schedule: Schedule) -> Artifact:
         began = time.monotonic()
         try:
-            return build(self._sources.of(schedule), self._cache)
+            return self.build(self._sources.of(schedule))
         finally:
             self._built.append(time.monotonic() - began)

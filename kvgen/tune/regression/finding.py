@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from pydantic import Field, computed_field
+
+from kvgen.plaindata import Json
 from kvgen.registry.entry import Entry
 
 Aspect = Literal["registry", "source", "resources", "numerics", "speed"]
@@ -16,7 +19,7 @@ Verdict = Literal["good", "regressed", "unable"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Json):
     """One aspect: unchanged (`good`), different and no worse (`changed`), worse (`regressed`), or not checked (`unable`).
 
     `detail` says what differs, or why it was not checked.
@@ -29,13 +32,9 @@ class Finding:
     """Whether it was not checked because this machine failed: a full disk, a missing or crashing compiler, a worker that does not start.
     False if only the device is missing."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"aspect": self.aspect, "status": self.status, "detail": self.detail, "environment": self.environment}
-
 
 @dataclass(frozen=True)
-class Checked:
+class Checked(Json):
     """All findings of one entry, or of a file of a registry that belongs to none.
 
     `renewed` is the entry that `--accept` would write: the same schedules, rendered and compiled here. It is None where
@@ -46,19 +45,22 @@ class Checked:
     findings: tuple[Finding, ...]
     spec: str = ""
     arch: str = ""
-    entry: Entry | None = field(default=None, repr=False)
-    renewed: Entry | None = field(default=None, repr=False)
+    entry: Annotated[Entry | None, Field(exclude=True)] = field(default=None, repr=False)
+    renewed: Annotated[Entry | None, Field(exclude=True)] = field(default=None, repr=False)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def regressed(self) -> bool:
         """Whether anything is worse than when the entry was made."""
         return any(finding.status == "regressed" for finding in self.findings)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def environment(self) -> bool:
         """Whether something was not checked because this machine failed."""
         return any(finding.environment for finding in self.findings)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
         """`regressed` if any aspect is, else `unable` if any was not checked, else `good`."""
@@ -66,20 +68,8 @@ class Checked:
             return "regressed"
         return "unable" if any(finding.status == "unable" for finding in self.findings) else "good"
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def reason(self) -> str:
         """The first finding that makes the verdict; empty for a good entry."""
         return next((f"{f.aspect}: {f.detail}" for f in self.findings if f.status == self.verdict != "good"), "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "key": self.key,
-            "spec": self.spec,
-            "arch": self.arch,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "regressed": self.regressed,
-            "environment": self.environment,
-            "findings": [finding.to_json() for finding in self.findings],
-        }

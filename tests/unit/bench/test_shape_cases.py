@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from benchmarks import gpu_lower
-from benchmarks.gpu_shapes import beside, layout_of, with_best
+from benchmarks import compiling
+from benchmarks.gpu_shapes import beside, with_best
 from benchmarks.gpu_words import lengths_of, schedules_of
 from benchmarks.shape_cases import SHAPES, TARGET, Shape
 from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.bytes import half_full, must_read
 
 NAMES = {shape.name: shape for shape in SHAPES}
@@ -71,8 +71,8 @@ def test_equal_kernels_are_lowered_one_after_the_other(monkeypatch: pytest.Monke
 
     points = [(NAMES[name].spec, schedules_of(word, cuda, NAMES[name].spec, TARGET)[0])
               for name in ("plain", "7 of 5120", "13 of 20000") for word in ("w8u4d1", "w16u2d1")]  # fmt: skip
-    monkeypatch.setattr(gpu_lower, "get_backend", lambda name: Slow())
-    found = gpu_lower.lower_all(points, TARGET, 4)
+    monkeypatch.setattr(compiling, "get_backend", lambda name: Slow())
+    found = compiling.lower_all(points, TARGET, 4)
     assert found[0] == found[2] == found[4]
     assert isinstance(found[0], Source)
     assert all(isinstance(one, KvgenError) for one in found[1::2])

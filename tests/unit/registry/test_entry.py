@@ -13,7 +13,7 @@ from kvgen.toolchain.artifact import Artifact, KernelResources, Resources
 
 
 def _again(entry: Entry) -> Entry:
-    return Entry.from_json(entry.to_json(), {file: code.text for file, code in entry.codes.items()}, entry.resources())
+    return Entry.from_parts(entry.to_json(), {file: code.text for file, code in entry.codes.items()}, entry.resources())
 
 
 def test_json_round_trip(make_entry):
@@ -84,7 +84,7 @@ def test_code_keeps_resources_and_artifact(make_entry, data_dir):
     source = Source("int x;\n", "cuda", "sm90", (header.parent,), (), (header,))
     code = Code.of(source, Artifact("abc", Path("module.so"), resources))
     assert (code.artifact, code.resources) == ("abc", resources)
-    assert Code.from_json(code.to_json(), code.text, resources.to_json()) == code
+    assert Code.from_json({**code.to_json(), "text": code.text, "resources": resources.to_json()}) == code
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_foreign_contents_are_refused(make_entry, change, reason):
     entry = make_entry()
     texts = {file: code.text for file, code in entry.codes.items()}
     with pytest.raises(Damaged, match=reason):
-        Entry.from_json({**entry.to_json(), **change}, texts, {})
+        Entry.from_parts({**entry.to_json(), **change}, texts, {})
 
 
 def test_portable_names(data_dir):

@@ -237,7 +237,7 @@ HOSTILE = {
     "a header elsewhere": (lambda data: _source(data)["headers"].append("../../../dev/zero"), "is no header or folder"),
     "a folder elsewhere": (lambda data: _source(data)["include"].append("/"), "is no header or folder"),
     "a module elsewhere": (lambda data: _source(data).update(artifact="../../evil"), "'../../evil' is no key"),
-    "another language": (lambda data: _source(data).update(language="sh"), "'sh' is no language"),
+    "another language": (lambda data: _source(data).update(language="sh"), "language: Input should be 'c++' or 'cuda'"),
     "another target": (lambda data: data.update(arch="../cpu"), "'../cpu' is no target"),
     "no number": (lambda data: data["provenance"].update(x=float("nan")), "NaN is no number"),
     "no schema": (lambda data: data.update(schema="3"), "its schema is no number"),

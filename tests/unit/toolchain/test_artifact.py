@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from kvgen.toolchain.artifact import KernelResources, Resources, parse_ptxas, short_names
+from kvgen.toolchain.artifact import KernelResources, Resources
+from kvgen.toolchain.ptxas import parse_ptxas, short_names
 
 LOG = """\
 ptxas info    : 0 bytes gmem

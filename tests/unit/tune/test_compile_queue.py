@@ -10,7 +10,6 @@ from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.sources import Sources
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
-from kvgen.tune import compile_queue as module
 from kvgen.tune.compile_queue import CompileQueue
 from tests.support.tuning import FakeBackend, tiny_spec
 
@@ -29,11 +28,11 @@ def gate() -> Iterator[Event]:
 
 @pytest.fixture
 def compile_queue(tmp_path: Path, gate: Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileQueue]:
-    def build(source: Source, cache: ArtifactCache) -> Artifact:
+    def build(source: Source, cache: ArtifactCache, **options: object) -> Artifact:
         assert gate.wait(60.0)
         return Artifact(source.id, tmp_path, Resources("g++", 1.0, {}))
 
-    monkeypatch.setattr(module, "build", build)
+    monkeypatch.setattr("kvgen.toolchain.pool.build", build)
     with CompileQueue(Sources(tiny_spec(), "cpu", {"cpu": FakeBackend()}), ArtifactCache(tmp_path), workers=2) as made:
         yield made
         gate.set()

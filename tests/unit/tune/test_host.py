@@ -12,7 +12,7 @@ from kvgen.errors import CompilerCrash, HostError, KvgenError
 from kvgen.lower.base import Source
 from kvgen.registry import Store
 from kvgen.toolchain import Artifact, ArtifactCache, build
-from kvgen.tune import compile_queue, trial_store
+from kvgen.tune import trial_store
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import compile_space
 from kvgen.tune.trial_store import journal_storage, url_storage
@@ -42,12 +42,12 @@ def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path: Pa
 
 
 def test_a_full_disk_ends_the_run_and_is_remembered_of_no_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(source: Source, cache: ArtifactCache) -> Artifact:
+    def full(source: Source, cache: ArtifactCache, **options: object) -> Artifact:
         raise HostError("no space")
 
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr(compile_queue, "build", full)
+        patch.setattr("kvgen.toolchain.pool.build", full)
         with pytest.raises(HostError, match="no space"):
             tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     again = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
@@ -58,7 +58,7 @@ def test_a_full_disk_ends_the_run_and_is_remembered_of_no_schedule(tmp_path: Pat
 def test_a_schedule_whose_compiler_was_killed_is_tried_again_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     victims = []
 
-    def killed_once(source: Source, cache: ArtifactCache) -> Artifact:
+    def killed_once(source: Source, cache: ArtifactCache, **options: object) -> Artifact:
         if not victims or source.text == victims[0]:
             default = FakeBackend().lower(tiny_spec(), FakeBackend().default(tiny_spec(), "cpu"), "cpu")
             if source.text != default.text:
@@ -68,7 +68,7 @@ def test_a_schedule_whose_compiler_was_killed_is_tried_again_by_the_next_run(tmp
 
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr(compile_queue, "build", killed_once)
+        patch.setattr("kvgen.toolchain.pool.build", killed_once)
         first = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert victims
     assert first.failures == []

@@ -1,0 +1,49 @@
+"""Where the benchmarks put what they measured, and what a table says of its machine."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvgen.measure.job import TimingPolicy
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def folder() -> Path:
+    """$OUT, or benchmarks/results."""
+    return Path(os.environ.get("OUT") or RESULTS)
+
+
+def gpu_facts(policy: TimingPolicy, *without: str) -> dict[str, Any]:
+    """Columns that say on which GPU, with which versions, how and when rows were measured."""
+    from kvgen.cli.bench import facts
+
+    return {name: fact for name, fact in facts("sm90", policy).items() if name not in ("threads", *without)}
+
+
+def write_rows(name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Rows, each with the run's facts, as NAME.csv in `folder()`."""
+    write_csv(folder() / f"{name}.csv", [{**row, **facts} for row in rows])
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of the same names as CSV. Without any there is no file."""
+    if not rows:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as text:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(name: str, data: object) -> None:
+    """Plain data as NAME.json in `folder()`."""
+    folder().mkdir(parents=True, exist_ok=True)
+    (folder() / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
