@@ -5,7 +5,8 @@
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
-# Tests run on JOBS processes, the tests of a file on one, where they share what they compile.
+# Tests run on JOBS processes, the tests of a file on one, where they share what they compile. Files keep their order: by default
+# pytest-xdist would begin with the files of most tests, and end with those of few and long ones.
 # Everything runs in $(VENV), which is made on first use with all that kvgen can use: what it needs, the extras `build` and `pytest`,
 # and what development needs. SETUP= skips the making (a ready environment, VENV=/path).
 
@@ -33,7 +34,7 @@ demo: $(SETUP)
 test: lint tests
 
 tests: $(SETUP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-oldest:
 	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST)

@@ -25,8 +25,8 @@ KERNEL_CASES = (
     KernelCase("k8v8:d256"), KernelCase("k16v4:h16/1"), KernelCase("k4v4", "w4u4d1c2"), KernelCase("k8v8:page128", "w8u2d1.cl2"),
     KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
 )  # fmt: skip
-ALIKE, UNLIKE = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
-"""Lengths that are cut alike, and such that are not (part.cuh)."""
+SIMILAR, UNEQUAL = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
+"""Lengths of similar and of very different size."""
 
 
 def live(case: KernelCase, lengths: tuple[int, ...]) -> None:
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     compilation.close()
     if "--compile" not in sys.argv:
         for case in KERNEL_CASES:
-            for lengths in (ALIKE, UNLIKE):
+            for lengths in (SIMILAR, UNEQUAL):
                 live(case, lengths)
