@@ -35,13 +35,14 @@ FAULTS: tuple[Fault, ...] = (
         "if k.fresh > 0 and work.residual > p.tokens and r.completed[0] != 0:",
     ),
     Fault(
-        "tilelang-page", f"{PROGRAMS}/ring.py", "tilelang-queries", "pages are looked up as if splits began at the sequence's first unit",
-        "(work.first + at.warp + index * p.warps) // p.units // p.page_blocks", "(at.warp + index * p.warps) // p.units // p.page_blocks",
+        "tilelang-page", f"{PROGRAMS}/ring.py", "tilelang-queries", "pages are looked up as if splits began at the sequence's first tile",
+        "(work.first + at.warp + index * p.warps) // p.block_tiles // p.page_blocks",
+        "(at.warp + index * p.warps) // p.block_tiles // p.page_blocks",
     ),
     Fault(
-        "tilelang-split-end", f"{PROGRAMS}/scheduler.py", "tilelang", "the last split leaves out its last unit",
-        "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))",
-        "work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3] - T.min(at.split, 1)))",
+        "tilelang-split-end", f"{PROGRAMS}/scheduler.py", "tilelang", "the last split leaves out its last KV tile",
+        "work[4] = T.max(0, T.min(work[4], work[0] * p.block_tiles - work[3]))",
+        "work[4] = T.max(0, T.min(work[4], work[0] * p.block_tiles - work[3] - T.min(at.split, 1)))",
     ),
     Fault(
         "tilelang-flush-rest", f"{HEADERS}/tilelang_step.cuh", "tilelang-queries",

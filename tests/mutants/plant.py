@@ -15,8 +15,8 @@ from kvgen.errors import CompileError
 from kvgen.lower.base import Source
 from kvgen.lower.template import reached_headers
 from kvgen.lower.tilelang.isolate import Lowered
-from kvgen.lower.tilelang.plan import make_plan
 from kvgen.lower.tilelang.render import source as tilelang_source
+from kvgen.lower.tilelang.traits import make_traits
 from tests.mutants.fault import Case, Fault, MisplacedFault, planted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def _lowered_with(fault: Fault, text: str, case: Case, folder: Path) -> Source:
     if done.returncode:
         raise CompileError(f"TileLang refuses the faulty program of {fault.name}", done.stderr[-4000:])
     kernels = Lowered.from_json(json.loads(done.stdout))
-    source = tilelang_source(make_plan(case.spec, schedule), kernels, schedule.launch, case.target)
+    source = tilelang_source(make_traits(case.spec, schedule), kernels, schedule.launch, case.target)
     if source.text == case.source().text:
         raise MisplacedFault(f"{fault.name}: the program of {case.name} is the same with it")
     return source

@@ -16,9 +16,9 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
 from kvgen.lower.tilelang.isolate import lower_apart
-from kvgen.lower.tilelang.plan import Plan, make_plan
 from kvgen.lower.tilelang.render import source
 from kvgen.lower.tilelang.support import REFUSALS, missing
+from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.spec import KernelSpec
 
 NAME = "tilelang"
@@ -69,16 +69,16 @@ class TileLangBackend:
         """
         if problems := self.space(spec, target).check(schedule):
             raise UnsupportedError(NAME, problems[0])
-        return source(make_plan(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
+        return source(make_traits(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention; all sizes in bytes."""
 
     @cache
-    def plan(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Plan:
+    def plan(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Traits:
         launch = Params(warps=warps, stages=stages, kv_tile=kv_tile, q_tiles=q_tiles, ctas_per_sm=1, exact_q=True, reduction="cluster")
-        return make_plan(spec, Schedule(NAME, Params(block=block, order="mma"), launch))
+        return make_traits(spec, Schedule(NAME, Params(block=block, order="mma"), launch))
 
     def shared_bytes(form: str, *point: int) -> int:
         return gemm_bytes(plan(*point)) if form == "gemm" else plan(*point).shared_bytes

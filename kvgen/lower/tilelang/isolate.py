@@ -24,8 +24,8 @@ from kvgen.arch import GPUS, Target
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.tilelang.plan import make_plan
 from kvgen.lower.tilelang.support import missing, tilelang_version
+from kvgen.lower.tilelang.traits import make_traits
 from kvgen.spec import KernelSpec
 
 TIMEOUT_S = 240.0
@@ -76,7 +76,7 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
             "arch": f"sm_{GPUS[target].number}",
         }
     )
-    identity = [request, make_plan(spec, schedule).layout.id, tilelang_version(), program_digest(schedule.launch.text("form"))]
+    identity = [request, make_traits(spec, schedule).layout.id, tilelang_version(), program_digest(schedule.launch.text("form"))]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
     return _read(file) or _lower_once(request, file, timeout_s)
 
@@ -86,7 +86,7 @@ def program_digest(form: str) -> str:
     """Digest of the sources that decide what is lowered for a form."""
     package = Path(__file__).parent
     pieces = [file for part in sorted({"mma", form}) for file in (package / part).glob("*.py")]
-    return files_digest([package / "plan.py", package / "worker.py", *pieces])
+    return files_digest([package / "traits.py", package / "worker.py", *pieces])
 
 
 def _lower_once(request: str, file: Path, timeout_s: float) -> Lowered:

@@ -12,8 +12,8 @@ from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program
-from kvgen.lower.tilelang.plan import Plan
 from kvgen.lower.tilelang.support import tilelang_version
+from kvgen.lower.tilelang.traits import Traits
 from kvgen.reference.layout import Operand
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -29,7 +29,7 @@ def arguments(program: Program) -> str:
     return textwrap.fill(", ".join(f"t.{name}" for name in program.parameters), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def source(plan: Plan, programs: Lowered, launch: Params, target: Target) -> Source:
+def source(plan: Traits, programs: Lowered, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
     text = render(
         "tilelang/module.cu.jinja",

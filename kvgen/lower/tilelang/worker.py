@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.spec import KernelSpec
 
 PASSES = {
@@ -23,7 +23,7 @@ PASSES = {
 KERNEL = 'extern "C" __global__'
 
 
-def lower(plan: Plan, form: str, arch: str) -> dict[str, Any]:
+def lower(plan: Traits, form: str, arch: str) -> dict[str, Any]:
     """Run TileLang for both programs; `arch` is a compiler's name of an architecture (`sm_90a`).
 
     The splits of a plan are no cluster: a worker has work tiles of many cells.
@@ -57,7 +57,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     schedule = Schedule.from_json(request["schedule"])
-    plan = make_plan(KernelSpec.model_validate(request["spec"]), schedule)
+    plan = make_traits(KernelSpec.model_validate(request["spec"]), schedule)
     with os.fdopen(answer_to, "w") as answer:
         json.dump(lower(plan, schedule.launch.text("form"), request["arch"]), answer)
 

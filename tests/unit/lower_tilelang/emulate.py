@@ -12,10 +12,10 @@ import torch
 
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.tilelang.isolate import Program, lower_apart
-from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.plan import PlanShape, written_plan
-from kvgen.reference.plan import make_plan as plan_step
+from kvgen.reference.plan import make_traits as plan_step
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compilers import find_gxx
 
@@ -45,7 +45,7 @@ class Emulated:
     """A compiled variant: its kernels by the names of their entries in the library."""
 
     spec: KernelSpec
-    plan: Plan
+    plan: Traits
     programs: dict[str, Program]
     library: ctypes.CDLL
 
@@ -65,11 +65,11 @@ class Emulated:
         """What the plan of a step depends on besides the lengths, as the host's side has it but for the costs."""
         p = self.plan
         window = {"window": p.window or 0, "q_len": q_len, "fresh": fresh}
-        return PlanShape(batch, p.kv_heads * self.runs(q_len), workers, p.unit_tokens, p.tokens, head_cost=1, least_tiles=1, **window)
+        return PlanShape(batch, p.kv_heads * self.runs(q_len), workers, p.tile_tokens, p.tokens, head_cost=1, least_tiles=1, **window)
 
     def runs(self, q_len: int) -> int:
         """CTAs that share the q rows of a KV head."""
-        return -(-self.plan.group * q_len // (8 * self.plan.column_tiles))
+        return -(-self.plan.group * q_len // (8 * self.plan.q_tiles))
 
 
 def kinds(program: Program) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def kinds(program: Program) -> tuple[str, ...]:
     return tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))
 
 
-def entry(name: str, program: Program, plan: Plan, cluster: bool) -> str:
+def entry(name: str, program: Program, plan: Traits, cluster: bool) -> str:
     """A kernel's text, and a function that runs its grid."""
     arguments = ", ".join(f"*static_cast<{kind}*>(a[{i}])" for i, kind in enumerate(kinds(program)))
     return (
@@ -90,7 +90,7 @@ def entry(name: str, program: Program, plan: Plan, cluster: bool) -> str:
 
 def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     """Lower and compile. Raises what the back end and the compiler raise."""
-    plan, lowered = make_plan(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
+    plan, lowered = make_traits(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
     text = (
         f'#include "emulator.hpp"\nusing uint = unsigned;\n{entry("static_", lowered.static, plan, plan.cluster)}'
         f"{entry('planned', lowered.planned, plan, False)}"
@@ -146,7 +146,7 @@ class Step:
         self.counters = torch.zeros(3, cells, dtype=torch.int32)
         self.overflow = torch.zeros(1, dtype=torch.int32)
         slots = cells + self.workers if self.workers else cells * self.splits
-        partial = torch.full((slots * plan.columns, plan.dim), torch.nan)
+        partial = torch.full((slots * plan.q_rows, plan.dim), torch.nan)
         values: dict[str, torch.Tensor | int | float] = {
             "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
             "table": table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),

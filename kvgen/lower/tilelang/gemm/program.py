@@ -26,7 +26,7 @@ from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
 from kvgen.lower.tilelang.mma.softmax import begin_state
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, static
 from kvgen.lower.tilelang.mma.step import count_reader, flush
-from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Tiles:
 @T.macro
 def allocate(p: Any) -> Any:
     """The tiles of a CTA."""
-    tokens = p.unit_tokens
+    tokens = p.tile_tokens
     q = T.alloc_shared((ROWS, p.dim), "float16")
     qs = T.alloc_shared((query_tile_rows(p), p.dim), "float16")
     keys = T.alloc_shared((tokens, p.dim), "float16")
@@ -77,7 +77,7 @@ def begin_tiles(p: Any, at: Any, r: Any, t: Any) -> None:
     for i, j in T.Parallel(ROWS, p.dim):
         t.q[i, j] = T.float16(0.0)
         t.o[i, j] = 0.0
-    for i, j in T.Parallel(ROWS, p.unit_tokens):
+    for i, j in T.Parallel(ROWS, p.tile_tokens):
         t.probs[i, j] = T.float16(0.0)
     for i in T.Parallel(ROWS):
         t.row_max[i] = MIN_SCORE
@@ -86,9 +86,9 @@ def begin_tiles(p: Any, at: Any, r: Any, t: Any) -> None:
         t.zo[i] = 0.0
     T.sync_threads()
     if at.warp == 0:
-        for n in static(p.column_tiles):
+        for n in static(p.q_tiles):
             q_row = n * 8 + at.g
-            if q_row < p.columns:
+            if q_row < p.q_rows:
                 for word in T.unroll(p.chunks * 4):
                     channel = word // 4 * 32 + at.t * 8 + word % 4 * 2
                     pair = r.q[n * p.chunks * 4 + word]
@@ -159,7 +159,7 @@ def weigh_q_row(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, kv_tile: Any
     affine_term(p, k, at, r, t, group, q_row)
     r.top[0] = MIN_SCORE
     r.top[1] = 2.0**SCALE_FLOOR
-    for i in static(p.unit):
+    for i in static(p.tile_subtiles):
         score_q_row(p, k, r, t, kv_tile, q_row, i * 32 + at.lane, first + i * 32 + at.lane, limit, i)
         r.top[0] = T.max(r.top[0], r.x[i])
         r.top[1] = T.max(r.top[1], r.p[i])
@@ -171,7 +171,7 @@ def weigh_q_row(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, kv_tile: Any
     r.factor[1] = T.exp2(t.row_max[q_row] + t.v[q_row] - (r.top[0] + r.top[1]))
     r.row_sum[0] = 0.0
     r.row_sum[1] = 0.0
-    for i in static(p.unit):
+    for i in static(p.tile_subtiles):
         token = i * 32 + at.lane
         r.x[i] = T.exp2(r.x[i] - (r.top[0] + r.top[1]))
         r.row_sum[0] = r.row_sum[0] + r.x[i]
@@ -196,9 +196,9 @@ def weigh_q_row(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, kv_tile: Any
 def attend_kv_tile(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, tile: Any) -> None:
     """Codes of KV tile `tile` to shared memory, scores, probabilities, output."""
     if p.page_blocks:
-        r.page[0] = k.table[at.batch * k.table_stride + tile // p.units // p.page_blocks]
-    find_block(p, k, at, r, tile // p.units)
-    start = tile % p.units * p.unit
+        r.page[0] = k.table[at.batch * k.table_stride + tile // p.block_tiles // p.page_blocks]
+    find_block(p, k, at, r, tile // p.block_tiles)
+    start = tile % p.block_tiles * p.tile_subtiles
     kv_tile = r.source[0] * 4 + p.header_words + start * p.subtile_words
     group = r.source[0] * 4 + (start * p.layout.subtile // p.key.group * p.channel_words if p.channel_scaled else 0)
     T.sync_threads()
@@ -209,11 +209,11 @@ def attend_kv_tile(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, tile: Any
     T.sync_threads()
     T.clear(t.s)
     T.gemm(t.qs if p.channel_scaled else t.q, t.keys, t.s, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
-    for i, j in T.Parallel(query_tile_rows(p), p.unit_tokens):
+    for i, j in T.Parallel(query_tile_rows(p), p.tile_tokens):
         t.scores[i, j] = t.s[i, j]
     T.sync_threads()
-    for index in T.serial(T.max(0, T.ceildiv(p.columns - at.warp, p.warps))):
-        weigh_q_row(p, k, at, work, r, t, kv_tile, group, tile * p.unit_tokens, at.warp + index * p.warps)
+    for index in T.serial(T.max(0, T.ceildiv(p.q_rows - at.warp, p.warps))):
+        weigh_q_row(p, k, at, work, r, t, kv_tile, group, tile * p.tile_tokens, at.warp + index * p.warps)
     T.sync_threads()
     for i, j in T.Parallel(ROWS, p.dim):
         t.o[i, j] = t.o[i, j] * t.factor[i]
@@ -224,10 +224,10 @@ def attend_kv_tile(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, tile: Any
 def store_tiles(p: Any, joint: Any, t: Any, memory: Any) -> None:
     """Store the tiles' result as that of one more warp."""
     for i, j in T.Parallel(ROWS, p.dim):
-        if i < p.columns:
-            memory[(p.warps * p.columns + i) * p.merge_stride + j] = T.reinterpret(t.o[i, j] + t.zo[i], "uint32")
+        if i < p.q_rows:
+            memory[(p.warps * p.q_rows + i) * p.merge_stride + j] = T.reinterpret(t.o[i, j] + t.zo[i], "uint32")
     for i in T.Parallel(ROWS):
-        if i < p.columns:
+        if i < p.q_rows:
             memory[state_at(joint, p.warps, i)] = T.reinterpret(t.row_max[i] + t.v[i], "uint32")
             memory[state_at(joint, p.warps, i) + 1] = T.reinterpret(t.row_sum[i], "uint32")
 
@@ -235,9 +235,9 @@ def store_tiles(p: Any, joint: Any, t: Any, memory: Any) -> None:
 @T.macro
 def store_result(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     """Reduce over the warps' residuals and the tiles, and store the output, or a partial result where the head is split."""
-    for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+    for index in T.serial(T.ceildiv(p.q_rows * p.dim // 2, p.threads)):
         item = index * p.threads + at.thread
-        if item < p.columns * p.dim // 2:
+        if item < p.q_rows * p.dim // 2:
             q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
             reduce_warps(joint, r, memory, q_row, channel)
@@ -247,7 +247,7 @@ def store_result(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> No
                 store_partial(p, k, at, r, q_row, channel)
 
 
-def states(p: Plan) -> Plan:
+def states(p: Traits) -> Traits:
     """The plan of the last reduction: the tiles' state is that of one more warp."""
     return replace(p, warps=p.warps + 1)
 
@@ -279,6 +279,6 @@ def finish(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, memory: Any) -> N
     flush(p, k, at, work, r, memory)
 
 
-def program(p: Plan, planned: bool) -> Any:
+def program(p: Traits, planned: bool) -> Any:
     """The program as a TileLang function, with the arguments of form "mma"."""
     return kernel(p, planned, memory_words(p), allocate, attend, finish)

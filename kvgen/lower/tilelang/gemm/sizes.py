@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lower.tilelang.plan import COLUMNS, Plan
+from kvgen.lower.tilelang.traits import COLUMNS, Traits
 
 ROWS = 16
 """Rows of a matrix instruction: the tile of probabilities has no fewer."""
@@ -10,31 +10,31 @@ SLACK = 256
 """Bytes lost to alignment, at most."""
 
 
-def q_rows(p: Plan) -> int:
+def q_rows(p: Traits) -> int:
     """q rows that there is room for: whole column tiles."""
-    return COLUMNS * p.column_tiles
+    return COLUMNS * p.q_tiles
 
 
-def query_tile_rows(p: Plan) -> int:
+def query_tile_rows(p: Traits) -> int:
     """Rows of the query's tile: the q rows, and where K is scaled per channel what rounding took from them."""
     return max(ROWS, 2 * q_rows(p)) if p.channel_scaled else ROWS
 
 
-def lost_row(p: Plan) -> int:
+def lost_row(p: Traits) -> int:
     """Row of the first q row's rest."""
     return query_tile_rows(p) // 2
 
 
-def memory_words(p: Plan) -> int:
+def memory_words(p: Traits) -> int:
     """The arena of reduction and flush: a state per warp and one of the tiles; statistics of K while a block is packed."""
-    states = (p.warps + 1) * p.columns * (p.merge_stride + 2)
+    states = (p.warps + 1) * p.q_rows * (p.merge_stride + 2)
     packing = p.dim * (p.tokens // 16 + p.tokens // p.key.group * 3) if p.channel_scaled else 4
     return -(-max(states, packing) // 4) * 4
 
 
-def shared_bytes(p: Plan) -> int:
+def shared_bytes(p: Traits) -> int:
     """All of it, were nothing laid over anything else."""
-    tokens, dim = p.unit_tokens, p.dim
+    tokens, dim = p.tile_tokens, p.dim
     halves = ROWS * dim + query_tile_rows(p) * dim + 2 * tokens * dim + ROWS * tokens
     floats = query_tile_rows(p) * tokens + 6 * ROWS
     return 2 * halves + 4 * (floats + memory_words(p)) + SLACK

@@ -62,6 +62,6 @@ def token_param(p: Any, k: Any, which: str, subtile: Any, token: Any, kind: int)
 @T.macro
 def fill_codes(p: Any, k: Any, which: Any, tile: Any, kv_tile: Any) -> None:
     """tile[token, channel] = codes of the KV tile that begins at word `kv_tile`."""
-    for token, channel in T.Parallel(p.unit_tokens, p.dim):
+    for token, channel in T.Parallel(p.tile_tokens, p.dim):
         subtile = kv_tile + token // p.layout.subtile * p.subtile_words
         tile[token, channel] = T.cast(code(p, k, which, subtile, token % p.layout.subtile, channel), "float16")

@@ -7,7 +7,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.scheduler import schedule_planned, schedule_static
 from kvgen.lower.tilelang.mma.state import Args
-from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.traits import Traits
 
 
 def array(dtype: str) -> Any:
@@ -15,7 +15,7 @@ def array(dtype: str) -> Any:
     return T.Tensor((T.dynamic("extent", "int64"),), dtype)
 
 
-def kernel(p: Plan, planned: bool, words: int, allocate: Any, attend_tile: Any, finish: Any) -> Any:
+def kernel(p: Traits, planned: bool, words: int, allocate: Any, attend_tile: Any, finish: Any) -> Any:
     """The program as a TileLang function. One module serves all batches and lengths: every extent is a run-time number.
 
     The grid is cells by splits, or workers. `attend_tile` and `finish` attend to one work tile and store the result, both called with

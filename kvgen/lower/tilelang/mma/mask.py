@@ -9,7 +9,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.state import MASKED, q_rows
-from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.traits import Traits
 
 
 @T.macro
@@ -20,21 +20,21 @@ def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
         r.limit[n * 2 + e] = work.blocks * p.tokens + work.residual - T.max(0, k.q_len - 1 - token)
 
 
-def first_tile(p: Plan, k: Any, packed: Any, residual: Any) -> Any:
+def first_tile(p: Traits, k: Any, packed: Any, residual: Any) -> Any:
     """First packed KV tile that a query of the call sees, of a sequence of `packed` blocks and `residual` tokens. Those before
     it are not touched, nor are their pages: a block table may have no page for them."""
     oldest = packed * p.tokens + residual - k.q_len + 1 - p.window
-    return T.min(T.truncdiv(T.max(0, oldest), p.unit_tokens), packed * p.units)
+    return T.min(T.truncdiv(T.max(0, oldest), p.tile_tokens), packed * p.block_tiles)
 
 
-def sees(p: Plan, position: Any, limit: Any) -> Any:
+def sees(p: Traits, position: Any, limit: Any) -> Any:
     """Whether a query sees the token at `position`; `limit` is the first position after its own."""
     if p.window is None:
         return position < limit
     return T.And(position < limit, position >= limit - p.window)
 
 
-def visible(p: Plan, at: Any, r: Any, token: Any, n: int, row: int, e: int, value: Any) -> Any:
+def visible(p: Traits, at: Any, r: Any, token: Any, n: int, row: int, e: int, value: Any) -> Any:
     """`value`, or minus infinity where the q row's query does not see row g + 8 * `row` of the packed sub-tile at position `token`."""
     if not p.causal and p.window is None:
         return value

@@ -18,15 +18,15 @@ from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
 from kvgen.lower.tilelang.mma.state import static
 from kvgen.lower.tilelang.mma.step import flush
 from kvgen.lower.tilelang.mma.values import add_values
-from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.traits import Traits
 
 
 @T.macro
 def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
     """The warp's KV tiles: it waits for a sub-tile, uses it, and starts the copy of the one that takes its place."""
     for index in T.serial(T.max(0, T.ceildiv(work.count - at.warp, p.warps))):
-        for sub in T.unroll(p.unit):
-            stage = index % p.rounds * p.unit + sub if p.stages >= p.unit else sub % p.stages
+        for sub in T.unroll(p.tile_subtiles):
+            stage = index % p.tiles_in_flight * p.tile_subtiles + sub if p.stages >= p.tile_subtiles else sub % p.stages
             subtile = at.warp * p.ring_words + stage * p.subtile_words
             tile = work.first + at.warp + index * p.warps
             T.ptx_wait_group(p.stages - 1)
@@ -37,10 +37,10 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> No
                 refresh_bias(p, r)
             score_codes(p, at, r, memory, subtile)
             load_row_params(p, "value", at, r, memory, subtile)
-            weigh(p, at, r, (tile * p.unit + sub) * 32)
+            weigh(p, at, r, (tile * p.tile_subtiles + sub) * 32)
             add_values(p, at, r, memory, subtile)
             T.sync_warp()
-            issue_copy(p, k, at, work, r, memory, index + (sub + p.stages) // p.unit, (sub + p.stages) % p.unit, stage)
+            issue_copy(p, k, at, work, r, memory, index + (sub + p.stages) // p.tile_subtiles, (sub + p.stages) % p.tile_subtiles, stage)
 
 
 @T.macro
@@ -49,7 +49,7 @@ def attend(p: Any, k: Any, at: Any, work: Any, r: Any, _: Any, memory: Any) -> N
     load_residual(p, k, at, work, r, 0)
     prefetch_page(p, k, at, work, r, 0)
     for stage in static(p.stages):
-        issue_copy(p, k, at, work, r, memory, stage // p.unit, stage % p.unit, stage)
+        issue_copy(p, k, at, work, r, memory, stage // p.tile_subtiles, stage % p.tile_subtiles, stage)
     begin_state(p, r)
     set_limits(p, k, at, work, r)
     normalize_query(p, k, at, r)
@@ -68,6 +68,6 @@ def finish(p: Any, k: Any, at: Any, work: Any, r: Any, _: Any, memory: Any) -> N
     flush(p, k, at, work, r, memory)
 
 
-def program(p: Plan, planned: bool) -> Any:
+def program(p: Traits, planned: bool) -> Any:
     """The program as a TileLang function."""
     return kernel(p, planned, p.shared_bytes // 4, lambda _: None, attend, finish)

@@ -18,7 +18,7 @@ ONES = 0x3C003C00
 @T.macro
 def load_query(p: Any, k: Any, at: Any, r: Any) -> None:
     """16-byte loads of 8 neighbouring channels are the B fragments of two k-steps; q rows beyond the query are zero."""
-    for n in static(p.column_tiles):
+    for n in static(p.q_tiles):
         q_row = at.q_row + n * 8 + (at.g % 4 if p.halves else at.g)
         head = at.head * p.group + q_row % p.group
         r.row[0] = at.batch * k.q_strides[0] + (q_row // p.group) * k.q_strides[1] + head * k.q_strides[2]
@@ -34,7 +34,7 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
     """q / 2^e in fp16 with its largest element in [1, 2); 2^e goes into the scale of scores."""
     low = "kvgen::bf16_low" if p.bf16 else "kvgen::half_low"
     high = "kvgen::bf16_high" if p.bf16 else "kvgen::half_high"
-    for n in static(p.column_tiles):
+    for n in static(p.q_tiles):
         r.top[0] = 0.0
         for i in T.unroll(p.chunks * 4):
             r.top[0] = T.max(r.top[0], T.abs(T.call_extern("float32", low, r.raw[n * p.chunks * 4 + i])))
@@ -64,7 +64,7 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
 def store_query(p: Any, at: Any, r: Any, memory: Any) -> None:
     """Store the fragments to shared memory, where all warps load them for every KV tile: they are the same for all."""
     if at.warp == 0:
-        for i in T.unroll(p.column_tiles * p.chunks):
+        for i in T.unroll(p.q_tiles * p.chunks):
             for j in T.vectorized(4):
                 memory[p.query_at + (i * 32 + at.lane) * 4 + j] = r.q[i * 4 + j]
     T.sync_threads()
@@ -76,8 +76,8 @@ def sum_query(p: Any, r: Any) -> None:
     for i in static(2):
         r.ones[i * 2] = T.uint32(ONES)
         r.ones[i * 2 + 1] = T.uint32(0)
-    for i in T.unroll(p.groups("key") * p.column_tiles * 4):
+    for i in T.unroll(p.groups("key") * p.q_tiles * 4):
         r.q_sum[i] = 0.0
-    for n in static(p.column_tiles):
+    for n in static(p.q_tiles):
         for step in static(p.steps):
-            multiply(r.ones, 0, r.q, n * p.chunks * 4 + step * 2, r.q_sum, (step // p.group_steps("key") * p.column_tiles + n) * 4)
+            multiply(r.ones, 0, r.q, n * p.chunks * 4 + step * 2, r.q_sum, (step // p.group_steps("key") * p.q_tiles + n) * 4)

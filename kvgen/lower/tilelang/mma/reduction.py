@@ -28,16 +28,16 @@ def finish_sums(p: Any, r: Any) -> None:
             r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + T.shfl_xor(r.row_sum[n * 2 + e], distance)
         if p.value.zero:
             for group in static(p.groups("value")):
-                i = (group * p.column_tiles + n) * 4 + 2 + e
+                i = (group * p.q_tiles + n) * 4 + 2 + e
                 for distance in p.row_distances:
                     r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], distance)
-    for i in T.unroll(p.column_tiles * p.steps // p.height("value")):
+    for i in T.unroll(p.q_tiles * p.steps // p.height("value")):
         separate(p.value.bits, r.o, i * p.height("value") * 4)
 
 
 def state_at(p: Any, warp: Any, q_row: Any) -> Any:
     """Word of a warp's row_max for a q row; its row_sum follows."""
-    return p.warps * p.columns * p.merge_stride + (warp * p.columns + q_row) * 2
+    return p.warps * p.q_rows * p.merge_stride + (warp * p.q_rows + q_row) * 2
 
 
 @T.macro
@@ -45,8 +45,8 @@ def store_warps(p: Any, at: Any, r: Any, memory: Any) -> None:
     """Store each warp's output and (row_max, row_sum) where the rings were, channels in their own order."""
     for n, e in q_rows(p):
         q_row = n * 8 + at.t * 2 + e
-        if q_row < p.columns:
-            row = (at.warp * p.columns + q_row) * p.merge_stride
+        if q_row < p.q_rows:
+            row = (at.warp * p.q_rows + q_row) * p.merge_stride
             for i in T.unroll(p.steps // 2):
                 for half in static(4):
                     channel = i * 32 + at.g // 2 * 8 + half * 2 + at.g % 2
@@ -69,7 +69,7 @@ def reduce_warps(p: Any, r: Any, memory: Any, q_row: Any, channel: Any) -> None:
         r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", T.reinterpret(memory[state_at(p, warp, q_row)], "float32") - r.top[0])
         r.top[1] = r.top[1] + r.v[0] * T.reinterpret(memory[state_at(p, warp, q_row) + 1], "float32")
         for i in static(2):
-            output = memory[(warp * p.columns + q_row) * p.merge_stride + channel + i]
+            output = memory[(warp * p.q_rows + q_row) * p.merge_stride + channel + i]
             r.factor[i] = r.factor[i] + r.v[0] * T.reinterpret(output, "float32")
 
 
@@ -93,7 +93,7 @@ def write_output(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> N
 @T.macro
 def store_partial(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> None:
     """Store two channels of a split's partial result in the workspace."""
-    row = (at.first_slot + at.split) * p.columns + q_row
+    row = (at.first_slot + at.split) * p.q_rows + q_row
     for i in static(2):
         k.partial[row * p.dim + channel + i] = r.factor[i]
     if channel == 0:
@@ -146,7 +146,7 @@ def reduce_splits(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> 
         for s in T.unroll(BATCH):
             empty_partial(state, value, s)
             if index * BATCH + s < at.splits:
-                row = (at.first_slot + index * BATCH + s) * p.columns + q_row
+                row = (at.first_slot + index * BATCH + s) * p.q_rows + q_row
                 load_pair(state, s * 2, k.stats, row * 2)
                 load_pair(value, s * 2, k.partial, row * p.dim + channel)
         add_partials(r, state, value, BATCH)
@@ -166,7 +166,7 @@ def store_for_cluster(p: Any, r: Any, memory: Any, q_row: Any, channel: Any) -> 
     for i in static(2):
         memory[p.merged_at + q_row * p.dim + channel + i] = T.reinterpret(r.factor[i], "uint32")
         if channel == 0:
-            memory[p.merged_at + p.columns * p.dim + q_row * 2 + i] = T.reinterpret(r.top[i], "uint32")
+            memory[p.merged_at + p.q_rows * p.dim + q_row * 2 + i] = T.reinterpret(r.top[i], "uint32")
 
 
 def from_cta(memory: Any, at: Any, rank: Any) -> Any:
@@ -180,9 +180,9 @@ def reduce_in_cluster(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     state = T.alloc_local((CLUSTER * 2,), "float32")
     value = T.alloc_local((CLUSTER * 2,), "float32")
     T.call_extern("int32", "kvgen::cluster_sync")
-    for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+    for index in T.serial(T.ceildiv(p.q_rows * p.dim // 2, p.threads)):
         item = (index * p.threads + at.thread) * at.splits + at.split
-        if item < p.columns * p.dim // 2:
+        if item < p.q_rows * p.dim // 2:
             q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
             begin_partials(r)
@@ -190,7 +190,7 @@ def reduce_in_cluster(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
                 empty_partial(state, value, s)
                 if s < at.splits:
                     for i in static(2):
-                        state[s * 2 + i] = from_cta(memory, p.merged_at + p.columns * p.dim + q_row * 2 + i, s)
+                        state[s * 2 + i] = from_cta(memory, p.merged_at + p.q_rows * p.dim + q_row * 2 + i, s)
                         value[s * 2 + i] = from_cta(memory, p.merged_at + q_row * p.dim + channel + i, s)
             add_partials(r, state, value, CLUSTER)
             write_output(p, k, at, r, q_row, channel)
@@ -206,9 +206,9 @@ def reduce_all_warps(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     count_reader(k, at, r)
     store_warps(p, at, r, memory)
     T.sync_threads()
-    for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+    for index in T.serial(T.ceildiv(p.q_rows * p.dim // 2, p.threads)):
         item = index * p.threads + at.thread
-        if item < p.columns * p.dim // 2:
+        if item < p.q_rows * p.dim // 2:
             q_row = item // (p.dim // 2)
             channel = item % (p.dim // 2) * 2
             reduce_warps(p, r, memory, q_row, channel)
@@ -231,9 +231,9 @@ def reduce_in_last_cta(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
     if r.completed[0] != 0:
         if at.thread == 0:
             k.arrivals[at.cell] = 0
-        for index in T.serial(T.ceildiv(p.columns * p.dim // 2, p.threads)):
+        for index in T.serial(T.ceildiv(p.q_rows * p.dim // 2, p.threads)):
             item = index * p.threads + at.thread
-            if item < p.columns * p.dim // 2:
+            if item < p.q_rows * p.dim // 2:
                 reduce_splits(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
                 write_output(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)
 

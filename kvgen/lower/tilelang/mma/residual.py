@@ -74,13 +74,13 @@ def keep_fresh(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
 @T.macro
 def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
     """p = scores of the tile, masked. q rows that repeat others have no weight."""
-    for i in T.unroll(p.column_tiles * 8):
+    for i in T.unroll(p.q_tiles * 8):
         r.c[i] = 0.0
     for chunk in T.unroll(p.chunks):
         for y in T.unroll(2):
             for i in static(4):
                 r.a[i] = r.k_rows[chunk * 8 + i % 2 * 4 + y * 2 + i // 2]
-            for n in static(p.column_tiles):
+            for n in static(p.q_tiles):
                 multiply(r.a, 0, r.raw, (n * p.chunks + chunk) * 4 + y * 2, r.c, n * 8, p.mma_type)
     for n, e in q_rows(p):
         for half in static(2):
@@ -109,7 +109,7 @@ def weigh_rows(p: Any, r: Any) -> None:
             i = n * 8 + half * 2 + e
             r.p[i] = T.call_extern("float32", "kvgen::ptx::exp2", r.p[i] - r.row_max[n * 2 + e])
             r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + r.p[i]
-    for n in static(p.column_tiles):
+    for n in static(p.q_tiles):
         for half in static(2):
             pair = T.call_extern("uint32", pack, r.p[n * 8 + half * 2], r.p[n * 8 + half * 2 + 1])
             r.pb[n * 4 + half] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
@@ -122,23 +122,23 @@ def add_rows(p: Any, r: Any) -> None:
         for y in T.unroll(2):
             for i in static(4):
                 r.a[i] = T.call_extern("uint32", "kvgen::ptx::transpose", r.v_rows[chunk * 8 + i // 2 * 4 + y * 2 + i % 2])
-            for n in static(p.column_tiles):
+            for n in static(p.q_tiles):
                 multiply(r.a, 0, r.pb, n * 4, r.o, (n * p.steps + chunk * 2 + y) * 4, p.mma_type)
 
 
 @T.macro
 def to_code_units(p: Any, r: Any) -> None:
     """Sums as the packed loop keeps them."""
-    for i in T.unroll(p.column_tiles * p.steps // p.height("value")):
+    for i in T.unroll(p.q_tiles * p.steps // p.height("value")):
         mix(p.value.bits, r.o, i * p.height("value") * 4)
-    for i in T.unroll(p.column_tiles * p.steps * 4):
+    for i in T.unroll(p.q_tiles * p.steps * 4):
         r.o[i] = r.o[i] * T.float32(1.0 / CODE_UNIT)
 
 
 @T.macro
 def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """The warp's tiles of the residual, the first of which is loaded."""
-    for index in T.serial(p.tail_turns):
+    for index in T.serial(p.residual_rounds):
         first = first_token(p, at, index)
         if first < work.residual:
             if work.residual > work.old_residual:
@@ -146,7 +146,7 @@ def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
             score_rows(p, k, at, work, r, first)
             weigh_rows(p, r)
             add_rows(p, r)
-            if p.tail_turns > 1:
+            if p.residual_rounds > 1:
                 load_residual(p, k, at, work, r, index + 1)
     if first_token(p, at, 0) < work.residual:
         to_code_units(p, r)

@@ -31,7 +31,7 @@ def prefetch_page(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> Non
     """Page-table prefetch: load the page of the warp's KV tile `index` ahead of its use."""
     if p.page_blocks:
         if at.warp + index * p.warps < work.count:
-            r.page[0] = k.table[at.batch * k.table_stride + (work.first + at.warp + index * p.warps) // p.units // p.page_blocks]
+            r.page[0] = k.table[at.batch * k.table_stride + (work.first + at.warp + index * p.warps) // p.block_tiles // p.page_blocks]
 
 
 @T.macro
@@ -52,13 +52,13 @@ def issue_copy(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any, index: A
     tile = at.warp + index * p.warps
     base = at.warp * p.ring_words
     if tile < work.count:
-        start = (work.first + tile) % p.units * p.unit
+        start = (work.first + tile) % p.block_tiles * p.tile_subtiles
         if sub == 0:
-            find_block(p, k, at, r, (work.first + tile) // p.units)
+            find_block(p, k, at, r, (work.first + tile) // p.block_tiles)
             prefetch_page(p, k, at, work, r, index + 1)
             if p.channel_words:
                 group = start * p.layout.subtile // p.key.group
-                slot = base + p.stages * p.subtile_words + index % p.rounds * p.channel_words
+                slot = base + p.stages * p.subtile_words + index % p.tiles_in_flight * p.channel_words
                 copy_words(k, memory, slot, r, group * p.channel_words, p.channel_words, at.lane)
         copy_words(k, memory, base + stage * p.subtile_words, r, p.header_words + (start + sub) * p.subtile_words, p.subtile_words, at.lane)
     T.ptx_commit_group()

@@ -34,7 +34,7 @@ def static_place(p: Any, k: Any, cell: Any, split: Any, splits: Any) -> Any:
     place = T.alloc_local((3,), "int32")
     place[0] = cell // p.kv_heads if p.one_run else T.truncdiv(cell, p.kv_heads * k.runs)
     place[1] = cell % p.kv_heads if p.one_run else T.truncdiv(T.truncmod(cell, p.kv_heads * k.runs), k.runs)
-    place[2] = 0 if p.one_run else T.truncmod(cell, k.runs) * (8 * p.column_tiles)
+    place[2] = 0 if p.one_run else T.truncmod(cell, k.runs) * (8 * p.q_tiles)
     return place_at(T.get_thread_binding(0), place[0], place[1], place[2], cell, split, splits, cell * splits)
 
 
@@ -47,13 +47,13 @@ def static_work(p: Any, k: Any, at: Any) -> Any:
     work[1] = length % p.tokens
     work[2] = work[1] + k.fresh
     if p.window is None:
-        work[4] = T.truncdiv(work[0] * p.units + at.splits - 1, at.splits)
+        work[4] = T.truncdiv(work[0] * p.block_tiles + at.splits - 1, at.splits)
         work[3] = at.split * work[4]
     else:
         work[3] = first_tile(p, k, work[0], work[2])
-        work[4] = T.truncdiv(work[0] * p.units - work[3] + at.splits - 1, at.splits)
+        work[4] = T.truncdiv(work[0] * p.block_tiles - work[3] + at.splits - 1, at.splits)
         work[3] = work[3] + at.split * work[4]
-    work[4] = T.max(0, T.min(work[4], work[0] * p.units - work[3]))
+    work[4] = T.max(0, T.min(work[4], work[0] * p.block_tiles - work[3]))
     return Work(work[0], work[1], work[2], work[3], work[4])
 
 
@@ -79,7 +79,7 @@ def work_tile_place(p: Any, k: Any, tile: Any) -> Any:
     that what is derived from it does not live through the loop over work tiles."""
     place = T.alloc_local((5,), "int32")
     place[0] = tile[1] if p.one_run else T.truncdiv(tile[1], k.runs)
-    place[1] = 0 if p.one_run else T.truncmod(tile[1], k.runs) * (8 * p.column_tiles)
+    place[1] = 0 if p.one_run else T.truncmod(tile[1], k.runs) * (8 * p.q_tiles)
     place[2] = tile[0] * (p.kv_heads if p.one_run else p.kv_heads * k.runs) + tile[1]
     place[3] = tile[6] - tile[4]
     place[4] = T.call_extern("int32", "kvgen::ptx::pinned", T.get_thread_binding(0))

@@ -12,7 +12,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.traits import Traits
 
 LOG2E = math.log2(math.e)
 SERIES_FROM = 256.0
@@ -23,22 +23,22 @@ SERIES = tuple(c * (math.log(2) / 2) ** (2 * i + 1) for i, c in enumerate((1.0, 
 """Coefficients of a, a^3, a^5, a^7 in tanh(a * ln 2 / 2)."""
 
 
-def score_factor(p: Plan) -> float:
+def score_factor(p: Traits) -> float:
     """What scores are multiplied by beforehand, together with their scale."""
     return 2.0 / p.softcap if p.softcap > 0 else 1.0
 
 
-def scaled(p: Plan, scale: Any) -> Any:
+def scaled(p: Traits, scale: Any) -> Any:
     """`scale` times `score_factor`."""
     return scale * T.float32(score_factor(p)) if p.softcap > 0 else scale
 
 
-def score_base(p: Plan) -> float:
+def score_base(p: Traits) -> float:
     """The `bias` of `modify` that yields the score itself."""
     return p.softcap * LOG2E if 0.0 < p.softcap < SERIES_FROM else 0.0
 
 
-def modify(p: Plan, score: Any, bias: Any) -> Any:
+def modify(p: Traits, score: Any, bias: Any) -> Any:
     """`bias` plus the modified score, less `score_base`; `score` has been multiplied by `score_factor`."""
     if p.softcap == 0:
         return score + bias

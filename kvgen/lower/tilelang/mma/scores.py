@@ -16,18 +16,18 @@ from kvgen.lower.tilelang.mma.state import CODE_UNIT, q_rows, static
 @T.macro
 def begin_kv_tile(p: Any, at: Any, r: Any, memory: Any, index: Any) -> None:
     """K per channel: the query times the scales, and the sum of query times zero, once for all tokens of the KV tile."""
-    for i in T.unroll(p.column_tiles * 4):
+    for i in T.unroll(p.q_tiles * 4):
         r.key_zero[i] = 0.0
     size = 2 * p.key.params
-    slot = at.warp * p.ring_words + p.stages * p.subtile_words + index % p.rounds * p.channel_words
+    slot = at.warp * p.ring_words + p.stages * p.subtile_words + index % p.tiles_in_flight * p.channel_words
     for x in T.unroll(p.chunks):
-        for n in static(p.column_tiles):
+        for n in static(p.q_tiles):
             for i in T.vectorized(4):
                 r.qx[n * 4 + i] = memory[p.query_at + ((n * p.chunks + x) * 32 + at.lane) * 4 + i]
         for y in T.unroll(2):
             for i in T.vectorized(size):
                 r.words[i] = memory[slot + ((x * 2 + y) * 4 + at.t) * size + i]
-            for n in static(p.column_tiles):
+            for n in static(p.q_tiles):
                 scale_query(p, at, r, n, x, y)
     for n, e in q_rows(p):
         if p.doubled and not p.key.zero:
@@ -95,9 +95,9 @@ def row_centre(p: Any, r: Any, group: int, row: int) -> Any:
 @T.macro
 def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """c = codes times query; K per token folds each group of channels into x, scaled."""
-    for i in T.unroll(p.product_groups * p.column_tiles * 8):
+    for i in T.unroll(p.product_groups * p.q_tiles * 8):
         r.c[i] = 0.0
-    for i in T.unroll(p.column_tiles * 8):
+    for i in T.unroll(p.q_tiles * 8):
         r.x[i] = 0.0
     if not p.channel_scaled:
         load_row_params(p, "key", at, r, memory, subtile)
@@ -108,7 +108,7 @@ def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
             expand(p.key.bits, r, i * p.fragment_words("key"))
             multiply_keys(p, r, tile, step)
             if (step + 1) % p.group_steps("key") == 0:
-                for n in static(p.column_tiles):
+                for n in static(p.q_tiles):
                     separate(p.key.bits, r.c, product_at(p, n, tile, step // p.group_steps("key")))
                     if not p.channel_scaled and not p.halves:
                         fold_group(p, r, n, tile, step // p.group_steps("key"))
@@ -119,7 +119,7 @@ def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
 
 def product_at(p: Any, n: int, tile: Any, group: Any) -> Any:
     """Where the products of a 16-row tile are in c."""
-    return ((group if p.halves else 0) * p.column_tiles + n) * 8 + tile * 4
+    return ((group if p.halves else 0) * p.q_tiles + n) * 8 + tile * 4
 
 
 @T.macro
@@ -144,7 +144,7 @@ def own_products(p: Any, at: Any, r: Any, group: Any) -> None:
 @T.macro
 def multiply_keys(p: Any, r: Any, tile: Any, step: Any) -> None:
     """c += the A operand in `a` times the query, and times what rounding took from it."""
-    for n in static(p.column_tiles):
+    for n in static(p.q_tiles):
         b = n * p.chunks * 4 + step * 2
         for part in static(2 if p.key.bits == 2 else 1):
             c = product_at(p, n, tile + part, step // p.group_steps("key"))
@@ -161,7 +161,7 @@ def fold_group(p: Any, r: Any, n: Any, tile: Any, group: Any) -> None:
         for e in static(2):
             i = n * 8 + tile * 4 + row * 2 + e
             factor = row_factor(p.key.bits, row // 2, row % 2)
-            sum_at = (group * p.column_tiles + n) * 4 + e
+            sum_at = (group * p.q_tiles + n) * 4 + e
             if p.key.zero:
                 zero = row_zero(p, "key", r, group, row, tile)
                 r.x[i] = r.x[i] + scale * (r.c[i] * T.float32(factor * CODE_UNIT)) + zero * r.q_sum[sum_at]

@@ -8,7 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.plan import Plan
+from kvgen.lower.tilelang.traits import Traits
 
 MIN_SCORE = -(2.0**100)
 """Stands for minus infinity: finite, so that differences of it are numbers."""
@@ -135,7 +135,7 @@ class Registers:
 @T.macro
 def registers(p: Any) -> Any:
     """Allocate them."""
-    n = p.column_tiles
+    n = p.q_tiles
     groups = p.groups("value")
     raw = T.alloc_local((n * p.chunks * 4,), "uint32")
     q = T.alloc_local((n * p.chunks * 4,), "uint32")
@@ -181,6 +181,6 @@ def static(count: int) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-def q_rows(p: Plan) -> tuple[tuple[int, int], ...]:
+def q_rows(p: Traits) -> tuple[tuple[int, int], ...]:
     """A lane's q rows: (column tile, which of its two q rows there)."""
-    return tuple((n, e) for n in range(p.column_tiles) for e in range(2))
+    return tuple((n, e) for n in range(p.q_tiles) for e in range(2))

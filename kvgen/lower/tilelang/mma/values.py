@@ -18,11 +18,11 @@ def scale_probabilities(p: Any, r: Any) -> None:
     """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group. With
     `halves` columns 4 to 7 hold tokens 16 to 31: their sums are not read, and the exchange puts these tokens into the first columns."""
     for group in static(p.groups("value")):
-        for n in static(p.column_tiles):
+        for n in static(p.q_tiles):
             for row in static(p.own_rows):
                 scale = row_scale(p, "value", r, group, row)
                 i = n * 8 + row * 2
-                b = (group * p.column_tiles + n) * 4 + row
+                b = (group * p.q_tiles + n) * 4 + row
                 pair = T.call_extern("uint32", "kvgen::ptx::pack_half2", r.p[i] * scale, r.p[i + 1] * scale)
                 r.pb[b] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
                 if p.halves:
@@ -34,9 +34,9 @@ def sum_probabilities(p: Any, r: Any) -> None:
     """Sum of scaled probabilities as rounded, which the middle code multiplies: the first two sums of `zo`, of a whole warp. The
     others see zeros, and are those of probability times what the middle code stands for, of a lane."""
     for group in static(p.groups("value")):
-        for n in static(p.column_tiles):
+        for n in static(p.q_tiles):
             for step in static(p.row_tiles):
-                multiply(r.ones, 0, r.pb, (group * p.column_tiles + n) * 4 + step * 2, r.zo, (group * p.column_tiles + n) * 4)
+                multiply(r.ones, 0, r.pb, (group * p.q_tiles + n) * 4 + step * 2, r.zo, (group * p.q_tiles + n) * 4)
 
 
 @T.macro
@@ -49,8 +49,8 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
         for i in T.unroll(p.fragments("value")):
             tile, step = p.fragment("value", vector * p.fragments("value") + i)
             expand(p.value.bits, r, i * p.fragment_words("value"))
-            for n in static(p.column_tiles):
-                b = (tile // p.group_steps("value") * p.column_tiles + n) * 4 + step * 2
+            for n in static(p.q_tiles):
+                b = (tile // p.group_steps("value") * p.q_tiles + n) * 4 + step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
                     multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + tile + part) * 4)
 
@@ -59,7 +59,7 @@ def true_output(p: Any, r: Any, n: int, tile: Any, half: int, e: int) -> Any:
     """The lane's output row 8 * `half` + g from 16-row tile `tile` on, once sums are separated: codes in units of one, and the
     zeros' part."""
     group = tile // p.group_steps("value")
-    at = (group * p.column_tiles + n) * 4 + e
+    at = (group * p.q_tiles + n) * 4 + e
     zero = r.zo[at + 2] - r.zo[at] * T.float32(p.centre(p.value))
     factor = row_factor(p.value.bits, half // 2, half % 2) * CODE_UNIT
     return r.o[(n * p.steps + tile) * 4 + half * 2 + e] * T.float32(factor) + zero

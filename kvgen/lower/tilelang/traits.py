@@ -1,7 +1,7 @@
 """The numbers of one TileLang program, computed from spec and schedule; no TileLang here.
 
-Everything in shared or packed memory is counted in 32-bit words. A *unit* is what a warp works on between two looks at K's
-channel params: `unit` sub-tiles of one block. Warps of a CTA take units in turn.
+Everything in shared or packed memory is counted in 32-bit words. A KV tile is `tile_subtiles` sub-tiles of one block, which share K's
+channel params. The warps of a CTA take KV tiles round-robin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kvgen.spec import KernelSpec
 
 LANES = 32
 COLUMNS = 8
-"""Columns of a matrix instruction: query heads times query tokens."""
+"""Columns of a matrix instruction. They are packed-GQA rows: (query token, query head) pairs."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Spec and schedule as integers. `group` is query heads per KV head, `columns` those that a CTA really has."""
+class Traits:
+    """Spec and schedule as integers. `group` is query heads per KV head, `q_tiles` the tiles of 8 packed-GQA rows of a CTA."""
 
     layout: PackedLayout
     dtype: str
@@ -31,8 +31,8 @@ class Plan:
     page_blocks: int
     warps: int
     stages: int
-    unit: int
-    column_tiles: int
+    tile_subtiles: int
+    q_tiles: int
     min_ctas: int
     exact_q: bool
     cluster: bool
@@ -57,14 +57,14 @@ class Plan:
         return self.dim // 32
 
     @property
-    def columns(self) -> int:
-        """Columns of a CTA that can be in use."""
-        return min(COLUMNS * self.column_tiles, self.group * self.max_q_len)
+    def q_rows(self) -> int:
+        """Packed-GQA rows of a CTA."""
+        return min(COLUMNS * self.q_tiles, self.group * self.max_q_len)
 
     @property
     def one_run(self) -> bool:
-        """Whether a CTA holds all columns of a KV head."""
-        return self.group * self.max_q_len <= COLUMNS * self.column_tiles
+        """Whether a CTA holds all packed-GQA rows of a KV head."""
+        return self.group * self.max_q_len <= COLUMNS * self.q_tiles
 
     @property
     def halves(self) -> bool:
@@ -232,41 +232,41 @@ class Plan:
         return tiles * steps * self.fragment_words(which)
 
     @property
-    def tail_turns(self) -> int:
-        """Tiles of 16 unpacked tokens that a warp has to do at most."""
+    def residual_rounds(self) -> int:
+        """Tiles of 16 residual tokens that a warp attends to, at most."""
         return -(-(self.tokens - 1 + self.max_q_len) // (16 * self.warps))
 
     # --- ring ----------------------------------------------------------------------------------------------------------
 
     @property
-    def unit_tokens(self) -> int:
-        """Tokens of a unit."""
-        return self.unit * self.layout.subtile
+    def tile_tokens(self) -> int:
+        """Tokens of a KV tile."""
+        return self.tile_subtiles * self.layout.subtile
 
     @property
-    def unit_bytes(self) -> int:
-        """Bytes of a unit."""
-        return 4 * (self.unit * self.subtile_words + self.channel_words)
+    def tile_bytes(self) -> int:
+        """Bytes of a KV tile."""
+        return 4 * (self.tile_subtiles * self.subtile_words + self.channel_words)
 
     @property
-    def units(self) -> int:
-        """Units of a block."""
-        return self.layout.subtiles // self.unit
+    def block_tiles(self) -> int:
+        """KV tiles of a block."""
+        return self.layout.subtiles // self.tile_subtiles
 
     @property
-    def rounds(self) -> int:
-        """Units that a warp's ring holds, at least one."""
-        return max(1, self.stages // self.unit)
+    def tiles_in_flight(self) -> int:
+        """KV tiles that a warp's ring holds, at least one."""
+        return max(1, self.stages // self.tile_subtiles)
 
     @property
     def ring_words(self) -> int:
         """A warp's ring: sub-tiles, then K's channel params."""
-        return self.stages * self.subtile_words + self.rounds * self.channel_words
+        return self.stages * self.subtile_words + self.tiles_in_flight * self.channel_words
 
     @property
     def query_words(self) -> int:
         """The query as fragments in shared memory; where K is scaled per token it stays in registers."""
-        return self.column_tiles * self.chunks * LANES * 4 if self.channel_scaled else 0
+        return self.q_tiles * self.chunks * LANES * 4 if self.channel_scaled else 0
 
     @property
     def query_at(self) -> int:
@@ -275,18 +275,18 @@ class Plan:
 
     @property
     def merge_stride(self) -> int:
-        """Floats of a column while warps merge; odd, so that lanes hit different banks."""
+        """Floats of a row while warps merge; odd, so that lanes hit different banks."""
         return self.dim + 1
 
     @property
     def merged_at(self) -> int:
-        """Where a CTA of a cluster leaves its result, behind those of its warps: columns of channels, then their states."""
-        return self.warps * self.columns * (self.merge_stride + 2)
+        """Where a CTA of a cluster stores its result, behind those of its warps: rows of channels, then their states."""
+        return self.warps * self.q_rows * (self.merge_stride + 2)
 
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA: rings and query, in whose place warps merge later."""
-        merged = self.columns * (self.dim + 2) if self.cluster else 0
+        merged = self.q_rows * (self.dim + 2) if self.cluster else 0
         return 4 * max(self.query_at + self.query_words, self.merged_at + merged)
 
     @property
@@ -295,12 +295,12 @@ class Plan:
         return LANES * self.warps
 
 
-def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
-    """The plan of a schedule. Raises ValueError where the layout cannot hold the spec."""
+def make_traits(spec: KernelSpec, schedule: Schedule) -> Traits:
+    """The traits of a schedule. Raises ValueError where the layout cannot hold the spec."""
     layout = layout_of(spec, schedule.layout)
     launch = schedule.launch
     attention = spec.attention
-    return Plan(
+    return Traits(
         layout=layout,
         dtype=attention.dtype,
         group=attention.group,
@@ -309,8 +309,8 @@ def make_plan(spec: KernelSpec, schedule: Schedule) -> Plan:
         page_blocks=(spec.cache.page or 0) // layout.tokens,
         warps=launch.integer("warps"),
         stages=launch.integer("stages"),
-        unit=launch.integer("kv_tile") // layout.subtile,
-        column_tiles=launch.integer("q_tiles"),
+        tile_subtiles=launch.integer("kv_tile") // layout.subtile,
+        q_tiles=launch.integer("q_tiles"),
         min_ctas=launch.integer("ctas_per_sm"),
         exact_q=bool(launch["exact_q"]),
         cluster=launch.text("reduction") == "cluster",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.tilelang.plan import Plan, make_plan
+from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import Which
 from kvgen.reference.places import code_bits
 from tests.unit.lower_tilelang.emulate import schedule
@@ -14,11 +14,11 @@ from tests.unit.lower_tilelang.emulate import schedule
 WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64")
 
 
-def plan(words: str, block: int = 128, **launch: int) -> Plan:
-    return make_plan(spec_of(words, "sm80", [workload_of("1x128")]), schedule(block, **launch))
+def plan(words: str, block: int = 128, **launch: int) -> Traits:
+    return make_traits(spec_of(words, "sm80", [workload_of("1x128")]), schedule(block, **launch))
 
 
-def element(p: Plan, which: Which, tile: int, step: int, lane: int, half: int, slot: int) -> tuple[int, int]:
+def element(p: Traits, which: Which, tile: int, step: int, lane: int, half: int, slot: int) -> tuple[int, int]:
     """(token, channel) of an element of an A operand: row 8 * half + g of a 16-row tile, slot of a k-step."""
     row, k = 16 * tile + 8 * half + lane // 4, slot
     if which == "key":
@@ -53,8 +53,8 @@ def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> N
 
 def test_units_tile_a_block_and_its_ring() -> None:
     p = plan("k4v4", block=256, kv_tile=64, stages=4, warps=8)
-    assert p.units * p.unit_tokens == p.tokens
-    assert p.rounds == 2
+    assert p.block_tiles * p.tile_tokens == p.tokens
+    assert p.tiles_in_flight == 2
     assert p.ring_words == 4 * p.subtile_words + 2 * p.channel_words
     assert p.shared_bytes >= 4 * p.warps * p.ring_words
 
