@@ -15,7 +15,7 @@ from kvgen.lower.tilelang.isolate import Program, lower_apart
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.plan import PlanShape, written_plan
-from kvgen.reference.plan import make_traits as plan_step
+from kvgen.reference.plan import make_plan as plan_step
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compilers import find_gxx
 
