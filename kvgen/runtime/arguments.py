@@ -46,16 +46,15 @@ class Arguments:
             raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
 
     def query(self, q: torch.Tensor, cache: KVCache) -> int:
-        """The query tokens of a call, after checking query and cache; the layout is checked when a workspace is allocated."""
+        """The query tokens of a call, after checking query and cache. Caches of several layouts may share sequences and workspaces."""
         try:
             shape, sequences = q.shape, cache.sequences
             right = q.dtype == self.dtype and len(shape) == 4 and shape[0] == sequences.batch and shape[2:] == self._q_tail
-            right = right and q.device == cache.device
+            right = right and q.device == cache.device and cache.layout_id == self._layout_id
         except AttributeError:
             right, shape = False, torch.Size()
         if not right:
-            if not isinstance(cache, KVCache):
-                raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
+            self.cache(cache)
             checks.tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
         return shape[1]
 

@@ -267,7 +267,6 @@ class Calls:
         sequences = cache.sequences
         workspace = sequences.workspaces.get(launch.key)
         if workspace is None:
-            self._arguments.cache(cache)
             workspace = launch.workspace(cache)
         with sequences.call_order.lock:
             sequences.overflow.check()

@@ -214,6 +214,20 @@ def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
         variant.new_cache(like=other)
 
 
+def test_a_layer_of_another_layout_is_refused_though_its_workspace_is_there(variant: Variant) -> None:
+    """Layers of several formats share sequences, and so workspaces; K4V2 and K2V4, for one, have blocks of as many bytes."""
+    cache = prefilled(variant, [300, 5, 77])[1]
+    q, k, v = random(1, 4, 0), random(1, 2, 1), random(1, 2, 2)
+    plan = variant.plan(cache)
+    cache.layout_id = "another"
+    for call in (
+        lambda: variant.attend(q, cache), lambda: variant.decode(q, k, v, cache, plan=plan), lambda: variant.plan(cache),
+        lambda: variant.prefill(cache, k, v, advance=False), lambda: variant.unpack(cache),
+    ):  # fmt: skip
+        with pytest.raises(CacheMismatch, match="layout another"):
+            call()
+
+
 def test_unpack_asks_for_the_longest_length(variant: Variant) -> None:
     """Where lengths grew without the host, as in replays."""
     cache = variant.new_cache(BATCH, 512)
