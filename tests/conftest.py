@@ -1,4 +1,4 @@
-"""What every test shares: an environment of its own, whoever runs it where."""
+"""What every test shares: an environment of its own, the same on every machine, and what a marker needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kvgen", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -26,3 +27,18 @@ def _own_environment() -> None:
 
 
 _own_environment()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `nvcc` where there is none. Only the search for it may skip: a test that fails to compile fails."""
+    from kvgen.errors import ToolchainMissing
+    from kvgen.toolchain.compilers import find_nvcc
+
+    marked = [item for item in items if item.get_closest_marker("nvcc")]
+    if not marked:
+        return
+    try:
+        find_nvcc()
+    except ToolchainMissing as error:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=str(error)))

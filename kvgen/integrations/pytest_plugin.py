@@ -133,7 +133,7 @@ class Level(pytest.Item):
 
 
 def _worker(config: pytest.Config) -> Worker:
-    """The process that runs modules, one for the session; it starts when it is first needed."""
+    """The process that runs modules, one for the whole run; it starts when it is first needed."""
     from kvgen.measure.worker import Worker
 
     return config.stash.setdefault(_WORKER, Worker())

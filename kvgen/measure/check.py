@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.measure.compare import Comparison, poisoned
+from kvgen.measure.compare import Comparison, poison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
@@ -133,10 +133,7 @@ class Checker:
             order = torch.randperm(pages, generator=torch.Generator().manual_seed(self.policy.seed))
             table = order[: scenario.batch * need].reshape(scenario.batch, need).to(torch.int32)
         cache = self.variant.new_cache(scenario.batch, scenario.max_len, self.device, table, pages)
-        cache.packed.fill_(255)
-        cache.k_residual.fill_(torch.nan)
-        cache.v_residual.fill_(torch.nan)
-        return cache
+        return poison(cache)
 
     def _attend(self, scenario: Scenario, cache: KVCache) -> None:
         step = scenario.attend

@@ -8,7 +8,10 @@ from kvgen.errors import CheckError
 from kvgen.reference.layout import PackedLayout, Which
 from kvgen.reference.packing import read_codes
 from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+from kvgen.runtime.kvcache import KVCache
 
+NAN_BYTE = 255
+"""Repeated, it is NaN in every format of scales and residuals."""
 ROW_FACTOR = 10
 """A single output row may be this much further off than all rows together."""
 TIES = 1e-3
@@ -70,3 +73,11 @@ class Comparison:
 def poisoned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Uninitialized memory is simulated by NaN."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+
+def poison(cache: KVCache) -> KVCache:
+    """Fill the memory of a cache with NaN, so that a read of what was never written shows in the result."""
+    cache.packed.fill_(NAN_BYTE)
+    cache.k_residual.fill_(torch.nan)
+    cache.v_residual.fill_(torch.nan)
+    return cache

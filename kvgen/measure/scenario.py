@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 
 from kvgen.errors import UnsupportedError
+from kvgen.lower.refusals import MAX_QUERIES
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life
 from kvgen.reference.data import Inputs, normal, structured
@@ -23,15 +24,13 @@ from kvgen.reference.quantize import Quantized
 from kvgen.spec import KernelSpec
 
 BATCH = {"cpu": 11, "cuda": 133}
-"""Sequences of the ragged scenario. A CTA of the CUDA back end keeps the lengths of the first 128 in shared memory."""
+"""Sequences of the ragged scenario; on a GPU more than a CTA of 128 threads takes in one round."""
 DISTINCT = 49
 """Number of them with data of their own; the others repeat these."""
 PREFILL_BLOCKS, PREFILL_TOKENS = 32, 8192
 """Size of a prefill in one call: that many blocks or, if blocks are large, about that many tokens."""
 CONSTANT = 64
 """Tokens of a stretch with constant V: more than a kernel processes at once."""
-MOST_Q = 8
-"""Largest number of query tokens of a GPU back end."""
 EXTEND_ROWS = 130
 """Query rows of the larger call on the CPU, whose back end processes them in blocks of at most 64."""
 
@@ -112,7 +111,7 @@ def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[t
 
 def query_lengths(spec: KernelSpec) -> range:
     """Numbers of query tokens of a call: all that a GPU module may take. A CPU module processes more in the same blocks of rows."""
-    return range(1, min(spec.attention.q_len, MOST_Q) + 1)
+    return range(1, min(spec.attention.q_len, MAX_QUERIES) + 1)
 
 
 def extend_tokens(spec: KernelSpec) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
-from kvgen.measure.compare import Comparison, poisoned
+from kvgen.measure.compare import NAN_BYTE, Comparison, poison, poisoned
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life
 from kvgen.measure.scenario import query_lengths
@@ -62,8 +62,8 @@ class StepCheck:
         """A cache whose memory is all NaN, with another page of NaN before its first page, where index -1 (a missing page) would read."""
         cache = self.variant.new_cache(batch, max_len, self.device)
         if cache.block_table is not None:
-            cache.packed = cache.packed.new_empty((cache.packed.shape[0] + 1, *cache.packed.shape[1:]))[1:]
-            (cache.packed if cache.packed._base is None else cache.packed._base).fill_(255)
+            pages, *page = cache.packed.shape
+            cache.packed = cache.packed.new_full((pages + 1, *page), NAN_BYTE)[1:]
         return poison(cache)
 
     def outputs(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,6 +130,7 @@ class PlannedSteps(StepCheck):
         for cache, (life, _) in zip(caches, layers, strict=True):
             self.variant.prefill(cache, *life.both((0,) * len(lengths), max(lengths)), lengths, advance=False)
         first.advance(lengths)
+        first.sequences.captured = True  # as in replays of a graph: the host does not know the lengths
         for step in range(STEPS):
             lengths = self._step(step, caches, layers, lengths, limit)
         for cache, (life, _) in zip(caches, layers, strict=True):
@@ -139,8 +140,6 @@ class PlannedSteps(StepCheck):
     def _step(self, step: int, caches: list[KVCache], layers: list[tuple[Life, torch.Tensor]], lengths: Lengths, limit: int) -> Lengths:
         """One step of all layers; the lengths after it."""
         variant, q_len, where = self.variant, self.q_len, f"step {step + 1} over a plan"
-        sequences = caches[0].sequences
-        sequences.captured = True  # as in replays of a graph: the host does not know the lengths
         full = [b for b, n in enumerate(lengths) if n + q_len > limit]
         after = tuple(n + q_len if n and b not in full else n for b, n in enumerate(lengths))
         plan = self.attempt(f"plan of {where}", caches[0], lambda: variant.plan(caches[0], q_len, uniform=False), overflow=bool(full))
@@ -189,6 +188,7 @@ class StaticSteps(StepCheck):
         cache = self.first_cache(self.batch, limit)
         lengths: Lengths = (length,) * self.batch
         self.variant.prefill(cache, *life.both((0,) * self.batch, length))
+        cache.sequences.captured = True  # as in replays of a graph: the host does not know the lengths
         for step in range(STEPS + 1):
             lengths = self._step(step, cache, life, queries[:, step * q_len : (step + 1) * q_len].contiguous(), lengths, limit)
         self.contents("after steps of equal lengths", cache, life, lengths)
@@ -202,7 +202,6 @@ class StaticSteps(StepCheck):
     def _step(self, step: int, cache: KVCache, life: Life, q: torch.Tensor, lengths: Lengths, limit: int) -> Lengths:
         """One step, in which each sequence advances by itself; the lengths after it."""
         where, q_len = f"step {step + 1} of equal lengths", self.q_len
-        cache.sequences.captured = True  # as in replays of a graph: the host does not know the lengths
         full = lengths[0] + q_len > limit
         after = lengths if full else tuple(n + q_len for n in lengths)
         out, lse = self.outputs(q)
@@ -214,14 +213,6 @@ class StaticSteps(StepCheck):
             self.compare(where, (out, lse), life.attend(q, lengths, after), list(range(self.batch)))
         self.same_lengths(where, cache, after)
         return after
-
-
-def poison(cache: KVCache) -> KVCache:
-    """Fill the memory of a cache with bytes that are NaN in every format of scales and residuals."""
-    cache.packed.fill_(255)
-    cache.k_residual.fill_(torch.nan)
-    cache.v_residual.fill_(torch.nan)
-    return cache
 
 
 def drop_unseen_pages(variant: Variant, cache: KVCache, lengths: Lengths, q_len: int) -> None:

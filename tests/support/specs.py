@@ -1,4 +1,4 @@
-"""Hypothesis strategies for specs and packed layouts."""
+"""Specs with fields replaced, and hypothesis strategies for specs and packed layouts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def base(**sections: Any) -> dict[str, Any]:
         "workloads": [{"batch": 1, "kv_len": 256}],
     }
     return {**data, **sections}
+
+
+def kv4_spec(**sections: Any) -> KernelSpec:
+    """A 4-bit spec for SM90, with fields replaced section by section."""
+    data: dict[str, Any] = {
+        "name": "s",
+        "arch": "sm90",
+        "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128},
+        "key": {"bits": 4, "axis": "channel", "group": 128},
+        "value": {"bits": 4, "axis": "token", "group": 128},
+    }
+    return KernelSpec.model_validate({**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
 
 
 def _quants(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
 from kvgen.spec import KernelSpec
-
-
-def spec(**sections: Any) -> KernelSpec:
-    """A 4-bit spec with fields replaced section by section."""
-    data: dict[str, Any] = {
-        "name": "s",
-        "arch": "sm90",
-        "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128},
-        "key": {"bits": 4, "axis": "channel", "group": 128},
-        "value": {"bits": 4, "axis": "token", "group": 128},
-    }
-    return KernelSpec.model_validate({**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
-
+from tests.support.specs import kv4_spec as spec
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "float32": (spec(attention={"dtype": "float32"}), "float32"),

@@ -7,23 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import CompileError, ToolchainMissing
+from kvgen.errors import CompileError
 from kvgen.toolchain import Artifact
 from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.pool import build_many
 from tests.support.kernel_cases import KernelCase
 
-
-def has_nvcc() -> bool:
-    try:
-        find_nvcc()
-    except ToolchainMissing:
-        return False
-    return True
-
-
-pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(not has_nvcc(), reason="no nvcc on this machine")]
+pytestmark = pytest.mark.nvcc
 
 SMALL = (
     KernelCase("k4v4"), KernelCase("k8v8", "w8u1d2.bulk"), KernelCase("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.unit"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kvgen.errors import UnsupportedError
@@ -11,19 +9,7 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
 from kvgen.spec import KernelSpec, presets
-
-
-def spec(**sections: Any) -> KernelSpec:
-    """A 4-bit spec with fields replaced section by section."""
-    data: dict[str, Any] = {
-        "name": "s",
-        "arch": "sm90",
-        "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128},
-        "key": {"bits": 4, "axis": "channel", "group": 128},
-        "value": {"bits": 4, "axis": "token", "group": 128},
-    }
-    return KernelSpec.model_validate({**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
-
+from tests.support.specs import kv4_spec as spec
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "head_dim that 32 does not divide": (spec(attention={"head_dim": 80}, value={"group": 80}), "80"),

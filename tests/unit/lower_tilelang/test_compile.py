@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import CompileError, ToolchainMissing
+from kvgen.errors import CompileError
 from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.pool import build_many
 from tests.support.kernel_cases import KernelCase
 from tests.support.tilelang import needs_tilelang
@@ -16,19 +15,10 @@ from tests.support.tilelang import needs_tilelang
 needs_tilelang()
 
 
-def has_nvcc() -> bool:
-    try:
-        find_nvcc()
-    except ToolchainMissing:
-        return False
-    return True
-
-
 pytestmark = [
     pytest.mark.nvcc,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not has_nvcc(), reason="no nvcc on this machine"),
 ]
 
 KERNEL_CASES = (

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import ToolchainMissing
 from kvgen.measure import read_roofline as module
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import OVERLAPPING, PIECE, READS, read_roofline, read_us, source
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
-from kvgen.toolchain.compilers import find_nvcc
 
 POLICY = TimingPolicy(seconds=0.02, warmup_seconds=0.0, cold_bytes=0, samples=5, threads=1)
 
@@ -48,10 +46,6 @@ def test_its_source_needs_no_variable_that_is_not_given() -> None:
 
 @pytest.mark.nvcc
 def test_gpu_read_kernels_compile_without_spills(tmp_path: Path) -> None:
-    try:
-        find_nvcc()
-    except ToolchainMissing as error:
-        pytest.skip(str(error))
     for target, reads in (("sm80", {"read"}), ("sm90", {*READS, *OVERLAPPING})):
         artifact = build(source(target), ArtifactCache(tmp_path))
         assert len(artifact.resources.kernels) == len(reads & set(READS)) + 1  # those that overlap are the same kernels

@@ -73,10 +73,6 @@ def test_pool_asks_for_the_compiler_before_it_starts(tmp_path: Path, monkeypatch
 
 @pytest.mark.nvcc
 def test_cuda_modules_compile_for_every_target_and_report_resources(tmp_path: Path) -> None:
-    try:
-        compiling.compiler_for("cuda")
-    except ToolchainMissing as error:
-        pytest.skip(str(error))
     text = "template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; }\nvoid go(float* x) { fill<3><<<1, 32>>>(x); }\n"
     sources = [Source(text, "cuda", target) for target in GPUS]
     for _, artifact in build_many(sources, workers=2, cache=ArtifactCache(tmp_path)):
