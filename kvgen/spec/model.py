@@ -167,7 +167,9 @@ class CacheSpec(Model):
     sink: int = Field(default=0, ge=0, le=MAX_GROUP)
     """First tokens kept in `dtype` for good."""
     local: int = Field(default=0, ge=0, le=MAX_GROUP)
-    """Most recent tokens of V kept in `dtype`."""
+    """Most recent tokens kept in `dtype`, K and V."""
+    rollback: int = Field(default=0, ge=0, le=MAX_GROUP)
+    """Most tokens that `KVCache.crop` may take back."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CacheSpec:
@@ -221,6 +223,8 @@ class KernelSpec(Model):
         data = self.model_dump(mode="json", include={"attention", "key", "value", "cache"})
         if self.key.boost.fraction == 0:
             del data["key"]["boost"]
+        if self.cache.rollback == 0:
+            del data["cache"]["rollback"]
         for operand in ("key", "value"):
             if data[operand]["bits"] == 16:
                 data[operand] = {"bits": 16}

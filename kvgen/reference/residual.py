@@ -1,0 +1,64 @@
+"""Which tokens of a sequence are not quantized, and in which rows of the residual tensors they lie.
+
+`templates/common/include/kvgen/residual_rows.hpp` is the same for kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.spec import KernelSpec
+
+ROW_ALIGN = 16
+"""Aligned runs of this many tokens after the sink are consecutive rows, so that kernels read them as one tile."""
+
+
+@dataclass(frozen=True)
+class ResidualRows:
+    """The unquantized tokens: the first `sink` ones, and those that no packed block holds.
+
+    Block i of a sequence holds the positions from sink + i * block on. All is a function of the sequence's length.
+    """
+
+    block: int
+    """Tokens of a packed block, N_r."""
+    sink: int
+    local: int
+    """The newest tokens that are never packed."""
+    rollback: int
+    """Tokens that may be taken back."""
+    q_len: int
+    """Most tokens of a decode step."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows after the sink, which are used in turn.
+
+        After `rollback` tokens were taken back, up to `local + block - 1` tokens before them are unquantized. A step writes its tokens
+        while the older ones are still read, hence `q_len`.
+        """
+        needed = self.block + self.local + (self.rollback + self.q_len if self.rollback else 0)
+        return -(-needed // ROW_ALIGN) * ROW_ALIGN
+
+    @property
+    def rows(self) -> int:
+        """Rows of the residual tensors, per sequence and KV head."""
+        return self.sink + self.capacity
+
+    def packed_blocks(self, length: int) -> int:
+        """Packed blocks of a sequence of `length` tokens."""
+        return max(0, length - self.sink - self.local) // self.block
+
+    def first(self, length: int) -> int:
+        """The first position after the packed blocks. All positions from it on are unquantized."""
+        return self.sink + self.packed_blocks(length) * self.block
+
+    def row(self, position: int) -> int:
+        """The row of an unquantized token."""
+        return position if position < self.sink else self.sink + (position - self.sink) % self.capacity
+
+
+def residual_rows(spec: KernelSpec, block: int) -> ResidualRows:
+    """The unquantized tokens of a spec whose packed blocks have `block` tokens."""
+    cache = spec.cache
+    return ResidualRows(block, cache.sink, cache.local, cache.rollback, spec.attention.q_len)
