@@ -10,7 +10,7 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.shared import MAX_BATCH, Shared, shared_memory
+from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts
 from kvgen.lower.refusals import first_refusal, wrong_target
@@ -62,7 +62,7 @@ class CudaBackend:
         if problems := self.space(spec, target).check(schedule):
             raise UnsupportedError(NAME, problems[0])
         layout = layout_of(spec, schedule.layout)
-        return source(spec, layout, schedule.launch, shared_memory(spec, layout, schedule.launch), target)
+        return source(spec, layout, schedule.launch, target)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):
@@ -84,7 +84,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     usual = packed_layout(spec, _preferred_block(spec), "mma")
 
     @cache
-    def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> Shared:
+    def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> SharedMemory:
         layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
         launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
         return shared_memory(spec, layout, launch)

@@ -7,7 +7,7 @@ from typing import Any
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
 from kvgen.lower.base import FUNCTIONS, Source
-from kvgen.lower.cuda.shared import Shared
+from kvgen.lower.cuda.shared import PLANNED, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
@@ -15,7 +15,7 @@ from kvgen.spec import KernelSpec
 _ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
-def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Shared, target: Target) -> Source:
+def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
     from kvgen.lower.template import reached_headers, render
 
@@ -29,7 +29,8 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, shared: Share
         page=spec.cache.page or 0,
         launch=launch,
         **_reduction(launch.text("reduction")),
-        shared=shared,
+        static_memory=shared_memory(spec, layout, launch),
+        planned_memory=shared_memory(spec, layout, Params({**launch, **PLANNED})),
         overlap=GPUS[target].dependent_launch,
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
         modifier="Softcap<Cap>" if spec.attention.softcap else "NoModifier",

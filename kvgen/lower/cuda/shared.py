@@ -1,18 +1,23 @@
-"""Shared memory of a CTA, as `traits.cuh` lays it out; rendered sources assert that both agree."""
+"""Shared memory of a CTA: the only description of it. Rendered sources hold the offsets, and the kernels read them there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
+TILE_ROWS = 8
+"""Packed-GQA rows of a tile: the columns of an MMA."""
 MAX_BATCH = 2048
 """Sequences per call: the CTA that computes a plan keeps their positions in shared memory."""
 WORK_TILES = 128
 """Bytes in which a warp keeps its latest work tiles."""
+FLAGS = 16
+PLANNED = {"copy": "cp_async", "reduction": "last_cta"}
+"""What the planned kernel does differently from the schedule."""
 
 
 def _align(size: int, to: int) -> int:
@@ -20,42 +25,77 @@ def _align(size: int, to: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Sizes in bytes, of one warp's slot, of all rings, and of everything."""
+class SharedMemory:
+    """Offsets in bytes. The rings begin at 0; arrays follow in this order. `docs/kernels.md` says what they hold."""
 
     slot: int
-    ring: int
+    """Not an offset: bytes of a KV tile in a ring."""
+    barriers: int
+    """Of bulk copies; the end of the rings."""
+    query: int
+    merge: int
+    pages: int
+    """Entries of the block table. A block is packed in the memory before it, if that is large enough."""
+    work_tiles: int
+    scalars: int
+    """Factors of the query rows, sums of q, statistics of the warps."""
+    flags: int
+    cluster: int
+    """What the CTAs of a cluster exchange."""
+    flush: int
+    """Where a block is packed."""
     total: int
 
+    @property
+    def ring(self) -> int:
+        """Bytes of all rings."""
+        return self.barriers
 
-def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Shared:
-    """Shared memory of a launch of a spec's kernel, for blocks of `layout`."""
-    warps, kv_tile, tiles_in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
-    subtiles = kv_tile // SUBTILE
-    key, dim = layout.key, layout.head_dim
-    per_channel = key.quantized and key.axis == "channel"
-    stage = SUBTILE // layout.subtile * layout.subtile_bytes  # two blocks of 16 tokens share one
-    slot = (dim * key.params * 2 if per_channel else 0) + subtiles * stage
-    ring = warps * tiles_in_flight * slot
-    barriers = 0 if launch.text("copy") == "cp_async" else _align(warps * subtiles * tiles_in_flight * 8, 16)
-    q_rows = spec.attention.group * spec.attention.q_len
-    residual = per_channel and q_rows <= 4
-    tiles = -(-q_rows // 8)
+    def __str__(self) -> str:
+        """As C++ constants: kSlot, kBarriers, ..."""
+        words = {field.name: field.name.split("_") for field in fields(self)}
+        return ", ".join(f"k{''.join(map(str.capitalize, word))} = {getattr(self, name)}" for name, word in words.items())
+
+
+def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> SharedMemory:
+    """Shared memory of the static kernel of a launch, for blocks of `layout`; with `PLANNED` in the launch, of the planned one."""
+    warps, kv_tile, in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
+    key, dim, rows = layout.key, layout.head_dim, spec.attention.group * spec.attention.q_len
+    tiles, tile_rows = -(-rows // TILE_ROWS), min(rows, TILE_ROWS)
     key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
-    query = tiles * dim * 16 * (2 if residual else 1)
-    merge = _align(warps * min(q_rows, 8) * (dim + 1) * 4, 16)
-    small = (tiles * 8 * (1 + key_groups) + warps * 16) * 4
     reduction = launch.text("reduction")
-    pages = 2 * tiles_in_flight * max(1, subtiles * SUBTILE // layout.tokens) * 4 if spec.cache.page else 0
-    reused = ring + barriers + query + merge  # a block is packed in the rings' and the merge's place, if that is large enough
-    inbox = _align(reused + _align(warps * pages, 16) + warps * WORK_TILES + small + 16, 16)
-    cluster = int(reduction.removeprefix("cluster")) if reduction.startswith("cluster") else 0
-    inbox_bytes = tiles * (min(q_rows, 8) * dim * 4 + cluster * 64 + 16) if cluster else 0
-    attend = _align(inbox + inbox_bytes, 128)
-    flush = _flush(layout) if per_channel else 16
-    return Shared(slot, ring, attend if flush <= reused else attend + flush)
+    clustered = int(reduction.removeprefix("cluster")) if reduction.startswith("cluster") else 0
+
+    slot = _slot(layout, kv_tile)
+    barriers = warps * in_flight * slot
+    query = barriers + (0 if launch.text("copy") == "cp_async" else _align(warps * kv_tile // SUBTILE * in_flight * 8, 16))
+    merge = query + tiles * dim * 16 * (2 if _error_in_copy(layout, rows) else 1)
+    pages = merge + _align(warps * tile_rows * (dim + 1) * 4, 16)
+    work_tiles = pages + _align(warps * (2 * in_flight * max(1, kv_tile // layout.tokens) * 4 if spec.cache.page else 0), 16)
+    scalars = work_tiles + warps * WORK_TILES
+    flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4
+    cluster = _align(flags + FLAGS, 16)
+    end = _align(cluster + (tiles * (tile_rows * dim * 4 + clustered * 64 + 16) if clustered else 0), 128)
+    packing = _packing(layout)
+    flush = 0 if packing <= pages else end
+    return SharedMemory(slot, barriers, query, merge, pages, work_tiles, scalars, flags, cluster, flush, flush + packing if flush else end)
 
 
-def _flush(layout: PackedLayout) -> int:
-    """Statistics of K per channel while a residual block is packed: extremes of runs of 16 tokens, params of groups."""
-    return layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // layout.key.group * 12)
+def _slot(layout: PackedLayout, kv_tile: int) -> int:
+    """A KV tile: K's channel params, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
+    key = layout.key
+    params = layout.head_dim * key.params * 2 if key.quantized and key.axis == "channel" else 0
+    return params + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
+
+
+def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
+    """Whether free MMA columns carry the rounding error of q, for which a second copy of q is kept."""
+    return layout.key.quantized and layout.key.axis == "channel" and rows <= 4
+
+
+def _packing(layout: PackedLayout) -> int:
+    """What packing a block needs: for K per channel, extremes of runs of 16 tokens, and params of groups."""
+    key = layout.key
+    if not key.quantized or key.axis != "channel":
+        return 16
+    return layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // key.group * 12)

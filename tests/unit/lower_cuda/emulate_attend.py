@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.shared import shared_memory
 from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
@@ -198,7 +197,7 @@ def packed_cache(
 
 def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path, calls: str = CALLS) -> ctypes.CDLL:
     """The headers of a variant, with `Format` and `Schedule` as it has them, and functions that call them."""
-    rendered = source(spec, layout, chosen, shared_memory(spec, layout, chosen), "sm90").text
+    rendered = source(spec, layout, chosen, "sm90").text
     variant = rendered[rendered.index("using Key") : rendered.index("struct Shape")]
     return ctypes.CDLL(str(library(f'{seams(rendered)}#include "kvgen/host/attend.cuh"\n{variant}\n{calls}', folder)))
 

@@ -7,25 +7,18 @@
 
 namespace kvgen {
 
-// The shared memory in which a block is packed: that of the rings and the merge buffer, or, if it is too small, memory behind all other
-// arrays.
-template <class Traits>
-struct FlushMemory {
-  static constexpr int kBytes = pack_smem_bytes<typename Traits::Format>();
-  static constexpr int kExtra = kBytes <= Traits::kReusable ? 0 : kBytes;
-  static constexpr int kAt = kExtra ? Traits::kSharedBytes : 0;
-};
-
 // Packs a full residual; tokens beyond the block move to the front of the residual. All threads of the CTA that completed the head call it,
 // when no CTA reads the residual any more.
 template <class Traits>
 __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, const Residual<Traits>& residual, int length) {
   using Format = typename Traits::Format;
+  using Memory = typename Traits::Memory;
+  static_assert(pack_smem_bytes<Format>() <= (Memory::kFlush ? Memory::kTotal - Memory::kFlush : Memory::kPages));
   uint8_t* block =
       args.cache.block<Traits::kPaged>(residual.head.sequence, residual.head.head, length / Format::kTokens, Format::kBlockBytes);
   __syncthreads();
   pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_row(token); }, [&](int token) { return residual.v_row(token); },
-                                       block, shared.memory + FlushMemory<Traits>::kAt);
+                                       block, shared.memory + Memory::kFlush);
   residual.store(Format::kTokens, residual.count(), 0);
 }
 

@@ -12,12 +12,14 @@ struct ClusterReduction {
   static constexpr int kCluster = Traits::kCluster, kElements = CtaResult<Traits>::kElements, kOwn = kElements / kCluster;
   // One thread per CTA of the cluster sends the row stats.
   static_assert(kElements % kCluster == 0 && CtaResult<Traits>::kStride >= kCluster);
+  static constexpr int kBytes = kElements * 4 + kCluster * 64 + 16;  // of a tile of query rows: values, stats, barrier
+  static_assert(Traits::kQTiles * kBytes <= Traits::Memory::kTotal - Traits::Memory::kCluster);
   float* values;    // [sender][element of this CTA's slice]
   RowStats* stats;  // [sender][row]
   uint32_t barrier;
 
   __device__ ClusterReduction(uint8_t* memory, int q_tile) {
-    values = reinterpret_cast<float*>(memory + Traits::kClusterBuffer + q_tile * (Traits::kClusterBufferBytes / Traits::kQTiles));
+    values = reinterpret_cast<float*>(memory + Traits::Memory::kCluster + q_tile * kBytes);
     stats = reinterpret_cast<RowStats*>(values + kElements);
     barrier = ptx::shared_address(stats + kCluster * 8);
   }

@@ -16,8 +16,6 @@ struct Attend {
   using PlannedTraits = Traits<Format, Planned<Schedule>>;
   static constexpr int kMaxSplits = 256;
   static constexpr int kMaxBatch = kMaxPlanBatch;
-  template <class Traits>
-  static constexpr int kSharedBytes = Traits::kSharedBytes + FlushMemory<Traits>::kExtra;
 
   // Splits per head of the static scheduler: the number of least cost.
   static int splits(int batch, int kv_heads, int max_len) {
@@ -41,8 +39,9 @@ struct Attend {
   }
 
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
-    // Bytes that an SM could read while a CTA goes from one head to the next. They include its rings, which are refilled.
-    constexpr int kHeadBytes = kStartBytes + PlannedTraits::kRingBytes;
+    // Bytes that a CTA could read while it goes from one head to the next, at its share of the SM's rate. They include its rings (which
+    // end at the barriers), because they are refilled.
+    constexpr int kHeadBytes = kStartBytes / Schedule::kCtasPerSm + PlannedTraits::Memory::kBarriers;
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads, shape.workers = resident_ctas();
     shape.tile_tokens = PlannedTraits::kTileTokens, shape.block_tokens = Format::kTokens;
@@ -69,13 +68,13 @@ struct Attend {
     if (args.plan) {
       const PlanShape shape = plan_shape(batch, kv_heads, args.q_len, kAppend);
       args.slots = shape.most_work_tiles();
-      constexpr int kBytes = kSharedBytes<PlannedTraits>;
+      constexpr int kBytes = PlannedTraits::Memory::kTotal;
       Launch launch(dim3(shape.workers), PlannedTraits::kThreads, kBytes, stream, Schedule::kOverlap);
       return launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
     }
     const int count = splits(batch, kv_heads, args.max_len);
     args.slots = heads * count, args.one_wave = heads * count <= resident_splits();
-    Launch launch(dim3(kv_heads * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads, kSharedBytes<StaticTraits>, stream,
+    Launch launch(dim3(kv_heads * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads, StaticTraits::Memory::kTotal, stream,
                   Schedule::kOverlap, StaticTraits::kClusterSize);
     return launch.run(attend_static<StaticTraits, kAppend>, args);
   }
@@ -96,7 +95,7 @@ struct Attend {
     int device = 0;
     cudaGetDevice(&device);
     if (device < kMaxDevices && known[device] > 0) return known[device];
-    Launch launch(dim3(Schedule::kCluster), StaticTraits::kThreads, kSharedBytes<StaticTraits>, nullptr, false, Schedule::kCluster);
+    Launch launch(dim3(Schedule::kCluster), StaticTraits::kThreads, StaticTraits::Memory::kTotal, nullptr, false, Schedule::kCluster);
     const int clusters = launch.resident_clusters(attend_static<StaticTraits, false>);
     if (device < kMaxDevices) known[device] = clusters;
     return clusters;

@@ -20,14 +20,14 @@ struct Shared {
   int* flags;
 
   __device__ explicit Shared(uint8_t* memory_) : memory(memory_) {
-    fragments = memory + Traits::kQuery;
-    factors = reinterpret_cast<float*>(memory + Traits::kScalars);
+    fragments = memory + Traits::Memory::kQuery;
+    factors = reinterpret_cast<float*>(memory + Traits::Memory::kScalars);
     query_sums = factors + Traits::kQTiles * 8;
     warp_stats = reinterpret_cast<RowStats*>(query_sums + Traits::kQTiles * 8 * Traits::kKeyGroups);
-    flags = reinterpret_cast<int*>(memory + Traits::kScalars) + Traits::kScalarFloats;
-    merge = reinterpret_cast<float*>(memory + Traits::kMerge);
-    work_tiles = reinterpret_cast<WorkTile*>(memory + Traits::kWorkTiles);
-    pages = reinterpret_cast<int*>(memory + Traits::kPages);
+    flags = reinterpret_cast<int*>(memory + Traits::Memory::kFlags);
+    merge = reinterpret_cast<float*>(memory + Traits::Memory::kMerge);
+    work_tiles = reinterpret_cast<WorkTile*>(memory + Traits::Memory::kWorkTiles);
+    pages = reinterpret_cast<int*>(memory + Traits::Memory::kPages);
   }
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }

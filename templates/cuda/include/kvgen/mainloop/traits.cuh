@@ -14,6 +14,7 @@ enum class Reduction { last_cta, two_level, cluster };  // of the splits of a he
 // The schedule as the static kernel runs it.
 template <class Schedule_>
 struct Static : Schedule_ {
+  using Memory = typename Schedule_::StaticMemory;
   static constexpr int kReducedHeads = 1;  // heads whose splits a CTA may have to reduce
 };
 
@@ -21,6 +22,7 @@ struct Static : Schedule_ {
 // phases of the bulk copies' barriers would have to be tracked across work tiles.
 template <class Schedule_>
 struct Planned : Schedule_ {
+  using Memory = typename Schedule_::PlannedMemory;
   static constexpr Copy kCopy = Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
@@ -34,7 +36,6 @@ struct Traits : Schedule {
   static constexpr int kHeadDim = Format::kHeadDim;
   static constexpr int kThreads = Schedule::kWarps * 32;
   static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
-  static constexpr int kMaxRegisters = std::min(255, 65536 / (kThreads * Schedule::kCtasPerSm));
 
   // Packed-GQA rows are (query, head of the group) pairs. The MMA has them in its 8 columns, so a tile holds 8 rows.
   static constexpr int kQRows = Schedule::kGroup * Schedule::kMaxQLen;
@@ -94,34 +95,12 @@ struct Traits : Schedule {
     return kGathered ? ceil_div(tokens / Format::kTokens, kTileBlocks) : tokens / Format::kTokens * kTilesPerBlock;
   }
 
-  // Shared memory, in bytes from the start: rings
-  // barriers
-  // q
-  // merge buffer
-  // page table
-  // work tiles
-  // scalars
-  // cluster buffer.
-  static constexpr int kRingBytes = Schedule::kWarps * Schedule::kTilesInFlight * kSlotBytes;
-  static constexpr int kBarriers = kRingBytes;
-  static constexpr int kQuery =
-      kBarriers +
-      align_up(Schedule::kCopy != Copy::cp_async ? Schedule::kWarps * Schedule::kTileSubtiles * Schedule::kTilesInFlight * 8 : 0, 16);
-  static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;
-  static constexpr int kQueryBytes = kQueryPlainBytes * (kErrorInCopy ? 2 : 1);
-  static constexpr int kMerge = kQuery + kQueryBytes;
+  // The arrays of shared memory lie where the rendered source says (`Memory`, kvgen/lower/cuda/shared.py).
+  static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;  // a second copy of q follows with kErrorInCopy
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp fall into 32 banks
-  static constexpr int kMergeBytes = align_up(Schedule::kWarps * kTileQRows * kMergeStride * 4, 16);
-  static constexpr int kReusable = kMerge + kMergeBytes;  // bytes that are free after the output is stored
-  static constexpr int kPages = kReusable;
   static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
-  static constexpr int kWorkTiles = kPages + align_up(Schedule::kWarps * kPageEntries * 4, 16);
-  static constexpr int kScalars = kWorkTiles + Schedule::kWarps * WorkQueue::kWarpBytes;
-  static constexpr int kScalarFloats = kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2;
-  static constexpr int kClusterBuffer = align_up(kScalars + kScalarFloats * 4 + 16, 16);
-  static constexpr int kClusterBufferBytes =
-      Schedule::kReduction == Reduction::cluster ? kQTiles * (kTileQRows * kHeadDim * 4 + Schedule::kCluster * 64 + 16) : 0;
-  static constexpr int kSharedBytes = align_up(kClusterBuffer + kClusterBufferBytes, 128);
+  using Memory = typename Schedule::Memory;
+  static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
 };
 
 // The code fields of one byte belong to different rows and are not shifted down before the MMA. The products of a row are multiplied by

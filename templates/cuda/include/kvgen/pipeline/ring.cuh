@@ -116,7 +116,7 @@ struct BulkRing {
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
       : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)),
-        barriers(shared + Traits::kBarriers + warp * kBarriers * 8),
+        barriers(shared + Traits::Memory::kBarriers + warp * kBarriers * 8),
         lane(lane_) {
     if (lane == 0) {
       for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + i * 8, 1);

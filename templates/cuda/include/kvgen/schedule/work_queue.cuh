@@ -34,8 +34,8 @@ class WorkQueue {
   // Speculative first work tile: loaded before griddepcontrol.wait, so it may hold stale values and serves prefetches only.
   // `load_confirmed` loads it again.
   __device__ __forceinline__ const WorkTile& load_speculative() {
-    range_ = load_range();
-    load_first(range_.begin);
+    range_ = range_of(range_field());
+    store_first(first_field(range_.begin));
     return memory_[kFirst];
   }
   // Loads the first work tile after the wait. Returns whether its head differs from the speculative one.
@@ -43,9 +43,11 @@ class WorkQueue {
     const WorkTile seen = memory_[kFirst];
     const int guess = range_.begin;
     __syncwarp();
-    range_ = load_range();
-    load_first(guess);  // issued together with the range, which rarely differs from the speculative one
-    if (range_.begin != guess) load_first(range_.begin);
+    // Both loads are issued before either is waited for: the range rarely differs from the speculative one.
+    const int ends = range_field(), field = first_field(guess);
+    range_ = range_of(ends);
+    store_first(field);
+    if (range_.begin != guess) store_first(first_field(range_.begin));
     const WorkTile& first = memory_[kFirst];
     if (lane_ < 8) reinterpret_cast<int*>(memory_)[lane_] = reinterpret_cast<const int*>(&first)[lane_];
     __syncwarp();
@@ -75,14 +77,14 @@ class WorkQueue {
   WorkRange range_;
 
   // Two lanes load the range for all: before griddepcontrol.wait, loads of one address by several lanes may give different values.
-  __device__ __forceinline__ WorkRange load_range() const {
-    const int field = ptx::load_relaxed(reinterpret_cast<const int*>(range_address_) + lane_ % 2);
-    return {__shfl_sync(~0u, field, 0), __shfl_sync(~0u, field, 1)};
-  }
+  __device__ __forceinline__ int range_field() const { return ptx::load_relaxed(reinterpret_cast<const int*>(range_address_) + lane_ % 2); }
+  __device__ __forceinline__ static WorkRange range_of(int field) { return {__shfl_sync(~0u, field, 0), __shfl_sync(~0u, field, 1)}; }
   // Lane i loads the i-th field. The index is clamped, since a speculative range may hold any values.
-  __device__ __forceinline__ void load_first(int index) const {
-    const int* from = reinterpret_cast<const int*>(tiles_ + min(max(index, 0), max_tiles_ - 1));
-    if (lane_ < 8) reinterpret_cast<int*>(memory_ + kFirst)[lane_] = ptx::load_relaxed(from + lane_);
+  __device__ __forceinline__ int first_field(int index) const {
+    return ptx::load_relaxed(reinterpret_cast<const int*>(tiles_ + min(max(index, 0), max_tiles_ - 1)) + lane_ % 8);
+  }
+  __device__ __forceinline__ void store_first(int field) const {
+    if (lane_ < 8) reinterpret_cast<int*>(memory_ + kFirst)[lane_] = field;
     __syncwarp();
   }
 };
