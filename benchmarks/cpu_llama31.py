@@ -60,7 +60,7 @@ def main() -> None:
             "cpu",
             spec.workloads,
             [Ours(kernel), *cpu_providers()],
-            lambda work, kernel=kernel: half_full(kernel.layout, work.kv_len),  # type: ignore[misc]
+            lambda work, kernel=kernel: half_full(kernel.spec, kernel.layout, work.kv_len),  # type: ignore[misc]
             policy=policy,
             rounds=arguments.rounds,
         )

@@ -53,7 +53,7 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
     """Caches of `half_full(kv_len)` tokens per sequence with room for a block more."""
     random = torch.Generator("cuda").manual_seed(work.batch * 7919 + work.kv_len)
     a, dtype, n = spec.attention, DTYPES[spec.attention.dtype], layout.tokens
-    held = [half_full(layout, kv_len) for kv_len in kv_lens]
+    held = [half_full(spec, layout, kv_len) for kv_len in kv_lens]
     blocks = -(-(max(held) + 2 * n) // n)
     k, v = (torch.randn(UNIQUE, n, a.head_dim, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
     unique = pack_blocks(layout, k, v)

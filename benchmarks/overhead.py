@@ -63,7 +63,7 @@ def loop(call, count=2000):
             call()
         taken.append((time.perf_counter() - start) / (count // 20))
     return sorted(taken)[len(taken) // 2]
-raw_call = loop(lambda: variant.module.decode(*raw, workspace, None, 0.17, 256, 512, cache.sequences.overflow.address, 1))
+raw_call = loop(lambda: variant.module.decode(*raw, None, workspace, None, 0.17, 256, 512, cache.sequences.overflow.address, 1))
 full_call = loop(lambda: kernel.decode(q, new, new, cache, out=out))
 allocating = loop(lambda: kernel.decode(q, new, new, cache))
 print(json.dumps([loaded, first, loaded + first, again, full_call - raw_call, allocating - raw_call, raw_call]))

@@ -60,6 +60,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "soft cap": _with({"softcap": 50.0}),
     "attention sinks (a logit per head)": _with({"sinks": True}),
     "sink and local tokens in full precision": _with(cache={"sink": 32, "local": 128}),
+    "tokens may be taken back (speculative decoding)": _with(cache={"rollback": 8}),
     "boosted channels (Kitty)": _with(key={"bits": 2, "boost": {"fraction": 0.125}}, value={"bits": 2}),
 }
 """One spec for each feature; otherwise Llama-3.1-8B's heads, fp16, 4 bits, contiguous."""

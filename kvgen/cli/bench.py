@@ -94,7 +94,7 @@ def run(spec: KernelSpec, target: Target, others: list[Provider], policy: Timing
         target,
         spec.workloads,
         [Ours(kernel), *others],
-        lambda work: half_full(kernel.layout, work.kv_len),
+        lambda work: half_full(kernel.spec, kernel.layout, work.kv_len),
         policy=policy,
         rounds=rounds,
         told=lambda message: typer.echo(message, err=True),

@@ -14,6 +14,7 @@ import torch
 
 from kvgen.api.kernel import Kernel
 from kvgen.runtime import checks, extend
+from kvgen.runtime.arguments import Arguments
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.sequences import CallOrder, OverflowFlag
@@ -82,6 +83,7 @@ def attend(
     lengths: torch.Tensor,
     block_table: torch.Tensor | None,
     workspace: torch.Tensor,
+    sinks: torch.Tensor | None,
     module: str,
     scale: float,
     max_len: int,
@@ -95,10 +97,10 @@ def attend(
     cache = (packed, k_residual, v_residual, lengths, block_table, None)
     with _in_order(packed):
         if q.shape[1] > most_q:
-            extend.run(_module(module), cache, extend.Call(q, None, out, lse, scale, max_len, max_len, 0))
+            extend.run(_module(module), cache, extend.Call(q, None, out, lse, sinks, scale, max_len, max_len, 0))
         else:
             plan = _plan(_module(module), q, lengths, max_len, None)
-            _module(module).attend(q, *cache, out, lse, workspace, plan, scale, max_len)
+            _module(module).attend(q, *cache, out, lse, sinks, workspace, plan, scale, max_len)
     return out, lse
 
 
@@ -113,6 +115,7 @@ def decode(
     lengths: torch.Tensor,
     block_table: torch.Tensor | None,
     workspace: torch.Tensor,
+    sinks: torch.Tensor | None,
     module: str,
     scale: float,
     max_len: int,
@@ -125,10 +128,10 @@ def decode(
         flag = _overflow(q.is_cuda)
         flag.check()
         if q.shape[1] > most_q:
-            extend.run(_module(module), cache, extend.Call(q, (k_new, v_new), out, lse, scale, max_len, max_len, flag.address))
+            extend.run(_module(module), cache, extend.Call(q, (k_new, v_new), out, lse, sinks, scale, max_len, max_len, flag.address))
         else:
             plan = _plan(_module(module), q, lengths, max_len, flag)
-            _module(module).decode(q, k_new, v_new, *cache, out, lse, workspace, plan, scale, max_len, max_len, flag.address, 1)
+            _module(module).decode(q, k_new, v_new, *cache, out, lse, sinks, workspace, plan, scale, max_len, max_len, flag.address, 1)
     return out, lse
 
 
@@ -155,13 +158,20 @@ class Attention(torch.nn.Module):
     lengths: torch.Tensor
     block_table: torch.Tensor | None
     workspace: torch.Tensor
+    sinks: torch.Tensor | None
 
-    def __init__(self, kernel: Kernel, cache: KVCache, q_len: int = 1, scale: float | None = None) -> None:
-        """Raises CacheMismatch if the cache has another layout than the kernel."""
+    def __init__(
+        self, kernel: Kernel, cache: KVCache, q_len: int = 1, scale: float | None = None, sinks: torch.Tensor | None = None
+    ) -> None:
+        """`sinks`, float32 [q_heads], are the learned logits of a format that has them.
+
+        Raises CacheMismatch if the cache has another layout than the kernel, ValueError on wrong sinks.
+        """
         super().__init__()
         variant = kernel.variant(Workload(batch=cache.batch, kv_len=cache.max_len, q_len=q_len))
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
-        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.workspace(cache)}.items():
+        Arguments(variant.spec, variant.layout).sinks(sinks, cache)
+        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.workspace(cache), "sinks": sinks}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(variant.module.path)
         self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
@@ -180,5 +190,7 @@ class Attention(torch.nn.Module):
         out, lse = attend(q, *self._cache(), self.module, self.scale, self.max_len, self.most_q)
         return out, lse
 
-    def _cache(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table, self.workspace
+    def _cache(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+        return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table, self.workspace, self.sinks

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
 
 Language = Literal["c++", "cuda"]
 
-FUNCTIONS = ("advance", "attend", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
+FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
 """Functions of a kernel's module; `docs/abi.md` lists their arguments."""
 
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvgen.reference.layout import PackedLayout
+from kvgen.reference.residual import residual_rows
 from kvgen.spec import KernelSpec
 
 
 def must_read(spec: KernelSpec, layout: PackedLayout, lengths: Iterable[int]) -> int:
-    """Bytes of codes, scales, zeros and residual that `attend` reads for sequences of these lengths; padding does not count."""
+    """Bytes of codes, scales, zeros and unquantized tokens that `attend` reads for sequences of these lengths; padding does not count."""
     return sum(sequence_bytes(spec, layout, length) for length in lengths)
 
 
 def sequence_bytes(spec: KernelSpec, layout: PackedLayout, length: int) -> int:
     """The share of one sequence, all KV heads; with a window, of the blocks that it reaches."""
-    window = spec.attention.window
+    window, rows = spec.attention.window, residual_rows(spec, layout.tokens)
     first = 0 if window is None else max(0, length - window)
-    full = length // layout.tokens
-    blocks = full - min(full, first // layout.tokens)
+    full = rows.packed_blocks(length)
+    blocks = full - min(full, first // layout.tokens)  # a window never goes with sink tokens
     element = 4 if spec.attention.dtype == "float32" else 2
     rest = min(length - full * layout.tokens, length - first)
     return spec.attention.kv_heads * (blocks * layout.payload_bytes + 2 * rest * layout.head_dim * element)
 
 
-def half_full(layout: PackedLayout, kv_len: int) -> int:
-    """The length at which a workload is timed: `kv_len`, adjusted to a half-full residual, which is the average while decoding."""
-    return max(1, kv_len // layout.tokens * layout.tokens - layout.tokens // 2) if kv_len % layout.tokens == 0 else kv_len
+def half_full(spec: KernelSpec, layout: PackedLayout, kv_len: int) -> int:
+    """The length at which a workload is timed: `kv_len`, less so many tokens that the newest block is half full, as it is on average."""
+    if kv_len % layout.tokens:
+        return kv_len
+    return max(1, kv_len - (kv_len - spec.cache.sink - spec.cache.local - layout.tokens // 2) % layout.tokens)

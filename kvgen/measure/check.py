@@ -19,6 +19,8 @@ from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
 from kvgen.measure.steps import PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
+from kvgen.reference.data import learned_sinks
+from kvgen.reference.residual import residual_rows
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
@@ -52,6 +54,8 @@ class Checker:
         self.policy = policy or CheckPolicy()
         self.comparison = Comparison(variant.dtype, self.device)
         self.reads = Reads(variant, self.device, self.comparison, self.policy.most_tokens)
+        self.rows = residual_rows(variant.spec, variant.layout.tokens)
+        self._sinks = learned_sinks(variant.spec, self.device)
         self._last: tuple[KVCache, torch.Tensor, torch.Tensor] | None = None
 
     def run(self) -> None:
@@ -66,13 +70,16 @@ class Checker:
         """Raises CheckError if the last call of `run` now gives other bits."""
         if self._last is not None:
             cache, q, out = self._last
-            got = self.variant.attend(q, cache, out=poisoned(out.shape, out.dtype, self.device))
+            got = self.variant.attend(q, cache, out=poisoned(out.shape, out.dtype, self.device), sinks=self._sinks)
             self.comparison.same_bits("after timing", got, out)
 
     def _live(self, scenario: Scenario) -> None:
         cache = self._poisoned_cache(scenario)
         for k, v, new in scenario.chunks:
             self.variant.prefill(cache, self._strided(k), self._strided(v), new)
+        if scenario.drafts is not None:
+            self.variant.prefill(cache, *map(self._strided, scenario.drafts))
+            cache.crop([scenario.drafts[0].shape[1]] * scenario.batch)
         self._attend(scenario, cache)
         if self.device.type == "cuda":
             self._replayed(scenario, cache)
@@ -83,14 +90,14 @@ class Checker:
         self._unpack(scenario, cache)
         self._codes(scenario, cache)
         q = scenario.attend.q.to(self.device)
-        self._last = (cache, q, self.variant.attend(q, cache))
+        self._last = (cache, q, self.variant.attend(q, cache, sinks=self._sinks))
 
     def _long_prefill(self) -> None:
         """Compare every block of a long prefill with the reference's."""
         k, v, codes = long_prefill(self.variant.spec, self.variant.layout, self.device.type)
         cache = self.variant.new_cache(1, k.shape[1], self.device)
         self.variant.prefill(cache, self._strided(k), self._strided(v))
-        blocks = blocks_of(cache)[:, :, : k.shape[1] // self.variant.layout.tokens]
+        blocks = blocks_of(cache)[:, :, : self.rows.packed_blocks(k.shape[1])]
         for which, want in codes.items():
             self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, want.codes, want.scale)
 
@@ -100,10 +107,11 @@ class Checker:
 
     def _replayed(self, scenario: Scenario, cache: KVCache) -> None:
         """Run the steps as one CUDA graph, in which launches overlap; then restore the cache."""
-        before = [x.clone() for x in cache.tensors[:4] if x is not None]
+        changing = [x for x in (*cache.tensors[:4], cache.sequences.least) if x is not None]
+        before = [x.clone() for x in changing]
         bound = cache.bound
         calls = [
-            (self._strided(step.q), self._strided(step.k), self._strided(step.v))
+            (self._strided(step.q), self._strided(step.k), self._strided(step.v), step.crop)
             for step in scenario.steps
             if step.k is not None and step.v is not None
         ]
@@ -114,11 +122,13 @@ class Checker:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for (q, k, v), (out, lse) in zip(calls, outputs, strict=True):
-                self.variant.decode(q, k, v, cache, out=out, lse=lse)
+            for (q, k, v, crop), (out, lse) in zip(calls, outputs, strict=True):
+                self.variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self._sinks)
+                if crop is not None:
+                    cache.crop(crop)
         graph.replay()
         self._steps(scenario, " in a graph", outputs)
-        for mine, old in zip(cache.tensors[:4], before, strict=True):
+        for mine, old in zip(changing, before, strict=True):
             mine.copy_(old)
         cache.sequences.captured = False  # the graph is not replayed again
         cache.bound = bound
@@ -143,7 +153,7 @@ class Checker:
             same, same_lse = self._call(step, cache)
             self.comparison.same_bits(f"attend of {scenario.name} repeated", same, out)
             self.comparison.same_bits(f"LSE of {scenario.name} repeated", same_lse, lse)
-        without = self.variant.attend(self._strided(step.q), cache)
+        without = self.variant.attend(self._strided(step.q), cache, sinks=self._sinks)
         self.comparison.same_bits(f"attend of {scenario.name} without LSE", without, out)
 
     def _call(self, step: Step, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,9 +162,11 @@ class Checker:
         out = poisoned(q.shape, q.dtype, self.device)
         lse = poisoned(step.lse.shape, torch.float32, self.device)
         if step.k is None or step.v is None:
-            self.variant.attend(q, cache, out=out, lse=lse)
+            self.variant.attend(q, cache, out=out, lse=lse, sinks=self._sinks)
         else:
-            self.variant.decode(q, self._strided(step.k), self._strided(step.v), cache, out=out, lse=lse)
+            self.variant.decode(q, self._strided(step.k), self._strided(step.v), cache, out=out, lse=lse, sinks=self._sinks)
+        if step.crop is not None:
+            cache.crop(step.crop)
         return out, lse
 
     def _strided(self, x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +195,7 @@ class Checker:
 
     def _codes(self, scenario: Scenario, cache: KVCache) -> None:
         """Compare packed codes and their scales with the reference's."""
-        count = torch.tensor(scenario.lengths) // self.variant.layout.tokens
+        count = torch.tensor([self.rows.packed_blocks(length) for length in scenario.lengths])
         blocks = blocks_of(cache)
         full = (torch.arange(blocks.shape[2]) < count.unsqueeze(1)).to(self.device)  # [batch, blocks]
         for which, want in scenario.codes.items():

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvgen.reference.data import normal
+from kvgen.reference.data import learned_sinks, normal
 from kvgen.reference.packing import unpack_blocks
+from kvgen.reference.residual import residual_rows
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -41,7 +42,7 @@ class Pattern:
         """The pattern of a variant's layout: normal data."""
         layout, page = variant.layout, variant.spec.cache.page
         count = max(LEAST_BLOCKS, PATTERN_TOKENS[device.type] // layout.tokens)
-        tokens = count * layout.tokens
+        tokens = count * layout.tokens + variant.spec.cache.sink + variant.spec.cache.local
         inputs = normal(variant.spec, 1, tokens, seed=2)
         cache = variant.new_cache(1, tokens if page is None else max(tokens, page), device)
         variant.prefill(cache, inputs.k.to(device), inputs.v.to(device))
@@ -79,6 +80,7 @@ class FilledCache:
     def __init__(self, variant: Variant, batch: int, room: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.spec, self.layout = variant.spec, variant.layout
+        self.rows = residual_rows(variant.spec, variant.layout.tokens)
         self.pattern = pattern_of(variant, self.device)
         self.cache = variant.new_cache(batch, room, self.device)
         self._order = self._fill()
@@ -160,14 +162,14 @@ class FilledCache:
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def _attend(self, q: torch.Tensor, lengths: torch.Tensor, where: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None) -> Output:
-        attention, q_len = self.spec.attention, q.shape[1]
-        packed = lengths // self.layout.tokens * self.layout.tokens
+        attention, q_len, sink = self.spec.attention, q.shape[1], self.rows.sink
+        packed = (lengths - sink - self.rows.local).clamp(min=0) // self.layout.tokens * self.layout.tokens
         total = lengths + (0 if new is None else q_len)
         end = (total.unsqueeze(1) - q_len + torch.arange(1, q_len + 1, device=self.device)).clamp(min=0)  # [rows, q_len]
         begin = torch.zeros_like(end) if attention.window is None else (end - attention.window).clamp(min=0)
-        limit = packed.unsqueeze(1)
-        often = self._often(where, torch.minimum(end, limit)) - self._often(where, torch.minimum(begin, limit))
-        k, v, visible = self._plain(lengths, packed, where, new, begin, end)
+        upto, after = (torch.minimum((x - sink).clamp(min=0), packed.unsqueeze(1)) for x in (end, begin))
+        often = self._often(where, upto) - self._often(where, after)
+        k, v, visible = self._plain(lengths, sink + packed, where, new, begin, end)
         queries = q.double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
         queries = queries * attention.head_dim**-0.5  # [kv_heads, rows, group, q_len, dim]
         shape = (*queries.shape[:4], -1)
@@ -176,9 +178,15 @@ class FilledCache:
         near = self._softcap((queries.flatten(2, 3) @ k.permute(1, 0, 3, 2)).reshape(shape))
         near = near.masked_fill_(~visible[:, None], -torch.inf)
         top = torch.maximum(far.amax(-1), near.amax(-1)).unsqueeze(-1)
+        sinks = learned_sinks(self.spec, self.device)
+        if sinks is not None:
+            logits = sinks.double().reshape(attention.kv_heads, 1, -1, 1, 1)
+            top = torch.maximum(top, logits)
         top = top.masked_fill(top == -torch.inf, 0.0)
         far, near = far.sub_(top).exp_().mul_(often[:, None]), near.sub_(top).exp_()
         weight = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)
+        if sinks is not None:
+            weight = weight + (logits - top).exp()
         seen = (far.flatten(1, 3) @ self.pattern.v).reshape(shape)
         seen += (near.flatten(2, 3) @ v.transpose(0, 1)).reshape(shape)
         out = seen / weight.masked_fill(weight == 0, 1.0)
@@ -186,7 +194,7 @@ class FilledCache:
         return out.permute(1, 3, 0, 2, 4).flatten(2, 3), lse.permute(1, 0, 2, 3).flatten(1, 2)
 
     def _often(self, where: torch.Tensor, upto: torch.Tensor) -> torch.Tensor:
-        """How often each token of the pattern is among the first `upto` [rows, q_len] of a sequence: fp64 [rows, q_len, tokens]."""
+        """How often each token of the pattern is among the first `upto` [rows, q_len] packed ones: fp64 [rows, q_len, tokens]."""
         tokens = self.layout.tokens
         block, rest = upto // tokens, upto % tokens
         whole = self._seen[where.unsqueeze(1), block].double()  # [rows, q_len, pattern]
@@ -199,16 +207,20 @@ class FilledCache:
     def _plain(
         self,
         lengths: torch.Tensor,
-        packed: torch.Tensor,
+        first: torch.Tensor,
         where: torch.Tensor,
         new: tuple[torch.Tensor, torch.Tensor] | None,
         begin: torch.Tensor,
         end: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """K and V [rows, kv_heads, slots, dim] of residual and new tokens, and which queries see them, [rows, q_len, slots]."""
+        """K and V [rows, kv_heads, slots, dim] of unquantized and new tokens, and which queries see them, [rows, q_len, slots].
+
+        `first` [rows] are the positions after the packed blocks.
+        """
         k, v = (residual[where].double() for residual in self._residuals)
-        slot = torch.arange(self.layout.tokens, device=self.device)
-        at = packed.unsqueeze(1) + slot
+        sink, capacity = self.rows.sink, self.rows.capacity
+        slot, start = torch.arange(self.rows.rows, device=self.device), first.unsqueeze(1)
+        at = torch.where(slot < sink, slot, start + (slot - sink - (start - sink)) % capacity)  # the position in each row
         held = at < lengths.unsqueeze(1)
         if new is not None:
             k, v = (torch.cat([old, x.double().transpose(1, 2)], 2) for old, x in zip((k, v), new, strict=True))

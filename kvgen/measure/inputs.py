@@ -11,7 +11,7 @@ from kvgen.measure.device import cold_bytes
 from kvgen.measure.filled import FilledCache
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
-from kvgen.reference.data import normal
+from kvgen.reference.data import learned_sinks, normal
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
@@ -22,22 +22,25 @@ MOST_COPIES = 64
 class WorkloadInputs:
     """A workload over one layout; every variant of that layout can be verified and timed on it.
 
-    `q`, `k` and `v` are the inputs of every call, `length` the tokens of every sequence, `nbytes` what a call must read.
+    `q`, `k`, `v` and `sinks` are the inputs of every call, `length` the tokens of every sequence, `nbytes` what a call must read.
     """
 
     def __init__(self, variant: Variant, workload: Workload, device: torch.device | str, cold: int | None = None) -> None:
         self.workload = workload
         self.device = torch.device(device)
         layout = variant.layout
-        self.length = half_full(layout, workload.kv_len)
+        self.length = half_full(variant.spec, layout, workload.kv_len)
         self.nbytes = must_read(variant.spec, layout, [self.length] * workload.batch)
         cold = cold_bytes(self.device.type) if cold is None else cold
         copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
-        self.filled = FilledCache(variant, workload.batch, self.length + layout.tokens + workload.q_len, self.device)
+        unpacked = variant.spec.cache.sink + variant.spec.cache.local
+        room = max(self.length, unpacked) + layout.tokens + workload.q_len
+        self.filled = FilledCache(variant, workload.batch, room, self.device)
         self.filled.set([self.length] * workload.batch)
         self.caches: list[KVCache] = [self.filled.cache, *(self.filled.copy(variant) for _ in range(copies - 1))]
         inputs = normal(variant.spec, workload.batch, workload.q_len, q_len=workload.q_len, seed=1)
         self.q, self.k, self.v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
+        self.sinks = learned_sinks(variant.spec, self.device)
         self._outs = [torch.empty_like(self.q) for _ in range(copies)]
         for cache in self.caches:
             variant.release(cache)  # the workspace of the variant that filled it
@@ -77,7 +80,7 @@ class WorkloadInputs:
 
     def _attend(self, variant: Variant, index: int) -> Callable[[], object]:
         cache, out, q = self.caches[index], self._outs[index], self.q
-        return lambda: variant.attend(q, cache, out=out)
+        return lambda: variant.attend(q, cache, out=out, sinks=self.sinks)
 
     def _decode(self, variant: Variant, index: int, steps: int) -> Callable[[], object]:
         """As many decode steps as fill a block, with one flush; their mean length is the workload's, which is restored at the end."""
@@ -91,7 +94,7 @@ class WorkloadInputs:
         def run() -> None:
             begin(start)
             for _ in range(steps):
-                variant.decode(self.q, self.k, self.v, cache, out=out)
+                variant.decode(self.q, self.k, self.v, cache, out=out, sinks=self.sinks)
             begin(self.length)
 
         return run

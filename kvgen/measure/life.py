@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kvgen.reference.attention import attend
+from kvgen.reference.data import learned_sinks
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
+from kvgen.reference.residual import ResidualRows, residual_rows
 from kvgen.spec import KernelSpec
+
+
+def whole_tokens(spec: KernelSpec, layout: PackedLayout, tokens: int) -> int:
+    """The least number of tokens, at least `tokens`, of which those after the sink are whole blocks."""
+    sink = spec.cache.sink
+    return sink + -(-max(0, tokens - sink) // layout.tokens) * layout.tokens
 
 
 @dataclass(frozen=True)
 class Life:
-    """K and V of whole sequences, [batch, tokens, kv_heads, head_dim] in whole blocks: as given, and as they read back when packed."""
+    """K and V of whole sequences, [batch, `whole_tokens`, kv_heads, head_dim]: as given, and as they read back when packed."""
 
     spec: KernelSpec
     layout: PackedLayout
@@ -27,9 +35,23 @@ class Life:
     @classmethod
     def of(cls, spec: KernelSpec, layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> Life:
         """The life of K and V."""
-        blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
-        read_k, read_v = (from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype))
+        sink = spec.cache.sink
+        blocks = pack_blocks(layout, *(to_blocks(x[:, sink:], layout.tokens) for x in (k, v)))
+        read = (from_blocks(x) for x in unpack_blocks(layout, blocks, k.dtype))
+        read_k, read_v = (torch.cat([given[:, :sink].double(), x], 1) for given, x in zip((k, v), read, strict=True))
         return cls(spec, layout, (k, v), (read_k, read_v), blocks)
+
+    @property
+    def rows(self) -> ResidualRows:
+        """Which tokens are unquantized."""
+        return residual_rows(self.spec, self.layout.tokens)
+
+    def drafted(self, kept: tuple[int, ...]) -> Life:
+        """The life with other tokens from `kept[b]` on, which will be taken back. No block may hold them yet."""
+        token = torch.arange(self.raw[0].shape[1], device=self.raw[0].device)
+        draft = (token >= torch.tensor(kept, device=token.device).unsqueeze(1))[..., None, None]
+        k, v = self.raw
+        return replace(self, raw=(torch.where(draft, -k, k), torch.where(draft, -v, v)))
 
     def slice(self, which: int, starts: tuple[int, ...], count: int) -> torch.Tensor:
         """`count` tokens of every sequence from its own start, [batch, count, kv_heads, head_dim]; zeros past the data."""
@@ -42,15 +64,15 @@ class Life:
         return self.slice(0, starts, count), self.slice(1, starts, count)
 
     def seen(self, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V in fp64 as attention sees them: full blocks as they read back, the rest as given."""
-        device, tokens = self.raw[0].device, self.layout.tokens
+        """K and V in fp64 as attention sees them: packed blocks as they read back, the rest as given."""
+        device = self.raw[0].device
         token = torch.arange(self.raw[0].shape[1], device=device)
-        full = torch.tensor([length // tokens * tokens for length in lengths], device=device)
-        packed = (token < full.unsqueeze(1))[..., None, None]
+        end = torch.tensor([self.rows.first(length) for length in lengths], device=device)
+        packed = (token < end.unsqueeze(1))[..., None, None]
         return torch.where(packed, self.read[0], self.raw[0].double()), torch.where(packed, self.read[1], self.raw[1].double())
 
     def attend(self, q: torch.Tensor, packed_upto: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and LSE of attention over `lengths`, with the blocks packed that were full at `packed_upto`."""
+        """Output and LSE of attention over `lengths`, with the blocks packed that were due at `packed_upto`."""
         k, v = self.seen(packed_upto)
-        attention = self.spec.attention
-        return attend(q, k, v, torch.tensor(lengths), softcap=attention.softcap, window=attention.window)
+        attention, sinks = self.spec.attention, learned_sinks(self.spec, q.device)
+        return attend(q, k, v, torch.tensor(lengths), softcap=attention.softcap, window=attention.window, sinks=sinks)

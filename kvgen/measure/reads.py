@@ -13,7 +13,7 @@ from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import FilledCache, Kept, Output
 from kvgen.measure.scenario import extend_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
-from kvgen.reference.data import normal
+from kvgen.reference.data import learned_sinks, normal
 from kvgen.reference.layout import PackedLayout
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
@@ -49,11 +49,13 @@ class Reads:
     def __init__(self, variant: Variant, device: torch.device, comparison: Comparison, most_tokens: int) -> None:
         self.variant, self.device, self._comparison, self._most_tokens = variant, device, comparison, most_tokens
         self._cases: list[Case] = []
+        self._sinks = learned_sinks(variant.spec, device)
+        self._unpacked = variant.spec.cache.sink + variant.spec.cache.local
 
     def prepare(self) -> None:
         """Fill caches and compute the expected results."""
         room = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], self._most_tokens)
-        self._cases = [*self._one(room), *self._several(room // SEVERAL), *self._many()]
+        self._cases = [*self._one(room + self._unpacked), *self._several(room // SEVERAL + self._unpacked), *self._many()]
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
@@ -76,13 +78,13 @@ class Reads:
             case.filled.cache.sequences.uniform = uniform
         out = poisoned(case.q.shape, case.q.dtype, self.device)
         lse = poisoned(case.want[1].shape, torch.float32, self.device)
-        self.variant.attend(case.q, case.filled.cache, out=out, lse=lse)
+        self.variant.attend(case.q, case.filled.cache, out=out, lse=lse, sinks=self._sinks)
         return out, lse
 
     def _one(self, room: int) -> Iterator[Case]:
         filled = self._filled(1, room)
         for q_len in self._query_lengths():
-            pairs = single_lengths(self._split_tokens(1, q_len), self.variant.layout.tokens, room)
+            pairs = single_lengths(self._split_tokens(1, q_len), self.variant.layout.tokens, room, self._unpacked)
             if q_len > 1:  # one split more, and the most
                 pairs = [pair for pair in pairs if pair[0] == pair[1]][-2:]
             q = self._query(1, q_len)
@@ -95,12 +97,14 @@ class Reads:
     def _several(self, room: int) -> Iterator[Case]:
         filled = self._filled(SEVERAL, room)
         for q_len in query_lengths(self.variant.spec):
-            drawn = ragged_lengths(self._split_tokens(SEVERAL, q_len), self.variant.layout.tokens, room, SEVERAL, seed=q_len)
+            drawn = ragged_lengths(
+                self._split_tokens(SEVERAL, q_len), self.variant.layout.tokens, room, SEVERAL, seed=q_len, unpacked=self._unpacked
+            )
             for lengths in drawn if q_len == 1 else drawn[:1]:
                 yield self._case(f"attend of {q_len} queries over {list(lengths)} tokens", filled, q_len, lengths)
 
     def _many(self) -> Iterator[Case]:
-        block, room = self.variant.layout.tokens, MANY_BLOCKS * self.variant.layout.tokens
+        block, room = self.variant.layout.tokens, MANY_BLOCKS * self.variant.layout.tokens + self._unpacked
         each = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], 1 << 30) // room
         least, most = MANY[self.device.type]
         batch = min(most, max(least, each))

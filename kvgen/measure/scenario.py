@@ -1,9 +1,10 @@
 """Life cycles of small caches on which a variant is verified, with the results of the reference.
 
-Two scenarios: `ragged`, normal data at every length next to a block boundary, with more sequences than any table of a kernel holds,
-filled in two chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant stretches. Both
-decode with every number of query tokens that the spec allows, and on the CPU, which has no limit, with one larger number. The data are the
-same on every device; the reference is computed on the device, because a GPU does that a hundred times as fast.
+Two scenarios: `ragged`, normal data at every length next to the end of the sink or of a block, with more sequences than any table of a
+kernel holds, filled in two chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant
+stretches. Both decode with every number of query tokens that the spec allows, and on the CPU, which has no limit, with one larger number.
+Where the spec has a rollback, some tokens of every step are taken back, in each sequence another number. The data are the same on every
+device; the reference is computed on the device, because a GPU does that a hundred times as fast.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from functools import lru_cache
 
 import torch
 
-from kvgen.errors import UnsupportedError
 from kvgen.lower.refusals import MAX_QUERIES
 from kvgen.measure.job import CheckPolicy
-from kvgen.measure.life import Life
+from kvgen.measure.life import Life, whole_tokens
 from kvgen.reference.data import Inputs, normal, structured
 from kvgen.reference.layout import PackedLayout, Which
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes, to_blocks
@@ -44,6 +44,8 @@ class Step:
     v: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor
+    crop: torch.Tensor | None = None
+    """Tokens that are taken back after the step, int32 [batch]; None where the format has no rollback."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Scenario:
     name: str
     chunks: tuple[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]], ...]
     """(k, v [batch, tokens, kv_heads, head_dim], new lengths)."""
+    drafts: tuple[torch.Tensor, torch.Tensor] | None
+    """K and V of `cache.rollback` tokens that are appended after the chunks and taken back; None where the format has no rollback."""
     attend: Step
     """With the largest q_len of the steps, except extend attention."""
     steps: tuple[Step, ...]
@@ -73,23 +77,19 @@ class Scenario:
     @property
     def max_len(self) -> int:
         """Room that the cache needs, in tokens: chunks count with their longest sequence, steps with their queries."""
-        return sum(max(new) for _, _, new in self.chunks) + sum(step.q.shape[1] for step in self.steps)
+        drafts = 0 if self.drafts is None else self.drafts[0].shape[1]
+        return sum(max(new) for _, _, new in self.chunks) + drafts + sum(step.q.shape[1] for step in self.steps)
 
 
 @lru_cache(maxsize=4)
 def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str = "cpu") -> tuple[Scenario, ...]:
-    """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process.
-
-    Raises UnsupportedError for what the module ABI cannot say: learned sinks, first or recent tokens kept in `dtype`.
-    """
-    cache = spec.cache
-    if spec.attention.sinks or cache.sink or cache.local:
-        raise UnsupportedError("measure", "learned sinks, sink tokens and local windows have no verification yet")
-    block = layout.tokens
-    edges = (0, 1, block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)
+    """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process."""
+    block, sink, unpacked = layout.tokens, spec.cache.sink, spec.cache.sink + spec.cache.local
+    edges = (0, 1, *((unpacked + n) for n in (block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)))
+    edges = tuple(dict.fromkeys((*edges, *(n for n in (sink - 1, sink + 1, unpacked) if n > 0))))
     batch = BATCH[device]
     ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
-    longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2  # the second token or so fills a block
+    longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2 + unpacked  # the second token or so fills a block
     served = query_lengths(spec)
     steps = (*served, *[1] * (policy.steps - len(served)))
     larger = (extend_tokens(spec),) if device == "cpu" else ()
@@ -101,11 +101,12 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
 
 @lru_cache(maxsize=2)
 def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[torch.Tensor, torch.Tensor, dict[Which, Quantized]]:
-    """K and V of one sequence of many blocks, [1, tokens, kv_heads, head_dim], and what the reference packs of them."""
+    """K and V of one sequence of many packed blocks, [1, tokens, kv_heads, head_dim], and what the reference packs of them."""
     count = min(PREFILL_BLOCKS, max(4, PREFILL_TOKENS // layout.tokens))
-    inputs = normal(spec, 1, count * layout.tokens, seed=6)
+    sink, tokens = spec.cache.sink, count * layout.tokens
+    inputs = normal(spec, 1, tokens + sink + spec.cache.local, seed=6)
     k, v = inputs.k.to(device), inputs.v.to(device)
-    blocks = pack_blocks(layout, to_blocks(k, layout.tokens), to_blocks(v, layout.tokens))
+    blocks = pack_blocks(layout, *(to_blocks(x[:, sink : sink + tokens], layout.tokens) for x in (k, v)))
     return k, v, {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
 
 
@@ -130,8 +131,8 @@ def _scenario(
     ragged: bool,
 ) -> Scenario:
     """`q_lengths` are the query tokens of each decode step."""
-    total = max(lengths) + sum(q_lengths)
-    whole = -(-total // layout.tokens) * layout.tokens
+    rollback = spec.cache.rollback
+    whole = whole_tokens(spec, layout, max(lengths) + rollback + sum(q_lengths))
     first_q = len(query_lengths(spec))
     inputs = (normal if ragged else _hard)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
     all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
@@ -142,15 +143,20 @@ def _scenario(
         new = tuple(end - start for start, end in zip(past, upto, strict=True))
         chunks.append((life.slice(0, past, max(new)), life.slice(1, past, max(new)), new))
         past = upto
+    drafts = life.drafted(past).both(past, rollback) if rollback else None
     queries = torch.split(all_q, [first_q, *q_lengths], dim=1)
     first = Step(queries[0], None, None, *life.attend(queries[0], past, past))
     steps = []
-    for q, q_len in zip(queries[1:], q_lengths, strict=True):
+    for number, (q, q_len) in enumerate(zip(queries[1:], q_lengths, strict=True)):
         after = tuple(length + q_len for length in past)
-        steps.append(Step(q, life.slice(0, past, q_len), life.slice(1, past, q_len), *life.attend(q, past, after)))
-        past = after
+        rejected = [(b + number) % (min(rollback, q_len) + 1) for b in range(len(past))]
+        kept = tuple(length - fewer for length, fewer in zip(after, rejected, strict=True))
+        seen = life.drafted(kept)
+        crop = torch.tensor(rejected, dtype=torch.int32, device=device) if rollback else None
+        steps.append(Step(q, *seen.both(past, q_len), *seen.attend(q, past, after), crop))
+        past = kept
     codes = {which: read_codes(layout, which, life.blocks) for which in OPERANDS if layout.operand(which).quantized}
-    return Scenario("ragged" if ragged else "long", tuple(chunks), first, tuple(steps), past, codes, *life.seen(past))
+    return Scenario("ragged" if ragged else "long", tuple(chunks), drafts, first, tuple(steps), past, codes, *life.seen(past))
 
 
 def _first_chunk(length: int, block: int) -> int:
@@ -181,12 +187,13 @@ def _repeated(scenario: Scenario, batch: int) -> Scenario:
         return x[index.to(x.device)]
 
     def step(one: Step) -> Step:
-        k, v = (None if x is None else tensors(x) for x in (one.k, one.v))
-        return Step(tensors(one.q), k, v, tensors(one.out), tensors(one.lse))
+        k, v, crop = (None if x is None else tensors(x) for x in (one.k, one.v, one.crop))
+        return Step(tensors(one.q), k, v, tensors(one.out), tensors(one.lse), crop)
 
     return replace(
         scenario,
         chunks=tuple((tensors(k), tensors(v), tuple(new[b] for b in at)) for k, v, new in scenario.chunks),
+        drafts=None if scenario.drafts is None else (tensors(scenario.drafts[0]), tensors(scenario.drafts[1])),
         attend=step(scenario.attend),
         steps=tuple(step(one) for one in scenario.steps),
         lengths=tuple(scenario.lengths[b] for b in at),

@@ -11,29 +11,33 @@ SplitTokens = Callable[[int], int]
 NEAR = (-1, 0, 1)
 
 
-def single_lengths(split_tokens: SplitTokens, block: int, room: int) -> list[tuple[int, int]]:
+def single_lengths(split_tokens: SplitTokens, block: int, room: int, unpacked: int = 0) -> list[tuple[int, int]]:
     """(length, bound) of one sequence: next to every boundary of the first blocks, and of the first, the last but one and the last
     split, for the bounds with the smallest number of splits, one more, and the largest number within `room` tokens.
+
+    `unpacked` tokens of a sequence are never packed.
     """
-    found = {(length, max(length, 1)): None for length in (0, 1, block - 1, block, block + 1, 2 * block, 3 * block - 1) if length <= room}
-    found[1, room] = found[block + 1, room] = None  # a captured launch may be replayed with short sequences
+    edges = (0, 1, unpacked, *(unpacked + n for n in (block - 1, block, block + 1, 2 * block, 3 * block - 1)))
+    found = {(length, max(length, 1)): None for length in edges if length <= room}
+    found[1, room] = found[unpacked + block + 1, room] = None  # a captured launch may be replayed with short sequences
     for bound in _bounds_of_interest(split_tokens, block, room):
         split = split_tokens(bound) or bound
         count = math.ceil(bound / split)
         for number in {1, count - 1, count}:
-            for at in {number * split, number * split // block * block}:
+            for at in {unpacked + number * split, unpacked + number * split // block * block}:
                 found |= {(at + by, bound): None for by in NEAR if 0 < at + by <= bound}
         found[bound, bound] = None
     return list(found)
 
 
-def ragged_lengths(split_tokens: SplitTokens, block: int, room: int, batch: int, seed: int = 0) -> list[tuple[int, ...]]:
+def ragged_lengths(split_tokens: SplitTokens, block: int, room: int, batch: int, seed: int = 0, unpacked: int = 0) -> list[tuple[int, ...]]:
     """Lengths of a batch, three times: next to the boundaries of the splits for `room` tokens; log-uniform, with 0 and `room` among
     them; one long sequence beside short ones.
     """
     draw = random.Random(seed)
     split = split_tokens(room) or room
-    edges = [at + by for at in (*range(split, room + 1, split), 2 * block, room) for by in NEAR if 0 <= at + by <= room]
+    starts = (*(unpacked + at for at in (*range(split, room + 1, split), 2 * block)), room)
+    edges = [at + by for at in starts for by in NEAR if 0 <= at + by <= room]
     log = [int(math.exp(draw.uniform(0.0, math.log(room)))) for _ in range(batch)]
     log[-1], log[batch // 2] = room, 0
     short = [1 + number * block // 3 % (2 * block) for number in range(batch)]

@@ -17,9 +17,9 @@ import torch
 from kvgen.errors import CacheMismatch, CheckError
 from kvgen.measure.compare import NAN_BYTE, Comparison, poison, poisoned
 from kvgen.measure.job import CheckPolicy
-from kvgen.measure.life import Life
+from kvgen.measure.life import Life, whole_tokens
 from kvgen.measure.scenario import query_lengths
-from kvgen.reference.data import normal
+from kvgen.reference.data import learned_sinks, normal
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -50,10 +50,20 @@ class StepCheck:
         window = self.variant.spec.attention.window
         return window if window is not None and window <= LONGEST_WINDOW else 0
 
+    @property
+    def unpacked(self) -> int:
+        """Tokens of a sequence that are never packed."""
+        return self.variant.spec.cache.sink + self.variant.spec.cache.local
+
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        """Learned sinks, of a spec that has them."""
+        return learned_sinks(self.variant.spec, self.device)
+
     def life(self, batch: int, tokens: int, seed: int) -> tuple[Life, torch.Tensor]:
         """Data of a layer for at least `tokens` tokens per sequence, and the queries of its steps and of one `attend` after them."""
         layout = self.variant.layout
-        whole = -(-tokens // layout.tokens) * layout.tokens
+        whole = whole_tokens(self.variant.spec, layout, tokens)
         inputs = normal(self.variant.spec, batch, whole, q_len=(STEPS + 2) * self.q_len, seed=self.policy.seed + seed)
         q, k, v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
         return Life.of(self.variant.spec, layout, k, v), q
@@ -122,8 +132,9 @@ class PlannedSteps(StepCheck):
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
         block, q_len = self.variant.layout.tokens, self.q_len
-        limit = self.passed + 3 * block + 7
-        lengths: Lengths = (limit - q_len, 0, block - 1, self.passed + 2 * block + 5, 1, limit - 2 * q_len, 0)
+        begin = self.passed + self.unpacked
+        limit = begin + 3 * block + 7
+        lengths: Lengths = (limit - q_len, 0, self.unpacked + block - 1, begin + 2 * block + 5, 1, limit - 2 * q_len, 0)
         layers = [self.life(len(lengths), limit + q_len, seed) for seed in range(1, LAYERS + 1)]
         first = self.first_cache(len(lengths), limit)
         caches = [first, *(poison(self.variant.new_cache(like=first)) for _ in range(LAYERS - 1))]
@@ -151,7 +162,7 @@ class PlannedSteps(StepCheck):
             q = queries[:, step * q_len : (step + 1) * q_len].contiguous()
             out, lse = self.outputs(q)
             k, v = life.both(lengths, q_len)
-            variant.decode(q, k, v, cache, out=out, lse=lse, plan=plan)
+            variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self.sinks, plan=plan)
             want = life.attend(q, lengths, after)
             self.compare(f"layer {number}, {where}", (out, lse), want, [b for b in range(len(lengths)) if b not in full])
             self.untouched(f"layer {number}, {where}", out, full)
@@ -169,7 +180,7 @@ class PlannedSteps(StepCheck):
         for cache, (life, queries) in zip(caches, layers, strict=True):
             q = queries[:, STEPS * self.q_len : (STEPS + 1) * self.q_len].contiguous()
             got = self.outputs(q)
-            self.variant.attend(q, cache, out=got[0], lse=got[1], plan=plan)
+            self.variant.attend(q, cache, out=got[0], lse=got[1], sinks=self.sinks, plan=plan)
             self.compare("attend over a plan after a reset", got, life.attend(q, lengths, lengths), list(range(len(lengths))))
 
 
@@ -182,7 +193,7 @@ class StaticSteps(StepCheck):
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
         block, q_len = self.variant.layout.tokens, self.q_len
-        full = -(-self.passed // block) * block + 2 * block
+        full = -(-self.passed // block) * block + 2 * block + self.unpacked
         length, limit = full - 2 * q_len, full + q_len
         life, queries = self.life(self.batch, limit + q_len, 9)
         cache = self.first_cache(self.batch, limit)
@@ -196,7 +207,7 @@ class StaticSteps(StepCheck):
         q = queries[:, -q_len:].contiguous()
         got = self.outputs(q)
         plan = self.variant.plan(cache, q_len, append=False, uniform=True)
-        self.variant.attend(q, cache, out=got[0], lse=got[1], plan=plan)
+        self.variant.attend(q, cache, out=got[0], lse=got[1], sinks=self.sinks, plan=plan)
         self.compare("attend of equal lengths", got, life.attend(q, lengths, lengths), list(range(self.batch)))
 
     def _step(self, step: int, cache: KVCache, life: Life, q: torch.Tensor, lengths: Lengths, limit: int) -> Lengths:
@@ -206,7 +217,7 @@ class StaticSteps(StepCheck):
         after = lengths if full else tuple(n + q_len for n in lengths)
         out, lse = self.outputs(q)
         k, v = life.both(lengths, q_len)
-        self.attempt(where, cache, lambda: self.variant.decode(q, k, v, cache, out=out, lse=lse), overflow=full)
+        self.attempt(where, cache, lambda: self.variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self.sinks), overflow=full)
         if full:
             self.untouched(where, out, list(range(self.batch)))
         else:

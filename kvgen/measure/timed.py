@@ -17,6 +17,7 @@ from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
+from kvgen.reference.residual import ResidualRows, residual_rows
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -76,12 +77,12 @@ class TimedCheck:
             self._same(f"attend at {self._name} repeated", output, outputs[0])
 
     def _decode(self, wanted: _Wanted) -> None:
-        """The first new token fills a block; the others are the next residual."""
+        """The first new token packs a block; all that are not in it wait in the residual."""
         inputs, cache, where = self._inputs, self._caches[0], f"decode at {self._name}"
         q_len = inputs.workload.q_len
         inputs.filled.set([self._almost_full] * cache.batch)
         out, lse = self._poisoned()
-        self._variant.decode(inputs.q, inputs.k, inputs.v, cache, out=out, lse=lse)
+        self._variant.decode(inputs.q, inputs.k, inputs.v, cache, out=out, lse=lse, sinks=inputs.sinks)
         self._comparison.output(where, out, lse, *wanted.decode)
         if not bool((cache.lengths == self._almost_full + q_len).all()):
             raise CheckError(f"{where}: lengths are not {q_len} more than before")
@@ -90,9 +91,11 @@ class TimedCheck:
             if self._variant.layout.operand(which).quantized:
                 want = read_codes(self._variant.layout, which, wanted.blocks)
                 self._comparison.codes(f"after {where}", self._variant.layout, which, mine, want.codes, want.scale)
+        after = self._almost_full + q_len
+        first = max(self._almost_full, self._rows.first(after - self._rows.rollback))
         for residual, new in ((cache.k_residual, inputs.k), (cache.v_residual, inputs.v)):
-            kept = residual[:, :, : q_len - 1].transpose(1, 2)
-            self._comparison.same_bits(f"residual after {where}", kept.contiguous(), new[:, 1:].contiguous())
+            kept = residual[:, :, [self._rows.row(position) for position in range(first, after)]].transpose(1, 2)
+            self._comparison.same_bits(f"residual after {where}", kept.contiguous(), new[:, first - after + q_len :].contiguous())
 
     def _references(self) -> _Wanted:
         inputs, filled = self._inputs, self._inputs.filled
@@ -100,16 +103,17 @@ class TimedCheck:
         ragged = {lengths: filled.attend(inputs.q, lengths) for lengths in unequal(batch, inputs.length)}
         decode = filled.attend(inputs.q, [self._almost_full] * batch, (inputs.k, inputs.v))
         filled.restore()
-        sampled = self._sampled
+        first, old, sampled = self._rows.first(self._almost_full), self._almost_full, self._sampled
+        held = [self._rows.row(position) for position in range(first, min(first + tokens, old))]
         k, v = (
-            torch.cat([residual[sampled, :, : tokens - 1], new[sampled, :1].transpose(1, 2)], 2)
+            torch.cat([residual[sampled][:, :, held], new[sampled, : tokens - len(held)].transpose(1, 2)], 2)
             for residual, new in ((filled.cache.k_residual, inputs.k), (filled.cache.v_residual, inputs.v))
         )
         return _Wanted(filled.attend(inputs.q, [inputs.length] * batch), ragged, decode, pack_blocks(self._variant.layout, k, v))
 
     def _attend(self, cache: KVCache) -> Output:
         out, lse = self._poisoned()
-        self._variant.attend(self._inputs.q, cache, out=out, lse=lse)
+        self._variant.attend(self._inputs.q, cache, out=out, lse=lse, sinks=self._inputs.sinks)
         return out, lse
 
     def _poisoned(self) -> Output:
@@ -122,7 +126,7 @@ class TimedCheck:
 
     def _blocks(self, cache: KVCache) -> torch.Tensor:
         """The block that `decode` packed, of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
-        block = self._almost_full // self._variant.layout.tokens
+        block = self._rows.packed_blocks(self._almost_full)
         if cache.block_table is None:
             return cache.packed[self._sampled, :, block]
         page, place = divmod(block, cache.packed.shape[2])
@@ -130,9 +134,13 @@ class TimedCheck:
 
     @property
     def _almost_full(self) -> int:
-        """A length near the workload's, whose residual has room for one token."""
-        tokens = self._variant.layout.tokens
-        return self._inputs.length // tokens * tokens + tokens - 1
+        """A length near the workload's, at which one token more packs a block."""
+        rows = self._rows
+        return rows.first(self._inputs.length) + rows.local + rows.block - 1
+
+    @property
+    def _rows(self) -> ResidualRows:
+        return residual_rows(self._variant.spec, self._variant.layout.tokens)
 
     @property
     def _sampled(self) -> torch.Tensor:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kvgen.reference.attention import attend
 from kvgen.reference.layout import PackedLayout
-from kvgen.reference.packing import from_blocks, to_blocks, write_operand
+from kvgen.reference.packing import OPERANDS, from_blocks, to_blocks, write_operand
 from kvgen.reference.quantize import Quant, dequantize, quantize, torch_dtype
+from kvgen.reference.residual import residual_rows
 from kvgen.spec import BoostSpec, KernelSpec
 
 
 class ReferenceCache:
     """K and V of `batch` sequences, in any format of the spec language.
 
-    Positions below `sink` stay in `dtype`. Of the others, block i contains positions sink + [i * block, (i + 1) * block).
-    `flush` quantizes every full block of K, and every full block of V whose tokens are all older than the `local` newest.
-    Unquantized tokens read back as appended.
+    Positions below `sink` stay in `dtype`. Of the others, block i contains positions sink + [i * block, (i + 1) * block). `flush` quantizes
+    every full block whose tokens are all older than the `local` newest; `crop` takes tokens back, up to `rollback`. Unquantized tokens
+    read back as appended.
     """
 
     def __init__(self, spec: KernelSpec, batch: int, block: int) -> None:
@@ -28,10 +31,12 @@ class ReferenceCache:
         self.block = block
         self.lengths = torch.zeros(batch, dtype=torch.int32)
         """Tokens per sequence, int32 [batch]."""
-        self.k_blocks = torch.zeros(batch, dtype=torch.int32)
-        """Quantized blocks of K per sequence, int32 [batch]."""
-        self.v_blocks = torch.zeros(batch, dtype=torch.int32)
-        """Quantized blocks of V per sequence, int32 [batch]."""
+        self.blocks = torch.zeros(batch, dtype=torch.int32)
+        """Quantized blocks per sequence, int32 [batch]."""
+        self.rows = residual_rows(spec, block)
+        """Which tokens are unquantized, and in which rows they lie."""
+        self._least = torch.zeros(batch, dtype=torch.int32)
+        """Length below which a sequence can no longer be cropped, int32 [batch]."""
         shape = (batch, 0, spec.attention.kv_heads, spec.attention.head_dim)
         self._given = [torch.zeros(shape, dtype=torch_dtype(spec.attention.dtype)) for _ in range(2)]
         self._read = [torch.zeros(shape, dtype=torch.float64) for _ in range(2)]
@@ -54,10 +59,26 @@ class ReferenceCache:
 
     def flush(self) -> None:
         """Quantize every block that is due."""
-        packable = (self.lengths - self.spec.cache.sink).clamp(min=0)
-        self._quantize(0, self.spec.key, self.spec.key.boost, self.k_blocks, packable // self.block)
-        settled = (packable - self.spec.cache.local).clamp(min=0)
-        self._quantize(1, self.spec.value, None, self.v_blocks, settled // self.block)
+        due = [self.rows.packed_blocks(length) for length in self.lengths.tolist()]
+        self._quantize(0, self.spec.key, self.spec.key.boost, due)
+        self._quantize(1, self.spec.value, None, due)
+        self.blocks = torch.tensor(due, dtype=torch.int32)
+
+    def crop(self, tokens: torch.Tensor | int) -> None:
+        """Take back the newest tokens[b] tokens of each sequence, or the same number of each that has any.
+
+        Raises ValueError below a length that is `cache.rollback` under the longest that the sequence had.
+        """
+        counts = torch.where(self.lengths > 0, tokens, 0).to(torch.int32)
+        self._least = torch.maximum(self._least, self.lengths - self.rows.rollback)
+        lengths = self.lengths - counts
+        if bool((counts < 0).any() | (lengths < self._least).any()):
+            raise ValueError(f"at most {self.rows.rollback} tokens can be taken back, as many as a sequence has")
+        self.lengths = lengths
+        for b, length in enumerate(lengths.tolist()):
+            self.blocks[b] = self.rows.packed_blocks(length)
+            for given, read in zip(self._given, self._read, strict=True):
+                read[b, self.rows.first(length) : length] = given[b, self.rows.first(length) : length].double()
 
     def prefill(self, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor | None = None) -> None:
         """`append`, then `flush`, like `pack` of a module."""
@@ -99,13 +120,12 @@ class ReferenceCache:
         if layout.tokens != self.block:
             raise ValueError(f"the layout has blocks of {layout.tokens} tokens, the cache of {self.block}")
         heads = self.spec.attention.kv_heads
-        count = int(self.k_blocks.max()) if blocks is None else blocks
+        count = int(self.blocks.max()) if blocks is None else blocks
         out = torch.zeros(len(self.lengths), heads, count, layout.block_bytes, dtype=torch.uint8)
-        for which, x, done in (("key", self._given[0], self.k_blocks), ("value", self._given[1], self.v_blocks)):
-            for b, n in enumerate(done.tolist()):
+        for which, x in zip(OPERANDS, self._given, strict=True):
+            for b, n in enumerate(self.blocks.tolist()):
                 if n:
-                    held = to_blocks(self._held(x, b, 0, n), self.block)[0]
-                    write_operand(layout, "key" if which == "key" else "value", out[b, :, :n], held)
+                    write_operand(layout, which, out[b, :, :n], to_blocks(self._held(x, b, 0, n), self.block)[0])
         return out
 
     def paged(self, layout: PackedLayout, block_table: torch.Tensor, pages: int, fill: int = 0) -> torch.Tensor:
@@ -119,26 +139,25 @@ class ReferenceCache:
         per_page = page // self.block
         blocks = self.packed(layout)
         out = torch.full((pages, blocks.shape[1], per_page, layout.block_bytes), fill, dtype=torch.uint8)
-        for b, n in enumerate(self.k_blocks.tolist()):
+        for b, n in enumerate(self.blocks.tolist()):
             for index in range(n):
                 out[int(block_table[b, index // per_page]), :, index % per_page] = blocks[b, :, index]
         return out
 
     def residual(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the tokens after the last full block, in dtype [batch, kv_heads, block, head_dim], 0 where unused.
+        """K and V of the unquantized tokens, in dtype [batch, kv_heads, rows, head_dim], in the rows that `residual_rows` says.
 
-        Slot p mod N_r holds position p. Raises ValueError for a spec with sink or local tokens, which are not stored in residual slots.
+        Also of tokens that are unquantized again after the largest `crop` that is allowed now. 0 in the other rows, which a module may use.
         """
-        if self.spec.cache.sink or self.spec.cache.local:
-            raise ValueError("with sink or local tokens there is no single residual")
         att = self.spec.attention
-        shape = (len(self.lengths), att.kv_heads, self.block, att.head_dim)
-        k, v = (torch.zeros(shape, dtype=x.dtype) for x in self._given)
-        for b, (length, n) in enumerate(zip(self.lengths.tolist(), self.k_blocks.tolist(), strict=True)):
-            rest = length - n * self.block
-            for out, given in ((k, self._given[0]), (v, self._given[1])):
-                out[b, :, :rest] = given[b, length - rest : length].transpose(0, 1)
-        return k, v
+        shape = (len(self.lengths), att.kv_heads, self.rows.rows, att.head_dim)
+        held = tuple(torch.zeros(shape, dtype=x.dtype) for x in self._given)
+        for b, (length, least) in enumerate(zip(self.lengths.tolist(), self._least.tolist(), strict=True)):
+            first = self.rows.first(max(least, length - self.rows.rollback))
+            positions = [*range(min(length, self.rows.sink)), *range(first, length)]
+            for out, given in zip(held, self._given, strict=True):
+                out[b][:, [self.rows.row(position) for position in positions]] = given[b, positions].transpose(0, 1)
+        return held[0], held[1]
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -157,12 +176,9 @@ class ReferenceCache:
         start = self.spec.cache.sink
         return x[b : b + 1, start + first * self.block : start + last * self.block]
 
-    def _quantize(self, which: int, quant: Quant, boost: BoostSpec | None, done: torch.Tensor, due: torch.Tensor) -> None:
-        """Quantize and dequantize blocks done[b] to due[b] of K (0) or V (1), and update `done`."""
-        for b, (first, last) in enumerate(zip(done.tolist(), due.tolist(), strict=True)):
-            if last <= first:
-                continue
-            if quant.bits != 16:
+    def _quantize(self, which: int, quant: Quant, boost: BoostSpec | None, due: Sequence[int]) -> None:
+        """Quantize and dequantize blocks blocks[b] to due[b] of K (0) or V (1)."""
+        for b, (first, last) in enumerate(zip(self.blocks.tolist(), due, strict=True)):
+            if last > first and quant.bits != 16:
                 blocks = to_blocks(self._held(self._given[which], b, first, last), self.block)
                 self._held(self._read[which], b, first, last)[:] = from_blocks(dequantize(quantize(blocks, quant, boost), quant))
-            done[b] = last

@@ -54,6 +54,11 @@ def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, see
     return Inputs(q.to(dtype), k.to(dtype), v.to(dtype))
 
 
+def learned_sinks(spec: KernelSpec, device: torch.device | str = "cpu") -> torch.Tensor | None:
+    """Sink logits of a spec that has them, float32 [q_heads]: from far below to above the LSE of some thousand tokens. Else None."""
+    return torch.linspace(-2.0, 8.0, spec.attention.q_heads, device=device) if spec.attention.sinks else None
+
+
 def _shapes(spec: KernelSpec, batch: int, kv_len: int, q_len: int) -> list[tuple[int, int, int, int]]:
     att = spec.attention
     return [(batch, q_len, att.q_heads, att.head_dim), *[(batch, kv_len, att.kv_heads, att.head_dim)] * 2]

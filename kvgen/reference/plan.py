@@ -17,7 +17,9 @@ WORK_TILE = 8
 
 @dataclass(frozen=True)
 class PlanShape:
-    """Constants of a plan, in addition to the lengths. Tokens beyond whole blocks are the residual, which belongs to no KV tile."""
+    """Constants of a plan, in addition to the lengths. KV tile t of a head holds the packed tokens from t * tile_tokens on, counted after
+    the sink. Unquantized tokens belong to no KV tile.
+    """
 
     batch: int
     heads: int
@@ -34,10 +36,12 @@ class PlanShape:
     q_len: int = 1
     fresh: int = 0
     """Tokens that the step appends: `q_len` for decode, 0 for attend."""
+    unpacked: int = 0
+    """Sink and local tokens, which are never in a packed block."""
 
     def tiles(self, length: int) -> range:
-        """KV tiles of a sequence that a query of the step sees something of."""
-        packed = length // self.block_tokens * self.block_tokens
+        """KV tiles of a sequence that a query of the step sees something of. A window never goes with sink tokens."""
+        packed = max(0, length - self.unpacked) // self.block_tokens * self.block_tokens
         end = -(-packed // self.tile_tokens)
         token = length + self.fresh - self.q_len - self.window + 1
         if self.window == 0 or token <= 0:

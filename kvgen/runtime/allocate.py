@@ -9,6 +9,7 @@ import torch
 from kvgen.errors import CacheMismatch
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.quantize import torch_dtype
+from kvgen.reference.residual import residual_rows
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module
@@ -48,7 +49,8 @@ def new_cache(
         table, rows = _page_table(size, -(-size.max_len // page), table, device)
         blocks = page // layout.tokens
     lengths = torch.zeros(size.batch, dtype=torch.int32, device=device)
-    cache = _tensors(spec, layout, rows, blocks, Sequences(lengths, table, size.batch, size.max_len, module))
+    sequences = Sequences(lengths, table, size.batch, size.max_len, module, rollback=spec.cache.rollback)
+    cache = _tensors(spec, layout, rows, blocks, sequences)
     if cache.gpu is not None:
         cache.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
     return cache
@@ -57,11 +59,16 @@ def new_cache(
 def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
     """An empty cache whose sequences are those of `other`: another layer of the same model.
 
-    Raises CacheMismatch if pages or blocks of the two layouts have different numbers of tokens.
+    Raises CacheMismatch if pages or blocks of the two layouts have different numbers of tokens, or if other numbers may be taken back.
     """
     rows, _, blocks, _ = other.packed.shape
-    if other.k_residual.shape[2] != layout.tokens or (spec.cache.page is None) != (other.block_table is None):
+    if other.block_tokens != layout.tokens or (spec.cache.page is None) != (other.block_table is None):
         raise CacheMismatch("caches that share lengths must have blocks and pages of the same numbers of tokens")
+    if other.sequences.rollback != spec.cache.rollback:
+        raise CacheMismatch(
+            f"caches that share lengths are cropped together: their specs must have one cache.rollback, not {other.sequences.rollback} and "
+            f"{spec.cache.rollback}"
+        )
     if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
         raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
     return _tensors(spec, layout, rows, blocks, other.sequences)
@@ -70,12 +77,13 @@ def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCach
 def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences) -> KVCache:
     """The tensors of `rows` sequences or pages of `blocks` blocks each."""
     device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
-    residual = (sequences.batch, heads, layout.tokens, layout.head_dim)
+    residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
     return KVCache(
         packed=torch.empty((rows, heads, blocks, layout.block_bytes), dtype=torch.uint8, device=device),
         k_residual=torch.empty(residual, dtype=dtype, device=device),
         v_residual=torch.empty(residual, dtype=dtype, device=device),
         layout_id=layout.id,
+        block_tokens=layout.tokens,
         sequences=sequences,
     )
 

@@ -24,7 +24,7 @@ New = tuple[torch.Tensor, torch.Tensor]
 class Arguments:
     """Checks tensors against a spec and a layout; each check raises TypeError, ValueError or CacheMismatch in one sentence."""
 
-    __slots__ = ("_heads", "_kv_tail", "_layout_id", "_most_scale", "_q_tail", "_softcap", "_spec", "dtype", "scale")
+    __slots__ = ("_heads", "_kv_tail", "_layout_id", "_most_scale", "_q_tail", "_sinks", "_softcap", "_spec", "dtype", "scale")
 
     def __init__(self, spec: KernelSpec, layout: PackedLayout) -> None:
         self._spec = spec
@@ -36,6 +36,7 @@ class Arguments:
         self._q_tail = (attention.q_heads, attention.head_dim)
         self._kv_tail = (attention.kv_heads, attention.head_dim)
         self._softcap = attention.softcap
+        self._sinks = attention.sinks
         self._most_scale = checks.most_scale(attention.softcap)
 
     def cache(self, cache: Any) -> None:
@@ -99,6 +100,18 @@ class Arguments:
         elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
             scale = checks.scale(scale, self._softcap)
         return out, None if lse is None else self._lse(lse, q), scale
+
+    def sinks(self, sinks: torch.Tensor | None, cache: KVCache) -> None:
+        """The learned sinks of a call, float32 [q_heads], given exactly where the spec has them. Raises TypeError or ValueError."""
+        if sinks is None and self._sinks:
+            raise ValueError("this format has learned sinks (attention.sinks): give sinks=, float32 [q_heads]")
+        if sinks is None:
+            return
+        if not self._sinks:
+            raise ValueError("sinks= was given, and this format has no learned sinks (attention.sinks)")
+        checks.tensor("sinks", sinks, (self._heads,), torch.float32, cache.device)
+        if not sinks.is_contiguous():
+            raise ValueError(f"sinks must be contiguous, not of strides {list(sinks.stride())}")
 
     def tensors(self, q: torch.Tensor, new: New | None, cache: KVCache, out: torch.Tensor) -> None:
         """Check everything except overlaps: for calls that no module checks, and to name the argument that a module refused."""

@@ -135,7 +135,7 @@ class Calls:
             raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
         launch = self._only or self._launch(cache, cache.bound, 1)
         with sequences.call_order.lock:
-            sequences.overflow.check()
+            sequences.check()
             bound = sequences.after(longest)
             if not tokens:
                 return
@@ -167,7 +167,7 @@ class Calls:
         launch = self._only or self._launch(cache, cache.bound + grown if bound is None else bound, q_len)
         launch.workspace(cache)
         with sequences.call_order.lock:
-            sequences.overflow.check()
+            sequences.check()
             known = sequences.after(grown)
             capturing = sequences.capturing
             numbers = None
@@ -189,13 +189,15 @@ class Calls:
         lse: torch.Tensor | bool | None = None,
         scale: float | None = None,
         *,
+        sinks: torch.Tensor | None = None,
         plan: Plan | None = None,
     ) -> Any:
         """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
 
         `q` and out are [batch, q_len, q_heads, head_dim], `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], all of the spec's
         dtype; lse is float32 [batch, q_heads, q_len], natural logarithm. Returns out, or (out, lse) where `lse` is true or a tensor to
-        fill. `scale` multiplies q·k (default 1/sqrt(head_dim)).
+        fill. `scale` multiplies q·k (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are the learned logits of a format that has
+        them (`attention.sinks`), and are given for no other.
 
         Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`), so that every layer appends at the
         same place, and sequences without tokens take no part.
@@ -208,7 +210,7 @@ class Calls:
         extend attention that the GPU cannot compute (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step,
         kernel or cache, and without a plan if caches share lengths.
         """
-        return self._call(q, (k_new, v_new), cache, out, lse, scale, plan)
+        return self._call(q, (k_new, v_new), cache, out, lse, scale, sinks, plan)
 
     def attend(
         self,
@@ -218,13 +220,14 @@ class Calls:
         lse: torch.Tensor | bool | None = None,
         scale: float | None = None,
         *,
+        sinks: torch.Tensor | None = None,
         plan: Plan | None = None,
     ) -> Any:
         """Attend with `q` [batch, q_len, q_heads, head_dim], the last q_len positions of each sequence; nothing is appended.
 
         Returns and raises as `decode` does.
         """
-        return self._call(q, None, cache, out, lse, scale, plan)
+        return self._call(q, None, cache, out, lse, scale, sinks, plan)
 
     def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
@@ -255,6 +258,7 @@ class Calls:
         out: torch.Tensor | None,
         lse: torch.Tensor | bool | None,
         scale: float | None,
+        sinks: torch.Tensor | None,
         plan: Plan | None,
     ) -> Any:
         """`decode`, or `attend` where there is no new K and V."""
@@ -262,6 +266,7 @@ class Calls:
         if new is not None:
             self._arguments.new(new, tokens, cache)
         out, lse, scale = self._arguments.outputs(q, cache, out, lse, scale)
+        self._arguments.sinks(sinks, cache)
         appended = 0 if new is None else tokens
         launch = self._only or self._launch(cache, cache.bound + appended, tokens, plan)
         sequences = cache.sequences
@@ -269,7 +274,7 @@ class Calls:
         if workspace is None:
             workspace = launch.workspace(cache)
         with sequences.call_order.lock:
-            sequences.overflow.check()
+            sequences.check()
             if plan is not None:
                 plan.check(launch, sequences, tokens, append=new is not None)
                 bound = plan.bound
@@ -280,12 +285,12 @@ class Calls:
             if cache.gpu is not None:
                 sequences.call_order.follow(cache.gpu)
             if tokens > self._most_q:
-                call = extend.Call(q, new, out, lse, scale, bound or 1, sequences.max_len, sequences.overflow.address)
+                call = extend.Call(q, new, out, lse, sinks, scale, bound or 1, sequences.max_len, sequences.overflow.address)
                 self._arguments.extend(call, cache)
                 extend.run(launch.module, cache.tensors, call)
             else:
                 try:
-                    launch.run(q, new, cache, out, lse, workspace, scale, bound or 1, plan)
+                    launch.run(q, new, cache, out, lse, sinks, workspace, scale, bound or 1, plan)
                 except Exception:
                     self._arguments.tensors(q, new, cache, out)  # names the argument, which the module cannot
                     raise

@@ -100,23 +100,30 @@ def lengths(given: Any, batch: int, tokens: int, device: torch.device) -> tuple[
     if isinstance(given, torch.Tensor) and given.device.type != "cpu":
         tensor("lengths", given, (batch,), torch.int32, device)
         return given, tokens, False
-    counts = _host_lengths(given)
-    if len(counts) != batch:
-        raise ValueError(f"lengths must have shape [{batch}], not [{len(counts)}]")
-    low, high = min(counts), max(counts)
-    if low < 0 or high > tokens:
-        raise ValueError(f"lengths must lie in 0..{tokens}, the tokens of k, not in {low}..{high}")
-    return torch.tensor(counts, dtype=torch.int32, device=device), high, low == high
+    numbers = counts("lengths", given, batch, tokens, "the tokens of k")
+    low, high = min(numbers), max(numbers)
+    return torch.tensor(numbers, dtype=torch.int32, device=device), high, low == high
 
 
-def _host_lengths(given: Any) -> list[int]:
+def counts(name: str, given: Any, batch: int, most: int, meaning: str) -> list[int]:
+    """Numbers on the host, one for each sequence, in 0..most, which is `meaning`. Raises TypeError or ValueError."""
+    numbers = _host_numbers(name, given)
+    if len(numbers) != batch:
+        raise ValueError(f"{name} must have shape [{batch}], not [{len(numbers)}]")
+    low, high = min(numbers), max(numbers)
+    if low < 0 or high > most:
+        raise ValueError(f"{name} must lie in 0..{most}, {meaning}, not in {low}..{high}")
+    return numbers
+
+
+def _host_numbers(name: str, given: Any) -> list[int]:
     if isinstance(given, torch.Tensor) or hasattr(given, "__array__"):
         kind = str(given.dtype).removeprefix("torch.")
         if not kind.startswith(("int", "uint")):
-            raise TypeError(f"lengths must be whole numbers, not {kind}")
+            raise TypeError(f"{name} must be whole numbers, not {kind}")
         if len(given.shape) != 1:
-            raise ValueError(f"lengths must have one dimension, not {list(given.shape)}")
+            raise ValueError(f"{name} must have one dimension, not {list(given.shape)}")
         return list(given.tolist())
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise TypeError(f"lengths must be a tensor or a sequence of whole numbers, not {type(given).__name__}")
-    return [whole(f"lengths[{i}]", count, -INT32_MAX - 1, 2**63) for i, count in enumerate(given)]
+        raise TypeError(f"{name} must be a tensor or a sequence of whole numbers, not {type(given).__name__}")
+    return [whole(f"{name}[{i}]", count, -INT32_MAX - 1, 2**63) for i, count in enumerate(given)]

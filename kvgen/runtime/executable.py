@@ -66,6 +66,7 @@ class Executable:
         cache: KVCache,
         out: torch.Tensor,
         lse: torch.Tensor | None,
+        sinks: torch.Tensor | None,
         workspace: torch.Tensor,
         scale: float,
         bound: int,
@@ -85,12 +86,12 @@ class Executable:
         if new is None:
             self.module.attend(
                 q, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
-                out, lse, workspace, numbers, scale, bound,
+                out, lse, sinks, workspace, numbers, scale, bound,
             )  # fmt: skip
         else:
             self.module.decode(
                 q, *new, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
-                out, lse, workspace, numbers, scale, bound, sequences.max_len, sequences.overflow.address, int(plan is None),
+                out, lse, sinks, workspace, numbers, scale, bound, sequences.max_len, sequences.overflow.address, int(plan is None),
             )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Call:
     new: tuple[torch.Tensor, torch.Tensor] | None
     out: torch.Tensor
     lse: torch.Tensor | None
+    sinks: torch.Tensor | None
     scale: float
     bound: int
     limit: int
@@ -57,7 +58,9 @@ class Call:
         shared = slice(h.start * group, h.stop * group)
         new = None if self.new is None else (aligned(self.new[0][b, :, h]), aligned(self.new[1][b, :, h]))
         lse = None if self.lse is None else self.lse[b, shared]
-        return Call(aligned(self.q[b, :, shared]), new, self.out[b, :, shared], lse, self.scale, self.bound, self.limit, self.overflow)
+        sinks = None if self.sinks is None else self.sinks[shared]
+        q, out = aligned(self.q[b, :, shared]), self.out[b, :, shared]
+        return Call(q, new, out, lse, sinks, self.scale, self.bound, self.limit, self.overflow)
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -77,10 +80,11 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
     batch, tokens = call.q.shape[:2]
     size = int(module.workspace_bytes(batch, call.bound, tokens))
     workspace = torch.zeros(max(16, size), dtype=torch.uint8)
+    rest = (call.out, call.lse, call.sinks, workspace, None, call.scale, call.bound)
     if call.new is None:
-        module.attend(call.q, *cache, call.out, call.lse, workspace, None, call.scale, call.bound)
+        module.attend(call.q, *cache, *rest)
     else:
-        module.decode(call.q, *call.new, *cache, call.out, call.lse, workspace, None, call.scale, call.bound, call.limit, call.overflow, 1)
+        module.decode(call.q, *call.new, *cache, *rest, call.limit, call.overflow, 1)
 
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:

@@ -32,6 +32,8 @@ class KVCache(_Referable):
     k_residual: torch.Tensor
     v_residual: torch.Tensor
     layout_id: str
+    block_tokens: int
+    """Tokens of a packed block, N_r."""
     sequences: Sequences
     device: torch.device = field(init=False)
     gpu: int | None = field(init=False)
@@ -115,6 +117,10 @@ class KVCache(_Referable):
     def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
         """The end of a step over a plan: lengths advance by `tokens`, once for all caches that share them (`Sequences.advance`)."""
         self.sequences.advance(tokens)
+
+    def crop(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+        """Take back the newest tokens of the sequences, of all caches that share them: rejected drafts, for example (`Sequences.crop`)."""
+        self.sequences.crop(tokens)
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
         """Forget every token of some sequences, of all caches that share them; memory is kept (`Sequences.reset`)."""

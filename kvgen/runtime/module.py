@@ -23,6 +23,7 @@ class Module:
 
     advance: Callable[..., Any]
     attend: Callable[..., Any]
+    crop: Callable[..., Any]
     decode: Callable[..., Any]
     pack: Callable[..., Any]
     plan: Callable[..., Any]

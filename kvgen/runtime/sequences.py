@@ -63,15 +63,25 @@ class Layers(WeakSet["KVCache"]):
         return Layers, ()
 
 
+NO_ROOM = (
+    "a step before this call had no room: sequences that would have grown beyond the cache's max_len kept their length, and nothing was "
+    "written for them"
+)
+TOO_SHORT = (
+    "a crop before this call took back more tokens than cache.rollback allows, or than a sequence had: such sequences kept their length"
+)
+
+
 class OverflowFlag:
     """An int32 that a kernel sets to 1 where a sequence has no room for a step's tokens, and that the host reads without waiting.
 
-    On a GPU it lies in pinned host memory, which the device reaches by the same address.
+    On a GPU it lies in pinned host memory, which the device reaches by the same address. `message` is of the error that `check` raises.
     """
 
-    __slots__ = ("_number", "_tensor", "address")
+    __slots__ = ("_message", "_number", "_tensor", "address")
 
-    def __init__(self, gpu: bool) -> None:
+    def __init__(self, gpu: bool, message: str = NO_ROOM) -> None:
+        self._message = message
         self._tensor = torch.zeros(1, dtype=torch.int32, pin_memory=gpu)
         self.address = self._tensor.data_ptr()
         self._number = c_int32.from_address(self.address)
@@ -80,13 +90,10 @@ class OverflowFlag:
         """Raises CacheMismatch once where a step overflowed since the last check."""
         if self._number.value:
             self._number.value = 0
-            raise CacheMismatch(
-                "a step before this call had no room: sequences that would have grown beyond the cache's max_len kept their length, and "
-                "nothing was written for them"
-            )
+            raise CacheMismatch(self._message)
 
-    def __reduce__(self) -> tuple[type[OverflowFlag], tuple[bool]]:
-        return OverflowFlag, (self._tensor.is_pinned(),)
+    def __reduce__(self) -> tuple[type[OverflowFlag], tuple[bool, str]]:
+        return OverflowFlag, (self._tensor.is_pinned(), self._message)
 
 
 def described(tensor: torch.Tensor) -> str:
@@ -121,6 +128,12 @@ class Sequences:
     """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
     workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
     call_order: CallOrder = field(default_factory=CallOrder)
+    rollback: int = 0
+    """Most tokens that `crop` may take back."""
+    least: torch.Tensor | None = field(init=False)
+    """int32 [batch]: the shortest lengths that `crop` may leave, as of the last crop; None without a rollback."""
+    cropped: OverflowFlag = field(init=False)
+    """Set where a crop went below that."""
     overflow: OverflowFlag = field(init=False)
     gpu: int | None = field(init=False)
     """Index of the GPU that holds the lengths; None on the CPU."""
@@ -128,6 +141,8 @@ class Sequences:
     def __post_init__(self) -> None:
         self.gpu = self.lengths.device.index if self.lengths.is_cuda else None
         self.overflow = OverflowFlag(self.gpu is not None)
+        self.cropped = OverflowFlag(self.gpu is not None, TOO_SHORT)
+        self.least = torch.zeros_like(self.lengths) if self.rollback else None
 
     def __repr__(self) -> str:
         pages = f", block_table={described(self.block_table)}" if self.block_table is not None else ""
@@ -189,13 +204,52 @@ class Sequences:
         else:
             counts, most, uniform = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
         with self.call_order.lock:
-            self.overflow.check()
+            self.check()
             bound = self.max_len if tokens is counts else self.after(most)  # of numbers on a GPU, the host knows nothing
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
             self.appended(0 if empty else bound, uniform=uniform)
+
+    def crop(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+        """Take back the newest tokens of the sequences: those that speculative decoding rejected, for example.
+
+        A number is taken from every sequence that has tokens; numbers for each sequence (int32 [batch] on the device, or on the host)
+        from each its own. No sequence may become shorter than `cache.rollback` tokens below the longest that it has been since it was
+        last empty: crops without new tokens between them count together. The device checks that, so in replays of a CUDA graph it
+        holds too: a sequence that would become shorter keeps its length, and the next call over the cache raises. On the CPU `crop` itself
+        raises, and changes nothing.
+
+        Raises ValueError where the spec has no `cache.rollback`, and on numbers on the host that are beyond it; CacheMismatch where an
+        earlier crop on a GPU was; TypeError on wrong types.
+        """
+        if self.least is None:
+            raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
+        counts: torch.Tensor | None = None
+        number, fewest, uniform = 0, 0, True
+        if isinstance(tokens, int):
+            number = fewest = checks.whole("tokens", tokens, 0)
+            if number > self.rollback:
+                raise ValueError(f"tokens ({number}) must be at most {self.rollback}, cache.rollback of the spec")
+        elif isinstance(tokens, torch.Tensor) and tokens.device.type != "cpu":
+            counts, uniform = tokens, False
+            checks.tensor("tokens", tokens, (self.batch,), torch.int32, self.lengths.device)
+        else:
+            host = checks.counts("tokens", tokens, self.batch, self.rollback, "cache.rollback of the spec")
+            counts, fewest, uniform = torch.tensor(host, dtype=torch.int32, device=self.lengths.device), min(host), len(set(host)) == 1
+        with self.call_order.lock:
+            self.check()
+            if self.gpu is not None:
+                self.call_order.follow(self.gpu)
+            self.module.crop(self.lengths, self.least, counts, number, self.rollback, self.cropped.address)
+            self.appended(max(0, self.bound - fewest), uniform=uniform)
+
+    def check(self) -> None:
+        """Raises CacheMismatch where the device refused an earlier change of lengths."""
+        self.overflow.check()
+        if self.rollback:
+            self.cropped.check()
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device."""
@@ -204,7 +258,10 @@ class Sequences:
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
-            self.lengths.index_fill_(0, rows.to(self.lengths.device, torch.int64), 0)
+            rows = rows.to(self.lengths.device, torch.int64)
+            for tensor in (self.lengths, self.least):
+                if tensor is not None:
+                    tensor.index_fill_(0, rows, 0)
             self.version += 1
             if self.batch == 1 and len(rows):
                 self.bound, self.uniform = 0, True
@@ -216,6 +273,8 @@ class Sequences:
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
-            self.lengths.zero_()
+            for tensor in (self.lengths, self.least):
+                if tensor is not None:
+                    tensor.zero_()
             self.version += 1
             self.bound, self.uniform = 0, True

@@ -135,8 +135,8 @@ def _boosted_channels(spec: KernelSpec) -> Iterator[Problem]:
 
 
 def _local(spec: KernelSpec) -> Iterator[Problem]:
-    if spec.cache.local and not spec.value.quantized:
-        yield ("cache", "local"), "local keeps recent V unquantized, but value.bits is 16: all of V is unquantized"
+    if spec.cache.local and not (spec.key.quantized or spec.value.quantized):
+        yield ("cache", "local"), "local keeps the newest tokens unquantized, but nothing is quantized"
 
 
 def _sink(spec: KernelSpec) -> Iterator[Problem]:

@@ -149,7 +149,7 @@ def test_the_workspace_may_hold_what_calls_left_but_must_be_large_enough() -> No
     cache = filled(v, [700], 800)
     q = random(1, 1, 32, 128, dtype=v.dtype)
     out = torch.empty_like(q)
-    args = (q, *cache.tensors, out, None)
+    args = (q, *cache.tensors, out, None, None)
     with pytest.raises(ValueError, match=r"attend: workspace has 16 bytes, this call needs \d+"):
         v.module.attend(*args, torch.zeros(16, dtype=torch.uint8, device="cuda"), None, 0.1, 800)
     with pytest.raises(ValueError, match="a batch of 2049 is more than 2048"):

@@ -170,15 +170,18 @@ void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, in
   for (int64_t b = 0; b < lengths.size(0); ++b) numbers(lengths)[b] += static_cast<int32_t>(more(b));
 }
 
+void crop(TensorView, TensorView, Optional<TensorView>, int64_t, int64_t, int64_t) { TVM_FFI_THROW(ValueError) << "no tokens can be taken back"; }
+
 void attend(TensorView q, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
-            Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView, Optional<TensorView> plan, double scale, int64_t) {
+            Optional<TensorView>, TensorView out, Optional<TensorView> lse, Optional<TensorView>, TensorView,
+            Optional<TensorView> plan, double scale, int64_t) {
   const int32_t* before = numbers(plan ? plan.value() : lengths);
   run(q, Cache{packed, k_residual, v_residual, lengths, table}, [&](int64_t b) { return before[b]; }, out, lse, scale);
 }
 
 void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths,
-            Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, TensorView,
-            Optional<TensorView> plan, double scale, int64_t, int64_t limit, int64_t, bool advance) {
+            Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, Optional<TensorView>,
+            TensorView, Optional<TensorView> plan, double scale, int64_t, int64_t limit, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b)
     if (numbers(plan ? plan.value() : lengths)[b] >= 0) require_room(numbers(lengths)[b], q.size(1), limit);
@@ -232,3 +235,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(split_tokens, split_tokens)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan_size, plan_size)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(advance, advance)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(crop, crop)

@@ -42,7 +42,9 @@ class CpuBackend:
         if spec.cache.sink:
             return f"the first tokens cannot be kept in {spec.attention.dtype} (cache.sink)"
         if spec.cache.local:
-            return f"recent tokens of V cannot be kept in {spec.attention.dtype} beyond the residual (cache.local)"
+            return f"the newest tokens cannot be kept in {spec.attention.dtype} (cache.local)"
+        if spec.cache.rollback:
+            return "tokens cannot be taken back (cache.rollback)"
         if spec.attention.sinks:
             return "learned attention sinks (attention.sinks) are not part of its softmax"
         multiple, page = _block_multiple(spec), spec.cache.page
@@ -102,6 +104,9 @@ class CpuBackend:
             "head_dim": attention.head_dim,
             "softcap": float(attention.softcap),
             "window": attention.window or 0,
+            "sinks": attention.sinks,
+            "q_len": attention.q_len,
+            "cache": spec.cache,
             "layout": layout,
             "page_blocks": (spec.cache.page or 0) // layout.tokens,
             "launch": dict(schedule.launch),

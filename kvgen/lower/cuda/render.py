@@ -26,6 +26,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         value=_quant(layout.value),
         element=_ELEMENTS[spec.attention.dtype],
         attention=spec.attention,
+        cache=spec.cache,
         page=spec.cache.page or 0,
         launch=launch,
         **_reduction(launch.text("reduction")),

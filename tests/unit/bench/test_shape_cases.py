@@ -21,7 +21,7 @@ NAMES = {shape.name: shape for shape in SHAPES}
 
 def bytes_of(shape: Shape) -> int:
     layout = layout_of(shape.spec, get_backend("cuda").default(shape.spec, TARGET).layout)
-    return must_read(shape.spec, layout, [half_full(layout, length) for length in lengths_of(shape.work)])
+    return must_read(shape.spec, layout, [half_full(shape.spec, layout, length) for length in lengths_of(shape.work)])
 
 
 def test_siblings_come_first_and_have_as_many_bytes() -> None:

@@ -213,7 +213,7 @@ def tensors(cache: KVCache) -> tuple[torch.Tensor | None, ...]:
 
 def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
     v, cache, q, _ = calls(spec_of())
-    rest = (torch.empty_like(q), None, v.workspace(cache), None, 1.0, 64)
+    rest = (torch.empty_like(q), None, None, v.workspace(cache), None, 1.0, 64)
     good = (q, *tensors(cache), *rest)
     v.module.attend(*good)
     for place, wrong, message in (
@@ -227,11 +227,12 @@ def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
         (5, torch.zeros(2, 2, dtype=torch.int32), "block_table must be none: this kernel was built for a contiguous cache"),
         (6, cache.lengths, "residual_slots must be none: residuals lie in the order of sequences"),
         (7, None, "attend: out must be a tensor"),
-        (12, 0.5, "attend: max_len must be an int"),
+        (9, torch.zeros(4), "attend: sinks must be none: this kernel has no learned sinks"),
+        (13, 0.5, "attend: max_len must be an int"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             v.module.attend(*good[:place], wrong, *good[place + 1 :])
-    with pytest.raises(TypeError, match="attend takes 13 arguments, got 3"):
+    with pytest.raises(TypeError, match="attend takes 14 arguments, got 3"):
         v.module.attend(*good[:3])
     with pytest.raises(TypeError, match="set_threads takes one int, at least 0"):
         v.module.set_threads(-1)
@@ -263,7 +264,7 @@ def test_the_module_refuses_pages_that_do_not_exist_and_small_workspaces() -> No
     long = cut.new_cache(2, 5000)
     workspace = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(ValueError, match="workspace has 16 bytes, this call needs"):
-        cut.module.attend(q, *tensors(long), torch.empty_like(q), None, workspace, None, 1.0, 5000)
+        cut.module.attend(q, *tensors(long), torch.empty_like(q), None, None, workspace, None, 1.0, 5000)
 
 
 def test_more_threads_than_processors_are_refused() -> None:
@@ -281,7 +282,7 @@ def test_more_threads_than_processors_are_refused() -> None:
 def test_the_module_refuses_scales_that_float32_does_not_hold(scale: float) -> None:
     v, cache, q, _ = calls(spec_of())
     with pytest.raises(ValueError, match="attend: scale must be finite, and float32 must hold it"):
-        v.module.attend(q, *tensors(cache), torch.empty_like(q), None, v.workspace(cache), None, scale, 64)
+        v.module.attend(q, *tensors(cache), torch.empty_like(q), None, None, v.workspace(cache), None, scale, 64)
 
 
 # --- what is not finite ----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Raw:
 
     def attend(self, q_len: int = 1, plan: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         q, out, lse, workspace = self.outputs(q_len)
-        self.module.attend(q, *self.cache, out, lse, workspace, plan, 0.125, self.room)
+        self.module.attend(q, *self.cache, out, lse, None, workspace, plan, 0.125, self.room)
         return out, lse
 
     def decode(
@@ -100,7 +100,7 @@ class Raw:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q, out, lse, workspace = self.outputs(q_len)
         k, v = (self.draw(q_len, self.spec.attention.kv_heads, seed) for seed in (4, 5))
-        self.module.decode(q, k, v, *self.cache, out, lse, workspace, plan, 0.125, self.room, limit, 0, int(advance))
+        self.module.decode(q, k, v, *self.cache, out, lse, None, workspace, plan, 0.125, self.room, limit, 0, int(advance))
         return out, lse
 
     def state(self) -> list[torch.Tensor]:
@@ -271,7 +271,7 @@ def test_a_step_beyond_the_limit_writes_nothing() -> None:
         q, out, lse, workspace = raw.outputs(2)
         k, v = raw.k[:, :2], raw.v[:, :2]
         with pytest.raises(ValueError, match="decode: sequence 2 would have 65 tokens, more than the limit of 64"):
-            raw.module.decode(q, k, v, *raw.cache, out, lse, workspace, plan, 0.125, 64, 64, 0, 1)
+            raw.module.decode(q, k, v, *raw.cache, out, lse, None, workspace, plan, 0.125, 64, 64, 0, 1)
         assert same(raw.state(), before)
         assert out.isnan().all()
         assert lse.isnan().all()

@@ -46,4 +46,4 @@ def test_a_window_bounds_the_blocks_that_are_reached() -> None:
 
 @pytest.mark.parametrize(("kv_len", "length"), [(4096, 4032), (128, 64), (5000, 5000), (64, 64), (1, 1)])
 def test_a_workload_stands_for_a_half_full_residual(kv_len: int, length: int) -> None:
-    assert half_full(packed_layout(int4(), 128, "simd"), kv_len) == length
+    assert half_full(int4(), packed_layout(int4(), 128, "simd"), kv_len) == length

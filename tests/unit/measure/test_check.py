@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvgen.errors import CheckError, UnsupportedError
+from kvgen.errors import CheckError
 from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.check import Checker, check
 from kvgen.measure.job import CheckPolicy
@@ -162,13 +162,3 @@ def test_quantized_reference_is_what_the_layout_packs() -> None:
         values = scenario.v[sequence, :full, 0]
         assert max(len(row.unique()) for row in values) <= 4
         assert len(scenario.v[sequence, full:end, 0].unique()) > 4 or full == end
-
-
-@pytest.mark.parametrize("part", [{"attention": {"sinks": True}}, {"cache": {"sink": 4}}, {"cache": {"local": 4}}])
-def test_what_the_abi_cannot_say_is_refused(part: dict[str, dict[str, object]]) -> None:
-    data = int4_spec().model_dump()
-    for key, values in part.items():
-        data[key].update(values)
-    spec = KernelSpec.model_validate(data)
-    with pytest.raises(UnsupportedError, match="have no verification yet"):
-        scenarios(spec, naive_layout(spec), POLICY)

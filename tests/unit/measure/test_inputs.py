@@ -29,7 +29,7 @@ def test_decode_is_timed_over_a_block_of_steps_around_the_length(kv_len: int) ->
     variant = Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
     inputs = WorkloadInputs(variant, Workload(batch=2, kv_len=kv_len), "cpu", cold=1)
     samples = inputs.time(variant, TimingPolicy(call="decode", seconds=0.01, warmup_seconds=0.0, samples=2))
-    length = half_full(variant.layout, kv_len)
+    length = half_full(variant.spec, variant.layout, kv_len)
     start = max(0, length - BLOCK // 2)
     assert len(passed) % BLOCK == 0
     assert passed[:BLOCK] == passed[-BLOCK:] == list(range(start, start + BLOCK))

@@ -36,7 +36,7 @@ def quantized_blocks(x: torch.Tensor, quant: Any, boost: Any = None) -> torch.Te
 def test_full_blocks_are_quantized_and_the_rest_is_kept() -> None:
     spec, cache, k, v = make()
     cache.prefill(k[:, :100], v[:, :100])
-    assert cache.k_blocks.tolist() == cache.v_blocks.tolist() == [3]
+    assert cache.blocks.tolist() == [3]
     k_hat, v_hat = cache.keys_values()
     assert torch.equal(k_hat[0, :96], quantized_blocks(k[0, :96], spec.key))
     assert torch.equal(v_hat[0, :96], quantized_blocks(v[0, :96], spec.value))
@@ -51,7 +51,7 @@ def test_decode_attends_before_it_flushes() -> None:
     want, want_lse = attend(q, k[:, :32], v[:, :32])
     assert torch.equal(out, want)
     assert torch.equal(lse, want_lse)
-    assert cache.k_blocks.tolist() == [1]
+    assert cache.blocks.tolist() == [1]
     flushed, _ = cache.attend(q)
     assert not torch.equal(flushed, want)
     hat = quantized_blocks(k[0, :32], spec.key).unsqueeze(0), quantized_blocks(v[0, :32], spec.value).unsqueeze(0)
@@ -64,7 +64,7 @@ def test_several_new_tokens_flush_in_the_middle() -> None:
     q = torch.randn(1, 4, 4, 64).half()
     out, _ = cache.decode(q, k[:, 30:34], v[:, 30:34])
     assert torch.equal(out, attend(q, k[:, :34], v[:, :34])[0])
-    assert cache.k_blocks.tolist() == [1]
+    assert cache.blocks.tolist() == [1]
     assert torch.equal(cache.keys_values()[0][0, 32:], k[0, 32:34].double())
 
 
@@ -85,7 +85,7 @@ def test_ragged_lengths() -> None:
     _, cache, k, v = make(batch=4)
     cache.prefill(k, v, torch.tensor([0, 1, 32, 150]))
     assert cache.lengths.tolist() == [0, 1, 32, 150]
-    assert cache.k_blocks.tolist() == [0, 0, 1, 4]
+    assert cache.blocks.tolist() == [0, 0, 1, 4]
     cache.append(k, v, torch.tensor([33, 0, 1, 50]))
     assert cache.lengths.tolist() == [33, 1, 33, 200]
     cache.flush()
@@ -104,14 +104,44 @@ def test_sink_tokens_stay_and_shift_the_blocks() -> None:
     assert torch.equal(k_hat[0, 37:], k[0, 37:40].double())
 
 
-def test_recent_values_stay_while_they_are_recent() -> None:
+def test_the_newest_tokens_stay_while_they_are_new() -> None:
     spec, cache, k, v = make(cache={"local": 10})
     cache.prefill(k[:, :41], v[:, :41])
-    assert (cache.k_blocks.tolist(), cache.v_blocks.tolist()) == ([1], [0])
+    assert cache.blocks.tolist() == [0]
     assert torch.equal(cache.keys_values()[1][0], v[0, :41].double())
     cache.prefill(k[:, 41:42], v[:, 41:42])
-    assert cache.v_blocks.tolist() == [1]
-    assert torch.equal(cache.keys_values()[1][0, :32], quantized_blocks(v[0, :32], spec.value))
+    assert cache.blocks.tolist() == [1]
+    for read, x, quant in zip(cache.keys_values(), (k, v), (spec.key, spec.value), strict=True):
+        assert torch.equal(read[0, :32], quantized_blocks(x[0, :32], quant))
+        assert torch.equal(read[0, 32:], x[0, 32:42].double())
+
+
+def test_a_crop_gives_back_the_tokens_of_blocks_that_are_no_longer_due() -> None:
+    spec, cache, k, v = make(batch=2, cache={"sink": 5, "local": 10, "rollback": 8})
+    layout = packed_layout(spec, BLOCK, "simd")
+    cache.prefill(k[:, :80], v[:, :80], torch.tensor([80, 50]))  # two blocks, and one: due at 47 and 79
+    packed = cache.packed(layout)
+    cache.crop(torch.tensor([3, 4]))
+    assert (cache.lengths.tolist(), cache.blocks.tolist()) == ([77, 46], [1, 0])
+    assert torch.equal(cache.keys_values()[0][0, 37:77], k[0, 37:77].double())
+    with pytest.raises(ValueError, match="at most 8 tokens can be taken back"):
+        cache.crop(torch.tensor([6, 0]))  # with the first crop more than 8
+    cache.crop(torch.tensor([5, 4]))
+    assert cache.lengths.tolist() == [72, 42]
+    cache.prefill(k[:, 72:80], v[:, 72:80], torch.tensor([8, 0]))
+    assert torch.equal(cache.packed(layout)[0], packed[0])
+    cache.crop(torch.tensor([8, 0]))
+    assert cache.lengths.tolist() == [72, 42]
+
+
+def test_the_residual_rows_hold_what_the_largest_crop_needs() -> None:
+    _, cache, k, v = make(cache={"sink": 5, "local": 10, "rollback": 8})
+    cache.prefill(k[:, :80], v[:, :80])
+    held, rows = cache.residual()[0][0], cache.rows
+    assert rows.rows == 5 + 64  # 32 + 10 + 8 + 1, in whole runs of 16
+    assert torch.equal(held[:, :5], k[0, :5].transpose(0, 1))
+    for position in range(rows.first(72), 80):
+        assert torch.equal(held[:, 5 + (position - 5) % 64], k[0, position])
 
 
 @pytest.mark.parametrize("select", ["mean_abs", "range", "static"])
@@ -141,7 +171,7 @@ def test_packed_bytes_and_residual_hold_what_attention_reads(order: Any) -> None
     assert not packed[0, :, 3:].any()
     hat = [from_blocks(x) for x in unpack_blocks(layout, packed)]
     for read, unpacked, kept, given in zip(cache.keys_values(), hat, cache.residual(), (k, v), strict=True):
-        for b, n in enumerate(cache.k_blocks.tolist()):
+        for b, n in enumerate(cache.blocks.tolist()):
             assert torch.equal(read[b, : n * BLOCK], unpacked[b, : n * BLOCK])
         assert kept.shape == (3, 2, BLOCK, 64)
         assert torch.equal(kept[0, :, :4].transpose(0, 1), given[0, 96:100])
@@ -156,7 +186,7 @@ def test_pages_hold_the_blocks_that_the_table_says() -> None:
     table = torch.tensor([[5, 0, 3, 1], [2, 4, 4, 4]], dtype=torch.int32)
     pages, straight = cache.paged(layout, table, pages=7, fill=0xAB), cache.packed(layout)
     assert pages.shape == (7, 2, 2, layout.block_bytes)
-    for b, n in enumerate(cache.k_blocks.tolist()):
+    for b, n in enumerate(cache.blocks.tolist()):
         for index in range(n):
             assert torch.equal(pages[int(table[b, index // 2]), :, index % 2], straight[b, :, index])
     assert bool((pages[6] == 0xAB).all())
@@ -187,6 +217,6 @@ def test_what_does_not_fit_is_refused() -> None:
         cache.packed(packed_layout(spec, 64, "simd"))
     with pytest.raises(ValueError, match="the spec's page"):
         cache.paged(packed_layout(spec, BLOCK, "simd"), torch.zeros(1, 1), 1)
-    _, sunk, _, _ = make(cache={"sink": 5})
-    with pytest.raises(ValueError, match="no single residual"):
-        sunk.residual()
+    cache.append(k[:, :40], v[:, :40])
+    with pytest.raises(ValueError, match="at most 0 tokens"):
+        cache.crop(1)

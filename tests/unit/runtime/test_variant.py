@@ -194,7 +194,7 @@ def test_a_library_without_the_functions_is_no_module(tmp_path: Path) -> None:
     artifact = build(Source("int nothing;\n", "c++", "cpu"), ArtifactCache(tmp_path))
     with pytest.raises(
         KvgenError,
-        match="is no kvgen module: it lacks advance, attend, decode, pack, plan, plan_size, split_tokens, unpack, workspace_bytes",
+        match="is no kvgen module: it lacks advance, attend, crop, decode, pack, plan, plan_size, split_tokens, unpack, workspace_bytes",
     ):
         load(artifact.path)
     with pytest.raises(KvgenError, match=r"cannot load .*nowhere\.so"):

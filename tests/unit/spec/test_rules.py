@@ -79,10 +79,10 @@ def attention(**changes: Any) -> dict[str, Any]:
             {"key": {**KEY2, "boost": {"fraction": 0.125}}},
         ),
         (
-            {"cache": {"local": 8}, "value": {"bits": 16}},
+            {"cache": {"local": 8}, "key": {"bits": 16}, "value": {"bits": 16}},
             "cache.local",
-            "all of V is unquantized",
-            {"cache": {"local": 8}, "key": {"bits": 16}},
+            "nothing is quantized",
+            {"cache": {"local": 8, "rollback": 8}, "value": {"bits": 16}},
         ),
         (
             {"cache": {"sink": 8}, "key": {"bits": 16}, "value": {"bits": 16}},

@@ -11,12 +11,14 @@ namespace kvgen::ffi {
 // Constants of a variant that arguments are checked against.
 struct Variant {
   int q_heads, kv_heads, head_dim;
-  int block;  // tokens per block (N_r)
+  int block;          // tokens per block (N_r)
+  int residual_rows;  // rows of the residual tensors (kvgen/residual_rows.hpp)
   int64_t block_bytes;
   int page_blocks;   // blocks per page; 0 where the cache is contiguous
   DLDataType dtype;  // of q, k, v, the residual and the output
   int device_type;   // kDLCPU, kDLCUDA
   int row_align;     // bytes at whose multiples rows and blocks must start; 1 where any will do
+  bool sinks;        // whether a learned logit per query head joins the denominator
 };
 
 struct Cache {
@@ -43,7 +45,8 @@ struct Attend {
   View<4> q, k_new, v_new;  // the new tokens are empty for `attend`
   Cache cache;
   View<4> out;
-  View<3> lse;  // may be empty
+  View<3> lse;    // may be empty
+  View<1> sinks;  // empty unless the variant has learned sinks
   View<1> workspace;
   View<1> plan;  // may be empty
   float scale = 0;
@@ -68,6 +71,14 @@ struct Plan {
 struct Advance {
   View<1> lengths, counts;
   int64_t tokens = 0, limit = 0;
+  int* overflow = nullptr;
+  DLDevice device{};
+};
+
+// Lengths that go back by `counts`, or, where these are empty, by `tokens` each.
+struct Crop {
+  View<1> lengths, least, counts;
+  int64_t tokens = 0, rollback = 0;
   int* overflow = nullptr;
   DLDevice device{};
 };
@@ -97,8 +108,8 @@ inline Cache parse_cache(Args& args, const Variant& v, int i, int64_t batch, Mem
   cache.packed =
       args.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, v.kv_heads, paged ? v.page_blocks : kAny, v.block_bytes}, packed);
   if (cache.packed.size[2] > 1 && cache.packed.stride[2] != v.block_bytes) fail("ValueError", "the blocks of a head lie apart");
-  cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::blocks);
-  cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.block, v.head_dim}, Memory::blocks);
+  cache.k_residual = args.tensor<4>(i + 1, "k_residual", v.dtype, {batch, v.kv_heads, v.residual_rows, v.head_dim}, Memory::blocks);
+  cache.v_residual = args.tensor<4>(i + 2, "v_residual", v.dtype, {batch, v.kv_heads, v.residual_rows, v.head_dim}, Memory::blocks);
   cache.lengths = args.tensor<1>(i + 3, "lengths", kInt32, {batch}, Memory::contiguous);
   if (args.given(i + 4) != paged)
     fail("ValueError",
@@ -151,6 +162,7 @@ inline void check_outputs(const Variant& v, const char* function, const Attend& 
     from("v_residual", call.cache.v_residual, item);
     from("lengths", call.cache.lengths, 4);
     from("block_table", call.cache.block_table, 4);
+    from("sinks", call.sinks, 4);
     from("workspace", call.workspace, 1);
     from("plan", call.plan, 4);
   };
@@ -161,11 +173,11 @@ inline void check_outputs(const Variant& v, const char* function, const Attend& 
   check_apart(function, "out", call.out, item, "lse", call.lse, 4);
 }
 
-// attend: (q, cache, out, lse?, workspace, plan?, scale, max_len);
-// decode: (q, k_new, v_new, cache, out, lse?, workspace, plan?, scale, max_len, limit, overflow, advance).
+// attend: (q, cache, out, lse?, sinks?, workspace, plan?, scale, max_len);
+// decode: (q, k_new, v_new, cache, out, lse?, sinks?, workspace, plan?, scale, max_len, limit, overflow, advance).
 inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t count, bool decode) {
   const char* name = decode ? "decode" : "attend";
-  Args a = open(v, name, args, count, decode ? 18 : 13);
+  Args a = open(v, name, args, count, decode ? 19 : 14);
   Attend call;
   call.q = a.tensor<4>(0, "q", v.dtype, {kAny, kAny, v.q_heads, v.head_dim}, Memory::rows);
   const int64_t batch = call.q.size[0];
@@ -179,16 +191,21 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
   i += kCacheArgs;
   call.out = a.tensor<4>(i, "out", v.dtype, {batch, call.q_len, v.q_heads, v.head_dim}, Memory::rows);
   if (a.given(i + 1)) call.lse = a.tensor<3>(i + 1, "lse", kFloat32, {batch, v.q_heads, call.q_len}, Memory::contiguous);
-  call.workspace = a.tensor<1>(i + 2, "workspace", kUint8, {kAny}, Memory::blocks);
-  if (a.given(i + 3)) call.plan = a.tensor<1>(i + 3, "plan", kInt32, {kAny}, Memory::blocks);
-  call.scale = static_cast<float>(a.real(i + 4, "scale"));
+  if (a.given(i + 2) != v.sinks)
+    fail("ValueError",
+         v.sinks ? "%s: this kernel needs sinks, a logit per query head" : "%s: sinks must be none: this kernel has no learned sinks",
+         name);
+  if (v.sinks) call.sinks = a.tensor<1>(i + 2, "sinks", kFloat32, {v.q_heads}, Memory::contiguous);
+  call.workspace = a.tensor<1>(i + 3, "workspace", kUint8, {kAny}, Memory::blocks);
+  if (a.given(i + 4)) call.plan = a.tensor<1>(i + 4, "plan", kInt32, {kAny}, Memory::blocks);
+  call.scale = static_cast<float>(a.real(i + 5, "scale"));
   if (!(std::fabs(call.scale) * 1.4426950408889634f <= std::numeric_limits<float>::max()))
     fail("ValueError", "%s: scale must be finite, and float32 must hold it", name);
-  call.max_len = a.integer(i + 5, "max_len", 0);
+  call.max_len = a.integer(i + 6, "max_len", 0);
   if (decode) {
-    call.limit = a.integer(i + 6, "limit", 0);
-    call.overflow = overflow_flag(a, i + 7);
-    call.advance = a.integer(i + 8, "advance", 0) != 0;
+    call.limit = a.integer(i + 7, "limit", 0);
+    call.overflow = overflow_flag(a, i + 8);
+    call.advance = a.integer(i + 9, "advance", 0) != 0;
   }
   call.device = a.device();
   check_outputs(v, name, call);
@@ -219,6 +236,20 @@ inline Advance parse_advance(const Variant& v, const TVMFFIAny* args, int32_t co
   call.tokens = a.integer(2, "tokens", 0);
   call.limit = a.integer(3, "limit", 0);
   call.overflow = overflow_flag(a, 4);
+  call.device = a.device();
+  return call;
+}
+
+// (lengths, least, counts?, tokens, rollback, overflow)
+inline Crop parse_crop(const Variant& v, const TVMFFIAny* args, int32_t count) {
+  Args a = open(v, "crop", args, count, 6);
+  Crop call;
+  call.lengths = a.tensor<1>(0, "lengths", kInt32, {kAny}, Memory::contiguous);
+  call.least = a.tensor<1>(1, "least", kInt32, {call.lengths.size[0]}, Memory::contiguous);
+  if (a.given(2)) call.counts = a.tensor<1>(2, "counts", kInt32, {call.lengths.size[0]}, Memory::contiguous);
+  call.tokens = a.integer(3, "tokens", 0);
+  call.rollback = a.integer(4, "rollback", 0);
+  call.overflow = overflow_flag(a, 5);
   call.device = a.device();
   return call;
 }

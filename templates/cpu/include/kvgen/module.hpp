@@ -33,8 +33,8 @@ inline int64_t parse_threads(const TVMFFIAny* args, int32_t count) {
 template <class C>
 class Module {
  public:
-  static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::head_dim, C::block, C::block_bytes,
-                                        C::page_blocks, C::dtype,    kDLCPU,      1};
+  static constexpr ffi::Variant variant{C::q_heads, C::kv_heads, C::head_dim, C::block, C::Residual::kRows, C::block_bytes, C::page_blocks,
+                                        C::dtype,   kDLCPU,      1,           C::sinks};
 
   static int64_t workspace_bytes(const ffi::Bound& bound) { return shape("workspace_bytes", bound).workspace_bytes(bound.max_len); }
   static int64_t plan_size(const ffi::Bound& bound) { return shape("plan_size", bound).plan.size(); }
@@ -75,6 +75,23 @@ class Module {
       check_limit("advance", b, lengths[b], more(b), call.limit);
     }
     for (int64_t b = 0; b < batch; ++b) lengths[b] += static_cast<int32_t>(more(b));
+  }
+
+  // Between two crops lengths only grow, so the length that a crop finds is the longest since the last one.
+  static void crop(const ffi::Crop& call) {
+    const int64_t batch = call.lengths.size[0];
+    int32_t *lengths = call.lengths.as<int32_t>(), *least = call.least.as<int32_t>();
+    const int32_t* counts = call.counts.as<int32_t>();
+    const auto fewer = [&](int64_t b) { return counts ? counts[b] : lengths[b] > 0 ? call.tokens : 0; };
+    const auto floor = [&](int64_t b) { return std::max<int64_t>(least[b], lengths[b] - call.rollback); };
+    for (int64_t b = 0; b < batch; ++b)
+      if (fewer(b) < 0 || fewer(b) > lengths[b] - floor(b))
+        ffi::fail("ValueError", "crop: sequence %lld has %d tokens, of which %lld can be taken back, not %lld", (long long)b, lengths[b],
+                  (long long)(lengths[b] - floor(b)), (long long)fewer(b));
+    for (int64_t b = 0; b < batch; ++b) {
+      least[b] = static_cast<int32_t>(floor(b));
+      lengths[b] -= static_cast<int32_t>(fewer(b));
+    }
   }
 
   static void pack(const ffi::Pack& call) {
@@ -242,6 +259,7 @@ class Module {
   KVGEN_CPU_QUESTION(plan_size)                                                                                          \
   KVGEN_CPU_CALL(plan, KvgenModule::plan(kvgen::ffi::parse_plan(KvgenModule::variant, args, count)))                     \
   KVGEN_CPU_CALL(advance, KvgenModule::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))            \
+  KVGEN_CPU_CALL(crop, KvgenModule::crop(kvgen::ffi::parse_crop(KvgenModule::variant, args, count)))                     \
   KVGEN_CPU_CALL(pack, KvgenModule::pack(kvgen::ffi::parse_pack(KvgenModule::variant, args, count)))                     \
   KVGEN_CPU_CALL(attend, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, false), false)) \
   KVGEN_CPU_CALL(decode, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, true), true))   \

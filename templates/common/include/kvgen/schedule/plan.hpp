@@ -36,21 +36,24 @@ struct PlanShape {
   int batch = 0;
   int heads = 0;  // KV heads of a sequence, times the runs of query rows that are CTAs of their own
   int workers = 0;
-  int tile_tokens = 0;   // tokens of a KV tile
-  int block_tokens = 0;  // tokens of a packed block: the tokens beyond whole blocks are the residual, which is in no KV tile
+  int tile_tokens = 0;   // tokens of a KV tile; tile t of a head holds the packed tokens from t * tile_tokens on, counted after the sink
+  int block_tokens = 0;  // tokens of a packed block: tokens that no block holds are in no KV tile
   int head_cost = 0;     // in KV tiles
   int least_tiles = 0;   // fewest KV tiles per worker
   int window = 0;        // tokens of the sliding window; 0: none
   int q_len = 0;         // query tokens of the step
   int fresh = 0;         // tokens that the step appends: q_len for decode, 0 for attend
+  int unpacked = 0;      // sink and local tokens (ResidualRows::kUnpacked), which are never in a packed block
 
-  KVGEN_HOST_DEVICE int end_tile(int length) const { return (length / block_tokens * block_tokens + tile_tokens - 1) / tile_tokens; }
+  // Tokens of a sequence that are packed.
+  KVGEN_HOST_DEVICE int packed(int length) const { return length > unpacked ? (length - unpacked) / block_tokens * block_tokens : 0; }
+  KVGEN_HOST_DEVICE int end_tile(int length) const { return (packed(length) + tile_tokens - 1) / tile_tokens; }
   // The first KV tile that holds a token which the step's first query attends to. If the window begins in the residual, no KV tile holds
-  // one, even if a gathered tile covers that position.
+  // one, even if a gathered tile covers that position. A window never goes with sink tokens, so tiles begin at position 0 here.
   KVGEN_HOST_DEVICE int first_tile(int length) const {
     const int token = length + fresh - q_len - window + 1;
     if (window == 0 || token <= 0) return 0;
-    return token < length / block_tokens * block_tokens ? token / tile_tokens : end_tile(length);
+    return token < packed(length) ? token / tile_tokens : end_tile(length);
   }
   KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
   // Positions of a head in the row.

@@ -22,7 +22,7 @@ struct CacheArgs {
   uint8_t* packed = nullptr;
   int64_t outer_stride_bytes = 0;  // from one sequence (contiguous) or page (paged) to the next
   int64_t head_stride_bytes = 0;
-  void* k_residual = nullptr;  // [batch, kv_heads, N_r, head_dim], contiguous
+  void* k_residual = nullptr;  // [batch, kv_heads, rows, head_dim], contiguous (kvgen/residual_rows.hpp)
   void* v_residual = nullptr;
   int* lengths = nullptr;            // [batch]
   const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
@@ -58,8 +58,9 @@ struct Head {
 struct AttendArgs {
   CacheArgs cache;
   Rows q, out;
-  Rows k_new, v_new;     // decode: this step's tokens; null data for attend
-  float* lse = nullptr;  // [batch, q_heads, q_len], natural logarithm; may be null
+  Rows k_new, v_new;             // decode: this step's tokens; null data for attend
+  float* lse = nullptr;          // [batch, q_heads, q_len], natural logarithm; may be null
+  const float* sinks = nullptr;  // [q_heads]: learned logits that join the denominator; null unless the variant has them
   void* workspace = nullptr;
   const int* plan = nullptr;  // the step's plan (kvgen/schedule/plan.hpp); null for the static scheduler
   int* overflow = nullptr;    // host memory; set to 1 if a sequence has no room for the step's tokens

@@ -8,11 +8,12 @@
 #include "kvgen/host/launch.cuh"
 #include "kvgen/pack/pack.cuh"
 #include "kvgen/pack/unpack.cuh"
+#include "kvgen/residual_rows.hpp"
 
 namespace kvgen {
 
-// Format and Schedule are those of the kernels. Shape has kKvHeads and kPage (0 if contiguous). Attend_ has kMaxBatch,
-// workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, countable, and launch(AttendArgs, append, stream).
+// Format and Schedule are those of the kernels. Shape has kKvHeads, kPage (0 if contiguous), Rows (ResidualRows) and kSinks. Attend_ has
+// kMaxBatch, workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, countable, and launch(AttendArgs, append, stream).
 template <class Format, class Schedule, class Shape, class Attend_>
 struct Exports {
   using Attend = Attend_;
@@ -26,11 +27,13 @@ struct Exports {
             Shape::kKvHeads,
             Format::kHeadDim,
             Format::kTokens,
+            Shape::Rows::kRows,
             Format::kBlockBytes,
             Shape::kPage / Format::kTokens,
             kHalf ? ffi::kFloat16 : ffi::kBfloat16,
             kDLCUDA,
-            16};
+            16,
+            Shape::kSinks};
   }
 
   static int workspace_bytes(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
@@ -85,6 +88,7 @@ struct Exports {
       a.k_new = detail::rows(call.k_new);
       a.v_new = detail::rows(call.v_new);
       a.lse = call.lse.as<float>();
+      a.sinks = call.sinks.as<float>();
       a.workspace = call.workspace.data;
       a.q_len = static_cast<int>(call.q_len);
       a.max_len = static_cast<int>(call.max_len);
@@ -137,6 +141,20 @@ struct Exports {
                                     call.overflow},
                                    stream(call.device), Schedule::kOverlap),
                     "advance");
+      return false;
+    });
+  }
+
+  static int crop(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+    return ffi::guard(result, [&](TVMFFIAny&) {
+      const ffi::Crop call = ffi::parse_crop(variant(), args, count);
+      if (call.lengths.size[0] == 0) return false;
+      const detail::DeviceScope scope(call.device.device_id, "crop");
+      detail::check(
+          launch_crop({call.lengths.as<int>(), call.least.as<int>(), static_cast<int>(call.lengths.size[0]), call.counts.as<int>(),
+                       detail::to_int("crop", "tokens", call.tokens), detail::to_int("crop", "rollback", call.rollback), call.overflow},
+                      stream(call.device), Schedule::kOverlap),
+          "crop");
       return false;
     });
   }
@@ -216,6 +234,7 @@ struct Exports {
   KVGEN_EXPORT(plan_size) { return Module::plan_size(args, count, result); }             \
   KVGEN_EXPORT(plan) { return Module::plan(args, count, result); }                       \
   KVGEN_EXPORT(advance) { return Module::advance(args, count, result); }                 \
+  KVGEN_EXPORT(crop) { return Module::crop(args, count, result); }                       \
   KVGEN_EXPORT(pack) { return Module::pack(args, count, result); }                       \
   KVGEN_EXPORT(attend) { return Module::attend(args, count, result, false); }            \
   KVGEN_EXPORT(decode) { return Module::attend(args, count, result, true); }             \

@@ -70,4 +70,9 @@ inline cudaError_t launch_advance(const AdvanceArgs& args, cudaStream_t stream, 
   return Launch(dim3(1), 256, 0, stream, overlap).run(advance_kernel, args);
 }
 
+// Enqueues the kernel that takes tokens back.
+inline cudaError_t launch_crop(const CropArgs& args, cudaStream_t stream, bool overlap) {
+  return Launch(dim3(1), 256, 0, stream, overlap).run(crop_kernel, args);
+}
+
 }  // namespace kvgen

@@ -1,4 +1,4 @@
-// Computes the plan of a step from the lengths on the device (kvgen/schedule/plan.hpp describes the plan), and advances lengths.
+// Computes the plan of a step from the lengths on the device (kvgen/schedule/plan.hpp describes the plan), and changes lengths.
 #pragma once
 #include "kvgen/ptx.cuh"
 #include "kvgen/schedule/plan.hpp"
@@ -126,6 +126,29 @@ static __global__ void advance_kernel(const __grid_constant__ AdvanceArgs args) 
       *args.overflow = 1;
     else
       args.lengths[b] = length + more;
+  }
+}
+
+struct CropArgs {
+  int *lengths, *least;  // least: the shortest length that a sequence may be cropped to, kept from crop to crop
+  int batch;
+  const int* counts;  // tokens of each sequence; null: `count`, of those that have any
+  int count;
+  int rollback;   // how far below its longest length a sequence may be
+  int* overflow;  // set to 1 where a sequence would be shorter than that; it keeps its length
+};
+
+static __global__ void crop_kernel(const __grid_constant__ CropArgs args) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  for (int b = threadIdx.x; b < args.batch; b += blockDim.x) {
+    const int length = args.lengths[b], fewer = args.counts ? args.counts[b] : length > 0 ? args.count : 0;
+    const int least = max(args.least[b], length - args.rollback);  // between two crops lengths only grow, so this one is the longest
+    args.least[b] = least;
+    if (fewer < 0 || fewer > length - least)
+      *args.overflow = 1;
+    else
+      args.lengths[b] = length - fewer;
   }
 }
 
