@@ -22,6 +22,7 @@ from kvgen.measure.bytes import half_full, sequence_bytes
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.reference.quantize import DTYPES
+from kvgen.reference.residual import residual_rows
 from kvgen.runtime.module import Module, load, load_library
 from kvgen.runtime.sequences import OverflowFlag
 from kvgen.spec import KernelSpec, Workload
@@ -54,7 +55,7 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
     random = torch.Generator("cuda").manual_seed(work.batch * 7919 + work.kv_len)
     a, dtype, n = spec.attention, DTYPES[spec.attention.dtype], layout.tokens
     held = [half_full(spec, layout, kv_len) for kv_len in kv_lens]
-    blocks = -(-(max(held) + 2 * n) // n)
+    blocks, rows = -(-(max(held) + 2 * n) // n), residual_rows(spec, n).rows
     k, v = (torch.randn(UNIQUE, n, a.head_dim, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
     unique = pack_blocks(layout, k, v)
     read = [x.float().cuda() for x in unpack_blocks(layout, unique, dtype)]
@@ -72,7 +73,7 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
             data, table = _paged(data, spec.cache.page // n, random)
         packed.append(data)
         tables.append(table)
-        rest = [torch.randn(work.batch, a.kv_heads, n, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
+        rest = [torch.randn(work.batch, a.kv_heads, rows, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
         residuals.append((rest[0], rest[1]))
         lengths.append(torch.tensor(held, dtype=torch.int32, device="cuda"))
     new = [torch.randn(work.batch, work.q_len, a.kv_heads, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
@@ -147,7 +148,7 @@ class Runner:
         function = self.module.decode if decode else self.module.attend
         step = (c.room, self.overflow.address, 1) if decode else ()
         function(
-            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], None, self.out, None, self.workspace,
+            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], None, self.out, None, None, self.workspace,
             self.plans[i], self.scale, c.room, *step,
         )  # fmt: skip
 

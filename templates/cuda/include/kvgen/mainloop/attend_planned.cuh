@@ -10,8 +10,6 @@
 
 namespace kvgen {
 
-constexpr int kEmptiesFlag = 2;  // of Shared::flags; those before it belong to the reduction of splits
-
 __device__ __forceinline__ Head head_of(const WorkTile& tile) { return {tile.sequence, tile.head}; }
 __device__ __forceinline__ SplitSlots slots_of(const WorkTile& tile) {
   return {tile.slot - tile.split_idx, tile.num_splits, tile.split_idx};
@@ -84,18 +82,12 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   }
 }
 
-// Starts the copy of the plan's header, the number of empty sequences, to shared memory. A CTA that loaded it at its end would wait for it.
+// Writes the outputs of empty sequences, which are distributed over the CTAs. It runs last, so that no work tile waits for the plan's
+// header.
 template <class Traits>
-__device__ __forceinline__ void request_empties(const Plan& plan, const Shared<Traits>& shared) {
-  if (threadIdx.x == 0) ptx::copy_async<4>(ptx::shared_address(shared.flags + kEmptiesFlag), plan.memory);
-}
-
-// Writes the outputs of empty sequences, which are distributed over the CTAs. It runs last, so that no work tile waits for it.
-template <class Traits>
-__device__ __noinline__ void write_empties(const AttendArgs& args, const PlanShape& shape, uint8_t* memory) {
+__device__ __noinline__ void write_empties(const AttendArgs& args, const PlanShape& shape) {
   const Plan plan(args.plan, shape);
-  const Shared<Traits> shared(memory);
-  for (int i = blockIdx.x; i < shared.flags[kEmptiesFlag]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
+  for (int i = blockIdx.x; i < plan.memory[0]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
 }
 
 template <class Traits, bool kAppend>
@@ -114,11 +106,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   QueryLoader<Traits> loader;
   if (exists(args, head_of(queue.first()))) loader.fetch(args, head_of(queue.first()), warp, lane);
   if (queue.load_confirmed() && queue.has(0)) loader.fetch(args, head_of(queue.first()), warp, lane);
-  request_empties<Traits>(plan, shared);
   if (!queue.has(0)) {
     ptx::copy_wait_all();
-    __syncthreads();
-    return write_empties<Traits>(args, shape, memory);
+    return write_empties<Traits>(args, shape);
   }
   int* words = shared.pages + warp * Traits::kPageEntries;
   WorkTile work = queue.first();
@@ -163,7 +153,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     }
     if (!queue.has(index + 1)) {
       finish_work<Traits, kAppend>(args, memory, queue, index + 1, flushes);
-      return write_empties<Traits>(args, shape, memory);
+      return write_empties<Traits>(args, shape);
     }
     done += queue[index].end - queue[index].first;
     work = queue[index + 1];
