@@ -87,7 +87,8 @@ struct TileHost {
     shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = resident_ctas();
     shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens;
     // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
-    shape.head_cost = ceil_div(kStartBytes / Schedule::kCtasPerSm + Schedule::kRingBytes, Schedule::kTileBytes), shape.least_tiles = Schedule::kThreads / 32;
+    shape.head_cost = ceil_div(kStartBytes / Schedule::kCtasPerSm + Schedule::kRingBytes, Schedule::kTileBytes),
+    shape.least_tiles = Schedule::kThreads / 32;
     shape.window = Schedule::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
     return shape;
   }
