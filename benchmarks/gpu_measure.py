@@ -44,6 +44,8 @@ class Caches:
     residual: list[tuple[torch.Tensor, torch.Tensor]]
     lengths: list[torch.Tensor]
     new: tuple[torch.Tensor, torch.Tensor]
+    sinks: torch.Tensor | None
+    """Learned sink logits, float32 [q_heads], where the spec has them."""
     want: torch.Tensor
     bytes: int
     room: int
@@ -78,8 +80,9 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
         lengths.append(torch.tensor(held, dtype=torch.int32, device="cuda"))
     new = [torch.randn(work.batch, work.q_len, a.kv_heads, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
     assert first is not None
-    want = _attention(spec, q, first, read, residuals[0], held)
-    return Caches(q, packed, tables, residuals, lengths, (new[0], new[1]), want, nbytes, blocks * n)
+    sinks = torch.randn(a.q_heads, generator=random, device="cuda") * logit if a.sinks else None
+    want = _attention(spec, q, first, read, residuals[0], held, sinks)
+    return Caches(q, packed, tables, residuals, lengths, (new[0], new[1]), sinks, want, nbytes, blocks * n)
 
 
 def _paged(data: torch.Tensor, page_blocks: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,13 +101,19 @@ def _attention(
     read: list[torch.Tensor],
     rest: tuple[torch.Tensor, torch.Tensor],
     held: list[int],
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Output [batch, q_len, q_heads, head_dim], fp32, over `held` tokens: full blocks `index` of the unique ones, then the residual."""
     out = torch.empty(q.shape, dtype=torch.float32, device="cuda")
     group, (q_len, dim) = spec.attention.group, (q.shape[1], q.shape[3])
+    rows = residual_rows(spec, read[0].shape[1])
     for b, length in enumerate(held):
-        full, tail = divmod(length, rest[0].shape[2])
-        k, v = (torch.cat([x[index[b, :, :full]].flatten(1, 2), r[b, :, :tail].float()], 1) for x, r in zip(read, rest, strict=True))
+        full, sink = rows.packed_blocks(length), range(min(length, rows.sink))
+        newest = [rows.row(position) for position in range(max(rows.first(length), len(sink)), length)]
+        k, v = (
+            torch.cat([r[b, :, list(sink)].float(), x[index[b, :, :full]].flatten(1, 2), r[b, :, newest].float()], 1)
+            for x, r in zip(read, rest, strict=True)
+        )
         rows = q[b].float().reshape(q_len, -1, group, dim).permute(1, 2, 0, 3)  # [heads, group, q_len, dim]
         scores = rows.flatten(1, 2) @ k.transpose(1, 2) * dim**-0.5
         if softcap := spec.attention.softcap:
@@ -116,7 +125,9 @@ def _attention(
         if window := spec.attention.window:
             hidden |= token <= query - window
         scores = scores.masked_fill(hidden, -torch.inf)
-        part = scores.softmax(-1).flatten(1, 2) @ v
+        if sinks is not None:  # one more score, which has no value
+            scores = torch.cat([scores, sinks.reshape(-1, group, 1, 1).expand(*scores.shape[:-1], 1)], -1)
+        part = scores.softmax(-1)[..., : k.shape[1]].flatten(1, 2) @ v
         out[b] = part.unflatten(1, (group, q_len)).permute(2, 0, 1, 3).reshape(q_len, -1, dim)
     return out
 
@@ -148,7 +159,7 @@ class Runner:
         function = self.module.decode if decode else self.module.attend
         step = (c.room, self.overflow.address, 1) if decode else ()
         function(
-            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], None, self.out, None, None, self.workspace,
+            c.q, *new, c.packed[i], *c.residual[i], c.lengths[i], c.tables[i], None, self.out, None, c.sinks, self.workspace,
             self.plans[i], self.scale, c.room, *step,
         )  # fmt: skip
 

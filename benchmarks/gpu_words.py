@@ -47,7 +47,7 @@ def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
         for part, changes in _spec_word(word).items():
             parts[part].update(changes)
     dim = int(str(attention["head_dim"]))
-    if "vg" not in words:
+    if "vg" not in words and value["axis"] == "token":
         value["group"] = dim
     if key["axis"] == "token" and "kg" not in words:
         key["group"] = dim
@@ -62,13 +62,17 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
     plain: dict[str, dict[str, dict[str, object]]] = {
         "token": {"key": {"axis": "token"}},
         "sym": {"key": {"zero": False}, "value": {"zero": False}},
+        "vchannel": {"value": {"axis": "channel"}},
         "bf16": {"attention": {"dtype": "bfloat16"}},
+        "sinks": {"attention": {"sinks": True}},
     }
     if word in plain:
         return plain[word]
     if heads := re.fullmatch(r"h(\d+)/(\d+)", word):
         return {"attention": {"q_heads": int(heads[1]), "kv_heads": int(heads[2])}}
-    number = re.fullmatch(r"(kg|vg|d|q|page|cap|window)(\d+)", word)
+    if boost := re.fullmatch(r"boost1/(\d+)", word):
+        return {"key": {"boost": {"fraction": 1 / int(boost[1])}}}
+    number = re.fullmatch(r"(kg|vg|d|q|page|sink|local|rollback|cap|window)(\d+)", word)
     if number is None:
         raise ValueError(f"{word!r} is no word of a spec")
     n = int(number[2])
@@ -78,6 +82,7 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         "d": {"attention": {"head_dim": n}},
         "q": {"attention": {"q_len": n}},
         "page": {"cache": {"layout": "paged", "page": n}},
+        **{name: {"cache": {name: n}} for name in ("sink", "local", "rollback")},
         "cap": {"attention": {"softcap": float(n)}},
         "window": {"attention": {"window": n}},
     }

@@ -25,6 +25,11 @@ RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
 """CUDA schedules for unequal lengths: a plan takes no clusters."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
 """CUDA schedules for codes of 8 and of 2 bits."""
+BOOSTED = ("default", "w8u4d1.cl2", "w8u4d1", "w12u4d1.cl2", "w6u4d1c2")
+SHORT_HEADS = ("default", "w8u4d2.cl2", "w8u4d1.cl2", "w12u4d1.cl2", "w6u4d1c2", "w4u4d2c2")
+MANY_ROWS = ("default", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2")
+CRUMB_PAGES = ("default", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w8u4d1.cl2", "w6u2d2c2")
+"""CUDA schedules for K with boost, for short heads, for many packed-GQA rows, and for 2-bit codes in small blocks."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
 """TileLang schedules for about as many heads as multiprocessors, or half as many, and those of them for units of 64 tokens."""
 SPREAD = ("w8u2s2", "w8u4s4", "w12u4s4", "w4u4s4c2")
@@ -121,4 +126,29 @@ SHAPES = (
     Shape("MHA", "k4v4:h32/32", SHORT, "plain", tilelang=SPREAD),
     Shape("MHA, 8 bits", "k8v8:h32/32", SHORT, "8 bits", BYTE, FINE_TILES),
     Shape("MHA, 2 bits", "k2v2:h32/32", SHORT, "2 bits", CRUMB, CRUMB_TILES),
+    Shape("kitty", "k2v2:boost1/8:sink32:local128:page128", PLAIN, "2 bits", BOOSTED),
+    Shape("kitty, 32x8192", "k2v2:boost1/8:sink32:local128:page128", "32x8192", "2 bits", BOOSTED),
+    Shape("kitty pro", "k2v2:boost1/4:sink32:local128:page128", PLAIN, "2 bits", BOOSTED),
+    Shape("kitty pro, 32x8192", "k2v2:boost1/4:sink32:local128:page128", "32x8192", "2 bits", BOOSTED),
+    Shape("sink 32, local 128", "k4v4:sink32:local128", sibling="plain"),
+    Shape("learned sinks", "k4v4:sinks", sibling="plain"),
+    Shape("window 4096, 8 bits", "k8v8:window4096", cuda=(*BYTE, "w8u2d2")),
+    Shape("V per channel, 8 bits", "k8v8:sym:vchannel", PLAIN, "8 bits", BYTE),
+    Shape("V per channel, 4 bits", "k4v4:vchannel", PLAIN, "plain", FINE),
+    Shape("head_dim 64, 64 heads, 1x16384", "k4v4:d64:h64/8", "1x16384", cuda=SHORT_HEADS),
+    Shape("head_dim 64, 64 heads, 16x16384", "k4v4:d64:h64/8", "16x16384", cuda=SHORT_HEADS),
+    Shape("head_dim 64, 64 heads, 64x4096", "k4v4:d64:h64/8", "64x4096", cuda=SHORT_HEADS),
+    Shape("head_dim 80", "k4v4:d80", cuda=SHORT_HEADS),
+    Shape("head_dim 112", "k4v4:d112", cuda=SHORT_HEADS),
+    Shape("head_dim 192", "k4v4:d192", cuda=("default", "w8u2d1.cl2", "w8u2d1", "w8u1d2.cl2")),
+    Shape("group 32", "k4v4:h256/8", cuda=MANY_ROWS),
+    Shape("group 64", "k4v4:h512/8", cuda=MANY_ROWS),
+    Shape("q_len 8", "k4v4:q8", PLAIN + "q8", cuda=MANY_ROWS),
+    Shape("group 8, 2 bits", "k2v2:h64/8", cuda=CRUMB_PAGES),
+    Shape("groups of 32, 2 bits", "k2v2:kg32:vg32", cuda=("default", "w8u1d2.cl2", "w12u1d2.cl2", "w8u1d4.cl2", "w4u1d4c3")),
+    Shape("page 64, 2 bits", "k2v2:kg64:page64", cuda=CRUMB_PAGES),
+    Shape("K 2 bits, V 4 bits", "k2v4", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2", "default")),
+    Shape("groups of 32", "k4v4:kg32:vg32", cuda=("default", "w8u1d2.cl2", "w8u1d4.cl2", "w8u1d2")),
+    Shape("group 7", "k4v4:h28/4", "16x32768", cuda=("default", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2")),
+    Shape("16 bits", "k16v16", "8x8192", cuda=("default", "w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1")),
 )
