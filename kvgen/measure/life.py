@@ -68,7 +68,7 @@ class Life:
         device = self.raw[0].device
         token = torch.arange(self.raw[0].shape[1], device=device)
         end = torch.tensor([self.rows.first(length) for length in lengths], device=device)
-        packed = (token < end.unsqueeze(1))[..., None, None]
+        packed = ((token >= self.rows.sink) & (token < end.unsqueeze(1)))[..., None, None]
         return torch.where(packed, self.read[0], self.raw[0].double()), torch.where(packed, self.read[1], self.raw[1].double())
 
     def attend(self, q: torch.Tensor, packed_upto: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

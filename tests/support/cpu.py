@@ -15,7 +15,14 @@ from tests.support.specs import base
 
 
 def spec_of(
-    heads: str = "4/2", dim: int = 64, dtype: str = "float16", k: str = "4c32", v: str = "4t32", page: int = 0, **attention: Any
+    heads: str = "4/2",
+    dim: int = 64,
+    dtype: str = "float16",
+    k: str = "4c32",
+    v: str = "4t32",
+    page: int = 0,
+    cache: dict[str, int] | None = None,
+    **attention: Any,
 ) -> KernelSpec:
     """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric; `16` is plain."""
     q_heads, kv_heads = map(int, heads.split("/"))
@@ -24,7 +31,7 @@ def spec_of(
             attention={"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, **attention},
             key=_quant(k),
             value=_quant(v),
-            cache={"layout": "paged", "page": page} if page else {},
+            cache={**({"layout": "paged", "page": page} if page else {}), **(cache or {})},
         )
     )
 

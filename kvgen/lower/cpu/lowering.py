@@ -39,14 +39,6 @@ class CpuBackend:
             return f"it generates code for the CPU, not for {target}"
         if spec.key.boost.fraction > 0:
             return "boosted channels of K (key.boost) need two widths in one block"
-        if spec.cache.sink:
-            return f"the first tokens cannot be kept in {spec.attention.dtype} (cache.sink)"
-        if spec.cache.local:
-            return f"the newest tokens cannot be kept in {spec.attention.dtype} (cache.local)"
-        if spec.cache.rollback:
-            return "tokens cannot be taken back (cache.rollback)"
-        if spec.attention.sinks:
-            return "learned attention sinks (attention.sinks) are not part of its softmax"
         multiple, page = _block_multiple(spec), spec.cache.page
         if multiple > MOST_TOKENS:
             return f"whole groups need blocks of {multiple} tokens, more than {MOST_TOKENS}"

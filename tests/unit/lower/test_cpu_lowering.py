@@ -66,9 +66,6 @@ def test_golden_sources(name: str) -> None:
     ("sections", "reason"),
     [
         ({"key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}}}, "key.boost"),
-        ({"cache": {"sink": 16}}, "cache.sink"),
-        ({"cache": {"local": 64}}, "cache.local"),
-        ({"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}}, "attention.sinks"),
         ({"key": {"bits": 4, "axis": "channel", "group": 4096}}, "blocks of 4096 tokens"),
         ({"key": {"bits": 4, "axis": "channel", "group": 16}, "cache": {"layout": "paged", "page": 48}}, ""),
     ],

@@ -6,11 +6,15 @@ import os
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from kvgen.measure.check import check
+from kvgen.measure.compare import poison
 from kvgen.measure.job import CheckPolicy
 from kvgen.reference.attention import attend
 from kvgen.reference.cache import ReferenceCache
+from kvgen.reference.data import learned_sinks
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.tolerance import relative_l2, tolerance
@@ -38,6 +42,12 @@ FORMATS = {
     "pages-of-16": spec_of(page=16, k="4t32", v="2c16"),
     "softcap-window": spec_of(dtype="float32", softcap=30.0, window=100),
     "one-kv-head": spec_of(heads="71/1", dim=32),
+    "learned-sinks": spec_of(heads="6/2", sinks=True, q_len=3),
+    "sink-and-local": spec_of(k="2c32", v="2t64", page=64, cache={"sink": 5, "local": 40}),
+    "long-sink": spec_of(k="4t32", v="2c16", sinks=True, cache={"sink": 100, "rollback": 3}),
+    "rollback": spec_of(dtype="float32", page=32, q_len=4, cache={"local": 16, "rollback": 40}),
+    "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
+    "rollback-plain": spec_of(k="16", v="16", cache={"rollback": 8}),
     "wide-head": spec_of(heads="2/2", dim=256, k="8t256", v="8t128"),
 }
 
@@ -80,39 +90,111 @@ def agrees(v: Variant, cache: KVCache, oracle: ReferenceCache) -> None:
     for b, length in enumerate(oracle.lengths.tolist()):
         for got, want in ((k, want_k), (val, want_v)):
             assert relative_l2(got[b, :length], want[b, :length]) <= tolerance(v.dtype)
-    residual = oracle.residual()
+    rows = oracle.rows
     for b, length in enumerate(oracle.lengths.tolist()):
-        rest = length % v.layout.tokens
-        assert torch.equal(cache.k_residual[b, :, :rest], residual[0][b, :, :rest])
-        assert torch.equal(cache.v_residual[b, :, :rest], residual[1][b, :, :rest])
+        held = [rows.row(position) for position in (*range(min(length, rows.sink)), *range(rows.first(length), length))]
+        for mine, want in zip((cache.k_residual, cache.v_residual), oracle.residual(), strict=True):
+            assert torch.equal(mine[b][:, held], want[b][:, held])
+
+
+def fresh_cache(v: Variant, room: int, seed: int) -> KVCache:
+    """A cache of three sequences that holds NaN; of a paged format with shuffled pages."""
+    table = pages = None
+    if v.spec.cache.page:
+        need = room // v.spec.cache.page
+        pages = 4 * need
+        order = torch.randperm(pages, generator=torch.Generator().manual_seed(seed))
+        table = order[: 3 * need].reshape(3, need).to(torch.int32)
+    return poison(v.new_cache(3, room, block_table=table, pages=pages))
+
+
+def live(v: Variant, calls: list[tuple[str, list[int]]], room: int, seed: int) -> None:
+    """`prefill` of so many tokens per sequence, `decode` of so many query tokens, `crop` of so many per sequence: as the reference does."""
+    a, sinks = v.spec.attention, learned_sinks(v.spec)
+    generator = torch.Generator().manual_seed(seed)
+    cache, oracle = fresh_cache(v, room, seed), ReferenceCache(v.spec, 3, v.layout.tokens)
+    for name, numbers in calls:
+        tokens = max(numbers)
+        if name == "crop":
+            cache.crop(numbers)
+            oracle.crop(torch.tensor(numbers, dtype=torch.int32))
+        elif name == "prefill":
+            k, val = (draw(generator, 3, max(tokens, 1), a.kv_heads, a.head_dim, dtype=v.dtype) for _ in range(2))
+            v.prefill(cache, k, val, numbers)
+            oracle.prefill(k, val, torch.tensor(numbers))
+        else:
+            q = draw(generator, 3, tokens, a.q_heads, a.head_dim, dtype=v.dtype)
+            k, val = (draw(generator, 3, tokens, a.kv_heads, a.head_dim, dtype=v.dtype) for _ in range(2))
+            out, lse = v.decode(q, k, val, cache, out=torch.full_like(q, torch.nan), lse=True, sinks=sinks)
+            want, want_lse = oracle.decode(q, k, val, sinks=sinks)
+            assert relative_l2(out, want) <= tolerance(v.dtype)
+            assert relative_l2(lse, want_lse) <= 1e-5
+        agrees(v, cache, oracle)
 
 
 @pytest.mark.parametrize("page", [0, 64])
 @pytest.mark.parametrize("q_len", [1, 5, 77])
 def test_a_cache_lives_like_the_reference_across_block_borders(page: int, q_len: int) -> None:
     """Chunked prefill at ragged lengths (one empty), then decoding; 77 tokens cross two borders of 32 at once."""
-    spec = spec_of(heads="6/2", k="4c32", v="2t32", page=page, q_len=77)
+    v = variant(spec_of(heads="6/2", k="4c32", v="2t32", page=page, q_len=77), (("block", 32),))
+    chunks = [("prefill", lengths) for lengths in ([0, 31, 70], [0, 2, 0], [0, 30, 27])]
+    live(v, [*chunks, *[("decode", [q_len])] * (4 if q_len == 1 else 2)], 384, q_len)
+
+
+@st.composite
+def lives(draw: st.DrawFn, rollback: int, room: int) -> list[tuple[str, list[int]]]:
+    """Calls over three sequences that never have more than `room` tokens, and crops that their rollback allows."""
+    calls: list[tuple[str, list[int]]] = []
+    lengths, longest = [0] * 3, [0] * 3
+    for _ in range(draw(st.integers(1, 6))):
+        left = room - max(lengths)
+        name = draw(st.sampled_from(["prefill", "decode", "decode", "crop"]))
+        if name == "crop":
+            most = [length - max(0, top - rollback) for length, top in zip(lengths, longest, strict=True)]
+            numbers = [draw(st.integers(0, n)) for n in most]
+            lengths = [length - n for length, n in zip(lengths, numbers, strict=True)]
+        elif name == "decode":
+            numbers = [min(left, draw(st.sampled_from([1, 1, 2, 9, 40])))]
+            lengths = [length + numbers[0] for length in lengths]
+        else:
+            numbers = [min(left, draw(st.one_of(st.integers(0, 60), st.integers(0, 200)))) for _ in lengths]
+            lengths = [length + n for length, n in zip(lengths, numbers, strict=True)]
+        longest = [max(pair) for pair in zip(lengths, longest, strict=True)]
+        if name != "decode" or numbers[0]:
+            calls.append((name, numbers))
+    return calls
+
+
+@pytest.mark.parametrize(("page", "parts"), [(64, {"sink": 5, "local": 40, "rollback": 9}), (0, {"local": 16, "rollback": 50})])
+def test_any_life_with_unquantized_tokens_is_that_of_the_reference(page: int, parts: dict[str, int]) -> None:
+    """Tokens that were taken back are followed by others, and blocks that were packed too early by the same."""
+    spec = spec_of(heads="6/2", k="4c32", v="2t32", page=page, cache=parts, sinks=True, q_len=2)
     v = variant(spec, (("block", 32),))
-    generator = torch.Generator().manual_seed(q_len)
-    table = torch.randperm(24, generator=generator)[:18].reshape(3, 6).to(torch.int32) if page else None
-    cache = v.new_cache(3, 384, block_table=table, pages=24 if page else None)
-    cache.packed.fill_(255)
-    cache.k_residual.fill_(torch.nan)
-    cache.v_residual.fill_(torch.nan)
-    oracle = ReferenceCache(spec, 3, 32)
-    for lengths in ((0, 31, 70), (0, 2, 0), (0, 30, 27)):
-        k, val = (draw(generator, 3, 70, 2, 64, dtype=v.dtype) for _ in range(2))
-        v.prefill(cache, k, val, lengths)
-        oracle.prefill(k, val, torch.tensor(lengths))
-    agrees(v, cache, oracle)
-    for _ in range(4 if q_len == 1 else 2):
-        q = draw(generator, 3, q_len, 6, 64, dtype=v.dtype)
-        k, val = (draw(generator, 3, q_len, 2, 64, dtype=v.dtype) for _ in range(2))
-        out, lse = v.decode(q, k, val, cache, out=torch.full_like(q, torch.nan), lse=True)
-        want, want_lse = oracle.decode(q, k, val)
-        assert relative_l2(out, want) <= tolerance(v.dtype)
-        assert relative_l2(lse, want_lse) <= 1e-5
-        agrees(v, cache, oracle)
+
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    @given(lives(parts["rollback"], 384), st.integers(0, 1 << 16))
+    @example([("prefill", [90, 0, 130]), ("crop", [9, 0, 9]), ("decode", [40]), ("crop", [9, 9, 1]), ("decode", [1])], 1)
+    def check_life(calls: list[tuple[str, list[int]]], seed: int) -> None:
+        live(v, calls, 384, seed)
+
+    check_life()
+
+
+def test_blocks_that_were_taken_back_are_packed_again_to_the_same_bytes() -> None:
+    """A decoder that appends four tokens, takes three back, and appends the right ones."""
+    spec = spec_of(k="4c32", v="4t32", q_len=4, cache={"sink": 3, "rollback": 3})
+    v = variant(spec, (("block", 32),))
+    k, val = (draw(torch.Generator().manual_seed(4), 1, 103, 2, 64, dtype=v.dtype) for _ in range(2))
+    whole, speculative = v.new_cache(1, 103), v.new_cache(1, 103)
+    v.prefill(whole, k, val)
+    q = torch.zeros(1, 4, 4, 64, dtype=v.dtype)
+    for token in range(99):
+        drafts = [torch.cat([x[:, token : token + 1], -x[:, token + 1 : token + 4]], 1) for x in (k, val)]
+        v.decode(q, *drafts, speculative)
+        speculative.crop(3)
+    v.decode(q, k[:, 99:], val[:, 99:], speculative)
+    assert whole.lengths.tolist() == speculative.lengths.tolist() == [103]
+    assert torch.equal(whole.packed[:, :, :3], speculative.packed[:, :, :3])
 
 
 def test_flushed_blocks_hold_the_bytes_that_packing_at_once_gives() -> None:

@@ -13,11 +13,13 @@ from tests.unit.lower_cuda.emulate import library
 NO_LIMIT = 2**30
 STALE = -1_000_000_007
 """What a plan's memory holds before it is made."""
-SHAPE_FIELDS = ("batch", "heads", "workers", "tile_tokens", "block_tokens", "head_cost", "least_tiles", "window", "q_len", "fresh")
+SHAPE_FIELDS = (
+    "batch", "heads", "workers", "tile_tokens", "block_tokens", "head_cost", "least_tiles", "window", "q_len", "fresh", "unpacked",
+)  # fmt: skip
 CALLS = """
 #include "kvgen/host/launch.cuh"
 using namespace kvgen;
-PlanShape shape_of(const int* n) { return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]}; }
+PlanShape shape_of(const int* n) { return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10]}; }
 extern "C" int64_t size(const int* numbers) { return shape_of(numbers).size(); }
 extern "C" bool host_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
   return make_plan(shape_of(numbers), lengths, limit, skip_empty, plan);
@@ -31,6 +33,11 @@ extern "C" int device_plan(const int* numbers, const int* lengths, int limit, bo
 extern "C" int advance(int* lengths, int batch, const int* counts, int count, int limit) {
   int overflow = 0;
   if (launch_advance({lengths, batch, counts, count, true, limit, &overflow}, nullptr, true) != cudaSuccess) return -1;
+  return overflow;
+}
+extern "C" int crop(int* lengths, int* least, int batch, const int* counts, int count, int rollback) {
+  int overflow = 0;
+  if (launch_crop({lengths, least, batch, counts, count, rollback, &overflow}, nullptr, true) != cudaSuccess) return -1;
   return overflow;
 }
 """
@@ -74,6 +81,14 @@ class Planner:
         overflow = self._library.advance(held, len(lengths), None if counts is None else _ints(counts), count, limit)
         return Made([], bool(overflow), list(held))
 
+    def crop(
+        self, lengths: Sequence[int], least: Sequence[int], counts: Sequence[int] | None, count: int, rollback: int
+    ) -> tuple[Made, Made]:
+        """Tokens taken back: `counts`, or `count` of all. The lengths, and the least ones."""
+        held, kept = _ints(lengths), _ints(least)
+        overflow = self._library.crop(held, kept, len(lengths), None if counts is None else _ints(counts), count, rollback)
+        return Made([], bool(overflow), list(held)), Made([], bool(overflow), list(kept))
+
 
 def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> list[str]:
     """In what the plans of device and host differ from the oracle's."""
@@ -97,6 +112,18 @@ def advanced(planner: Planner, lengths: Sequence[int], counts: Sequence[int] | N
     fits = [n + by <= limit for n, by in zip(lengths, more, strict=True)]
     want = [n + by * fit for n, by, fit in zip(lengths, more, fits, strict=True)]
     return planner.advance(lengths, counts, count, limit) == Made([], not all(fits), want)
+
+
+def cropped(
+    planner: Planner, lengths: Sequence[int], least: Sequence[int], counts: Sequence[int] | None, count: int, rollback: int
+) -> bool:
+    """Whether tokens are taken back where that is allowed, and other sequences keep their length."""
+    fewer = [count if n else 0 for n in lengths] if counts is None else list(counts)
+    floors = [max(floor, n - rollback) for n, floor in zip(lengths, least, strict=True)]
+    allowed = [0 <= by <= n - floor for n, by, floor in zip(lengths, fewer, floors, strict=True)]
+    want = [n - by * ok for n, by, ok in zip(lengths, fewer, allowed, strict=True)]
+    refused = not all(allowed)
+    return planner.crop(lengths, least, counts, count, rollback) == (Made([], refused, want), Made([], refused, floors))
 
 
 def unlike(batch: int) -> list[int]:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvgen.reference.plan import PlanShape, make_plan, read_plan
-from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, differences, unlike
+from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, cropped, differences, unlike
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,7 @@ def shapes(draw: st.DrawFn) -> PlanShape:
         window=draw(st.sampled_from([0, 0, 1, 5, 100, 1000])),
         q_len=q_len,
         fresh=draw(st.sampled_from([0, q_len])),
+        unpacked=draw(st.sampled_from([0, 0, 5, 160])),
     )
 
 
@@ -87,3 +88,14 @@ def test_advance_adds_tokens_where_there_is_room(planner: Planner, batch: int) -
     for limit in (NO_LIMIT, 40):
         assert advanced(planner, lengths, None, 3, limit)
         assert advanced(planner, lengths, [b % 5 for b in range(batch)], 0, limit)
+
+
+@pytest.mark.parametrize("batch", [1, 300])
+def test_a_crop_takes_back_what_its_rollback_allows(planner: Planner, batch: int) -> None:
+    """Sequences that are shorter than they were, or empty; numbers that are too large or negative."""
+    lengths = [b * 7 % 50 for b in range(batch)]
+    least = [max(0, length - b % 9) for b, length in enumerate(lengths)]
+    for rollback in (8, 60):
+        assert cropped(planner, lengths, [0] * batch, None, 8, rollback)
+        assert cropped(planner, lengths, least, None, 3, rollback)
+        assert cropped(planner, lengths, least, [b % 11 - 1 for b in range(batch)], 0, rollback)

@@ -22,7 +22,7 @@ from kvgen.toolchain import build
 LAYERS, BATCH = 3, 3
 
 
-def spec_of() -> KernelSpec:
+def spec_of(rollback: int = 0) -> KernelSpec:
     return load_spec(
         {
             "name": "steps",
@@ -30,6 +30,7 @@ def spec_of() -> KernelSpec:
             "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "q_len": 2},
             "key": {"bits": 4, "axis": "channel", "group": 32},
             "value": {"bits": 4, "axis": "token", "group": 32},
+            "cache": {"rollback": rollback},
             "workloads": [{"batch": 2, "kv_len": 256}],
         }
     )
@@ -209,7 +210,7 @@ def test_a_flag_of_the_device_is_raised_once(variant: Variant) -> None:
 
 def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
     other = variant.new_cache(BATCH, 64)
-    other.k_residual = other.k_residual[:, :, :1]
+    other.block_tokens = 2 * other.block_tokens
     with pytest.raises(CacheMismatch, match="same numbers of tokens"):
         variant.new_cache(like=other)
 
@@ -249,3 +250,81 @@ def test_a_cache_prints_as_one_line_that_reads_nothing_from_the_device(variant: 
     cache.sequences.captured = True  # replays of a graph may have grown the sequences by any number
     assert "lengths<=512" in repr(cache)
     assert repr(cache.sequences) == f"Sequences(batch={BATCH}, max_len=512, lengths<=512)"
+
+
+# --- tokens that are taken back --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def croppable() -> Variant:
+    spec = spec_of(rollback=6)
+    backend = get_backend("cpu")
+    schedule = backend.default(spec, "cpu")
+    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, "cpu")).path))
+
+
+def test_a_crop_is_of_all_layers_and_ends_a_plan(croppable: Variant) -> None:
+    caches = prefilled(croppable, [40, 0, 130])
+    q, new = random(1, 4, 0), random(1, 2, 1)
+    plan = croppable.plan(caches[0])
+    caches[1].crop(4)
+    assert caches[0].lengths.tolist() == [36, 0, 126]  # an empty sequence stays as it is
+    assert caches[0].bound == 126
+    with pytest.raises(ValueError, match="before lengths changed"):
+        croppable.decode(q, new, new, caches[0], plan=plan)
+    caches[0].advance([1, 1, 2])
+    caches[0].crop(torch.tensor([3, 1, 0], dtype=torch.int32))
+    assert caches[2].lengths.tolist() == [34, 0, 128]
+    caches[0].reset([0])
+    caches[0].advance([5, 0, 0])
+    caches[0].crop([5, 0, 0])  # a sequence that was emptied has no longer past
+    assert caches[0].lengths.tolist() == [0, 0, 128]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "match"),
+    [
+        (7, ValueError, r"tokens \(7\) must be at most 6, cache.rollback of the spec"),
+        (-1, ValueError, r"tokens \(-1\) must be at least 0"),
+        (True, TypeError, "must be a whole number, not True"),
+        ([1, 2, 7], ValueError, r"tokens must lie in 0..6, cache.rollback of the spec, not in 1..7"),
+        ([1, 2], ValueError, r"tokens must have shape \[3\], not \[2\]"),
+        (1.5, TypeError, "tokens must be a tensor or a sequence of whole numbers, not float"),
+        (torch.ones(3), TypeError, "tokens must be whole numbers, not float32"),
+        ([0, 1, 0], ValueError, "sequence 1 has 0 tokens, of which 0 can be taken back, not 1"),
+        ([0, 0, 4], ValueError, "sequence 2 has 3 tokens, of which 3 can be taken back, not 4"),
+    ],
+)
+def test_a_wrong_crop_changes_nothing(croppable: Variant, tokens: object, error: type[Exception], match: str) -> None:
+    caches = prefilled(croppable, [40, 0, 3])
+    with pytest.raises(error, match=match):
+        caches[0].crop(tokens)  # type: ignore[arg-type]
+    assert caches[0].lengths.tolist() == [40, 0, 3]
+    caches[0].crop([6, 0, 3])
+
+
+def test_crops_without_new_tokens_between_them_count_together(croppable: Variant) -> None:
+    cache = prefilled(croppable, [40, 50, 60])[0]
+    cache.crop(4)
+    with pytest.raises(ValueError, match="sequence 0 has 36 tokens, of which 2 can be taken back, not 3"):
+        cache.crop(3)
+    cache.advance(1)
+    cache.crop(3)
+    assert cache.lengths.tolist() == [34, 44, 54]
+
+
+def test_a_refusal_of_the_device_is_raised_once(croppable: Variant) -> None:
+    """On a GPU the device finds out that a sequence would be too short, and the next call raises."""
+    cache = prefilled(croppable, [40, 50, 60])[0]
+    ctypes.c_int32.from_address(cache.sequences.cropped.address).value = 1
+    with pytest.raises(CacheMismatch, match=r"took back more tokens than cache.rollback allows"):
+        croppable.attend(random(1, 4, 0), cache)
+    croppable.attend(random(1, 4, 0), cache)
+
+
+def test_a_cache_without_rollback_refuses_crops_and_layers_with_one(variant: Variant, croppable: Variant) -> None:
+    cache = prefilled(variant, [40, 50, 60])[0]
+    with pytest.raises(ValueError, match=r"cannot be cropped: its spec has no cache.rollback"):
+        cache.crop(1)
+    with pytest.raises(CacheMismatch, match=r"one cache.rollback, not 0 and 6"):
+        croppable.new_cache(like=cache)

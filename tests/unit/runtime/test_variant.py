@@ -329,3 +329,33 @@ def test_copies_of_a_cache(variant: Variant) -> None:
         assert torch.equal(variant.attend(q, other), expected)
     variant.decode(q, tokens(1), tokens(1), deep)
     assert cache.lengths.tolist() == [40, 40]
+
+
+def test_learned_sinks_are_given_exactly_where_the_spec_has_them(variant: Variant) -> None:
+    from tests.support.cpu import spec_of
+    from tests.support.cpu import variant as compiled
+
+    with_sinks = compiled(spec_of(sinks=True))
+    for v, given, error, match in (
+        (variant, torch.zeros(4), ValueError, "this format has no learned sinks"),
+        (with_sinks, None, ValueError, r"this format has learned sinks \(attention.sinks\): give sinks=, float32 \[q_heads\]"),
+        (with_sinks, torch.zeros(3), ValueError, r"sinks must have shape \[4\], not \[3\]"),
+        (with_sinks, torch.zeros(4).half(), ValueError, "sinks must be torch.float32"),
+        (with_sinks, torch.zeros(8)[::2], ValueError, "sinks must be contiguous"),
+        (with_sinks, [0.0] * 4, TypeError, "sinks must be a torch tensor"),
+    ):
+        a = v.spec.attention
+        q = torch.zeros(1, 1, a.q_heads, a.head_dim, dtype=v.dtype)
+        with pytest.raises(error, match=match):
+            v.attend(q, v.new_cache(1, 64), sinks=given)  # type: ignore[arg-type]
+
+
+def test_an_empty_sequence_has_its_sink_for_lse() -> None:
+    from tests.support.cpu import spec_of
+    from tests.support.cpu import variant as compiled
+
+    v = compiled(spec_of(sinks=True))
+    sinks = torch.tensor([-torch.inf, -200.0, 0.5, 3.0])
+    out, lse = v.attend(torch.ones(1, 1, 4, 64, dtype=v.dtype), v.new_cache(1, 64), lse=True, sinks=sinks)
+    assert not out.any()
+    torch.testing.assert_close(lse[0, :, 0], sinks)

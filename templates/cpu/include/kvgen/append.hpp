@@ -1,4 +1,4 @@
-// New tokens into the cache: full blocks are quantized and packed, the rest waits in the residual.
+// New tokens into the cache: blocks that are due are quantized and packed, the rest waits in the residual.
 #pragma once
 
 #include "kvgen/cache.hpp"
@@ -6,47 +6,58 @@
 
 namespace kvgen {
 
-// The tokens of one sequence and KV head that are not packed yet: `residual` old ones, then new ones.
+// `count` new tokens of one sequence and KV head, behind the `length` tokens before the call.
 template <class C>
 class Append {
  public:
   using Element = typename C::Element;
+  using Residual = typename C::Residual;
 
-  // `length`: tokens of the sequence before the call.
   Append(const CacheView<C>& cache, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head, int64_t length,
          int64_t count)
-      : cache_(cache), k_(k), v_(v), batch_(batch), head_(head), count_(count), packed_(length / C::block), residual_(length % C::block) {}
+      : cache_(cache),
+        k_(k),
+        v_(v),
+        batch_(batch),
+        head_(head),
+        length_(static_cast<int>(length)),
+        after_(static_cast<int>(length + count)) {}
 
-  int64_t full_blocks() const { return (residual_ + count_) / C::block; }
+  int64_t due_blocks() const { return Residual::packed_blocks(after_) - Residual::packed_blocks(length_); }
 
-  // Packs the i-th block that becomes full.
+  // Packs the i-th block that is due.
   void pack(int64_t i) const {
-    uint8_t* block = cache_.block(batch_, head_, packed_ + i);
-    const auto k_row = [&](int t) -> const Element* { return row(k_, i * C::block + t, cache_.k_slot(batch_, head_, 0)); };
-    const auto v_row = [&](int t) -> const Element* { return row(v_, i * C::block + t, cache_.v_slot(batch_, head_, 0)); };
-    Quantizer<C, typename C::Key>::pack(block, k_row);
-    Quantizer<C, typename C::Value>::pack(block, v_row);
+    const int64_t index = Residual::packed_blocks(length_) + i, first = Residual::kSink + index * C::block;
+    uint8_t* block = cache_.block(batch_, head_, index);
+    Quantizer<C, typename C::Key>::pack(block, [&](int t) -> const Element* {
+      return first + t < length_ ? cache_.k_row(batch_, head_, first + t) : fresh(k_, first + t);
+    });
+    Quantizer<C, typename C::Value>::pack(block, [&](int t) -> const Element* {
+      return first + t < length_ ? cache_.v_row(batch_, head_, first + t) : fresh(v_, first + t);
+    });
   }
 
-  // Puts what is left into the residual; after every pack.
+  // Puts into the residual what is not packed, or may be unpacked again by a crop; after every pack, which reads the rows of older tokens.
   void keep_rest() const {
-    const int64_t flushed = full_blocks() * C::block;
-    for (int64_t at = flushed > residual_ ? flushed : residual_; at < residual_ + count_; ++at) {
-      std::memcpy(cache_.k_slot(batch_, head_, at - flushed), row_of<Element>(k_, batch_, at - residual_, head_),
-                  sizeof(Element) * C::head_dim);
-      std::memcpy(cache_.v_slot(batch_, head_, at - flushed), row_of<Element>(v_, batch_, at - residual_, head_),
-                  sizeof(Element) * C::head_dim);
-    }
+    for (int64_t position = length_; position < after_ && position < Residual::kSink; ++position) keep(position);
+    const int64_t first = Residual::first(after_ > Residual::kRollback ? after_ - Residual::kRollback : 0);
+    for (int64_t position = first > length_ ? first : length_; position < after_; ++position) keep(position);
   }
 
  private:
-  const Element* row(const ffi::View<4>& view, int64_t at, const Element* slots) const {
-    return at < residual_ ? slots + at * C::head_dim : row_of<Element>(view, batch_, at - residual_, head_);
+  const Element* fresh(const ffi::View<4>& view, int64_t position) const {
+    return row_of<Element>(view, batch_, position - length_, head_);
+  }
+
+  void keep(int64_t position) const {
+    std::memcpy(cache_.k_row(batch_, head_, position), fresh(k_, position), sizeof(Element) * C::head_dim);
+    std::memcpy(cache_.v_row(batch_, head_, position), fresh(v_, position), sizeof(Element) * C::head_dim);
   }
 
   const CacheView<C>& cache_;
   const ffi::View<4>&k_, &v_;
-  int64_t batch_, head_, count_, packed_, residual_;
+  int64_t batch_, head_;
+  int length_, after_;
 };
 
 // Dequantized tokens of one block, in `dtype`, to rows of k and v.

@@ -17,9 +17,14 @@ class Attention {
     const Head head = head_of(tile);
     Rows<C> state;
     load_rows(state, head);
-    const int64_t packed = packed_tokens(head.b), begin = int64_t{tile.first} * C::chunk, end = int64_t{tile.end} * C::chunk;
+    const int64_t packed = step_.shape.plan.packed(step_.lengths[head.b]);
+    const int64_t begin = int64_t{tile.first} * C::chunk, end = int64_t{tile.end} * C::chunk;
     if (tile.first < tile.end) over_packed(state, head, begin, end < packed ? end : packed);
-    if (tile.split_idx == tile.num_splits - 1) over_residual(state, head, packed);
+    if (tile.split_idx == tile.num_splits - 1) {
+      const int64_t total = step_.lengths[head.b] + (decoding() ? call_.q_len : 0);
+      if constexpr (sink > 0) over_residual(state, head, 0, total < sink ? total : sink);
+      over_residual(state, head, sink + packed, total);
+    }
     for (int r = 0; r < head.rows; ++r) {
       if (tile.num_splits == 1)
         finish(head, r, state.acc[r], state.row_max[r], state.row_sum[r]);
@@ -59,7 +64,7 @@ class Attention {
 
  private:
   static constexpr int64_t group = C::q_heads / C::kv_heads;
-  static constexpr int64_t record = StepShape<C>::record;
+  static constexpr int64_t record = StepShape<C>::record, sink = C::Residual::kSink;
 
   // A block of query rows of one KV head.
   struct Head {
@@ -73,7 +78,6 @@ class Attention {
   }
 
   bool decoding() const { return static_cast<bool>(call_.k_new); }
-  int64_t packed_tokens(int64_t b) const { return step_.lengths[b] / C::block * C::block; }
   float* partial(int64_t slot, int64_t r) const { return call_.workspace.as<float>() + (slot * step_.shape.slot_rows() + r) * record; }
 
   void load_rows(Rows<C>& state, const Head& head) const {
@@ -90,14 +94,15 @@ class Attention {
     state.sum_groups();
   }
 
-  // Cuts [begin, end) down to the positions that any row sees, out to whole grains: the plan knows the step's window in whole KV tiles, and
-  // neither that of a block of rows nor causality. Pages that the window has passed may be absent, so none of their tokens may be read.
-  static void narrow(const Rows<C>& state, int64_t grain, int64_t& begin, int64_t& end) {
+  // Cuts [begin, end), which count from position `origin`, down to what any row sees, out to whole grains: the plan knows the step's window
+  // in whole KV tiles, and neither that of a block of rows nor causality. Pages that the window has passed may be absent, so none of their
+  // tokens may be read.
+  static void narrow(const Rows<C>& state, int64_t origin, int64_t grain, int64_t& begin, int64_t& end) {
     int64_t low = end, high = begin;
     for (int r = 0; r < state.count; ++r) {
       if (state.from[r] >= state.to[r]) continue;
-      low = state.from[r] < low ? state.from[r] : low;
-      high = state.to[r] > high ? state.to[r] : high;
+      low = state.from[r] - origin < low ? state.from[r] - origin : low;
+      high = state.to[r] - origin > high ? state.to[r] - origin : high;
     }
     high = (high + grain - 1) / grain * grain;
     low = low / grain * grain;
@@ -115,33 +120,33 @@ class Attention {
     }
   }
 
+  // The packed tokens [begin, end), which count from the end of the sink.
   void over_packed(Rows<C>& state, const Head& head, int64_t begin, int64_t end) const {
     if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, head, begin, end);
-    narrow(state, C::subtile, begin, end);
+    narrow(state, sink, C::subtile, begin, end);
     Chunk<C> chunk;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
       cache_.locate(head.b, head.kv_head, position, end, C::chunk, chunk);
-      step(state, PackedKeys<C>{chunk}, PackedValues<C>{chunk}, position, chunk.tokens);
+      step(state, PackedKeys<C>{chunk}, PackedValues<C>{chunk}, sink + position, chunk.tokens);
     }
   }
 
   // For formats whose groups fit no vector.
   __attribute__((noinline)) void over_expanded(Rows<C>& state, const Head& head, int64_t begin, int64_t end) const {
-    narrow(state, C::subtile, begin, end);
+    narrow(state, sink, C::subtile, begin, end);
     Chunk<C> chunk;
     Floats<C> floats;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
       cache_.locate(head.b, head.kv_head, position, end, Floats<C>::most, chunk);
       floats.set_packed(chunk);
-      step(state, floats, floats, position, chunk.tokens);
+      step(state, floats, floats, sink + position, chunk.tokens);
     }
   }
 
-  // The residual and the new tokens, which lie one after the other from position `packed` on.
-  __attribute__((noinline)) void over_residual(Rows<C>& state, const Head& head, int64_t packed) const {
-    const int64_t b = head.b, residual = step_.lengths[b] - packed;
-    int64_t begin = packed, end = packed + residual + (decoding() ? call_.q_len : 0);
-    narrow(state, 1, begin, end);
+  // The unquantized tokens at the positions [begin, end): from the length before the step on, new ones.
+  __attribute__((noinline)) void over_residual(Rows<C>& state, const Head& head, int64_t begin, int64_t end) const {
+    const int64_t b = head.b, length = step_.lengths[b];
+    narrow(state, 0, 1, begin, end);
     Floats<C> floats;
     for (int64_t position = begin; position < end; position += Floats<C>::most) {
       const int count = static_cast<int>(end - position < Floats<C>::most ? end - position : Floats<C>::most);
@@ -149,10 +154,10 @@ class Attention {
       for (int tile = 0; tile * kLanes < count; ++tile) {
         const Element *k[kLanes], *v[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          const int64_t at = position - packed + tile * kLanes + i;
-          const bool there = tile * kLanes + i < count, old = at < residual;
-          k[i] = !there ? nullptr : old ? cache_.k_slot(b, head.kv_head, at) : row_of<Element>(call_.k_new, b, at - residual, head.kv_head);
-          v[i] = !there ? nullptr : old ? cache_.v_slot(b, head.kv_head, at) : row_of<Element>(call_.v_new, b, at - residual, head.kv_head);
+          const int64_t at = position + tile * kLanes + i;
+          const bool there = tile * kLanes + i < count, old = at < length;
+          k[i] = !there ? nullptr : old ? cache_.k_row(b, head.kv_head, at) : row_of<Element>(call_.k_new, b, at - length, head.kv_head);
+          v[i] = !there ? nullptr : old ? cache_.v_row(b, head.kv_head, at) : row_of<Element>(call_.v_new, b, at - length, head.kv_head);
         }
         floats.set_tile(tile, k, v);
       }
@@ -166,10 +171,19 @@ class Attention {
     if (state.row_sum[r] != 0) std::memcpy(to, state.acc[r], sizeof(state.acc[r]));
   }
 
-  // Normalizes a row: out = acc / row_sum; a row that saw nothing gives 0 and -inf, and one that saw a NaN gives NaN.
+  // Normalizes a row: out = acc / row_sum; a row that saw nothing gives 0 and -inf, and one that saw a NaN gives NaN. A learned sink joins
+  // the sum here, once for all splits.
   void finish(const Head& head, int r, const float* acc, float row_max, float row_sum) const {
     const int64_t row = head.first_row + r, token = row / group, q_head = head.kv_head * group + row % group;
-    const float inverse = row_sum == 0 ? 0.0f : 1.0f / row_sum;
+    float weight = 1;
+    if constexpr (C::sinks) {
+      const float logit = call_.sinks.template as<float>()[q_head] * kLog2e, peak = row_max > logit ? row_max : logit;
+      if (peak > -kInfinity) {
+        weight = std::exp2(row_max - peak);
+        row_sum = row_sum * weight + std::exp2(logit - peak), row_max = peak;
+      }
+    }
+    const float inverse = row_sum == 0 ? 0.0f : weight / row_sum;
     Element* out = row_of<Element>(call_.out, head.b, token, q_head);
     for (int c = 0; c < C::head_dim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
     if (call_.lse)

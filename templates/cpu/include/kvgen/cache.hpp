@@ -9,6 +9,7 @@ namespace kvgen {
 template <class C>
 struct CacheView {
   using Element = typename C::Element;
+  using Residual = typename C::Residual;
 
   ffi::Cache cache;
 
@@ -32,10 +33,11 @@ struct CacheView {
 
   int32_t& length(int64_t batch) const { return cache.lengths.template as<int32_t>()[batch]; }
 
-  Element* k_slot(int64_t batch, int64_t head, int64_t slot) const { return slot_of(cache.k_residual, batch, head, slot); }
-  Element* v_slot(int64_t batch, int64_t head, int64_t slot) const { return slot_of(cache.v_residual, batch, head, slot); }
+  // K and V of an unquantized token.
+  Element* k_row(int64_t batch, int64_t head, int64_t position) const { return residual_row(cache.k_residual, batch, head, position); }
+  Element* v_row(int64_t batch, int64_t head, int64_t position) const { return residual_row(cache.v_residual, batch, head, position); }
 
-  // Fills `chunk` with up to C::chunk packed tokens of [position, end).
+  // Fills `chunk` with up to `most` packed tokens of [position, end), which count from the end of the sink.
   void locate(int64_t batch, int64_t head, int64_t position, int64_t end, int most, Chunk<C>& chunk) const {
     chunk.position = position;
     chunk.tokens = static_cast<int>(end - position < most ? end - position : most);
@@ -54,8 +56,9 @@ struct CacheView {
   // Raises where a sequence of `length` tokens is longer than the cache can hold after `more` tokens, or a page does not exist. Pages of
   // blocks that no query from position `first_query` on sees may be absent (-1).
   void check(int64_t batch, int64_t length, int64_t more, int64_t first_query) const {
-    const int64_t after = length + more, blocks = after / C::block;
+    const int64_t after = length + more;
     if (length < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);
+    const int64_t blocks = Residual::packed_blocks(static_cast<int>(std::min<int64_t>(after, INT32_MAX)));
     if (blocks > cache.blocks)
       ffi::fail("ValueError", "sequence %lld would have %lld tokens, more than the cache holds (%lld blocks of %d)", (long long)batch,
                 (long long)after, (long long)cache.blocks, C::block);
@@ -79,8 +82,9 @@ struct CacheView {
   // The sub-tile of a position, from its block.
   static int64_t within(int64_t position) { return C::header_bytes + position % C::block / C::subtile * C::subtile_bytes; }
 
-  static Element* slot_of(const ffi::View<4>& residual, int64_t batch, int64_t head, int64_t slot) {
-    return residual.as<Element>() + ((batch * C::kv_heads + head) * C::block + slot) * C::head_dim;
+  static Element* residual_row(const ffi::View<4>& residual, int64_t batch, int64_t head, int64_t position) {
+    const int64_t row = Residual::row(static_cast<int>(position));
+    return residual.as<Element>() + ((batch * C::kv_heads + head) * Residual::kRows + row) * C::head_dim;
   }
 };
 

@@ -33,8 +33,9 @@ inline int64_t parse_threads(const TVMFFIAny* args, int32_t count) {
 template <class C>
 class Module {
  public:
-  static constexpr ffi::Variant variant{C::q_heads, C::kv_heads, C::head_dim, C::block, C::Residual::kRows, C::block_bytes, C::page_blocks,
-                                        C::dtype,   kDLCPU,      1,           C::sinks};
+  using Residual = typename C::Residual;
+  static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::head_dim, C::block, Residual::kRows, C::block_bytes,
+                                        C::page_blocks, C::dtype,    kDLCPU,      1,        C::sinks};
 
   static int64_t workspace_bytes(const ffi::Bound& bound) { return shape("workspace_bytes", bound).workspace_bytes(bound.max_len); }
   static int64_t plan_size(const ffi::Bound& bound) { return shape("plan_size", bound).plan.size(); }
@@ -103,7 +104,7 @@ class Module {
         ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
       cache.check(b, cache.length(b), more[b], cache.length(b));
       check_limit("pack", b, cache.length(b), more[b], call.limit);
-      const int64_t blocks = (cache.length(b) % C::block + more[b]) / C::block;
+      const int64_t blocks = due_blocks(cache.length(b), more[b]);
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
     const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k, call.v, b, head, cache.length(b), more[b]); };
@@ -124,7 +125,7 @@ class Module {
       ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)needed);
     int64_t most_blocks = 0;
     for (int64_t b = 0; b < batch; ++b) {
-      const int64_t blocks = (step.lengths[b] % C::block + step.appended[b]) / C::block;
+      const int64_t blocks = due_blocks(step.lengths[b], step.appended[b]);
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
     const Attention<C> attention(call, step);
@@ -155,13 +156,16 @@ class Module {
 #pragma omp parallel num_threads(threads())
     parallel_for(batch * C::kv_heads * per, [&](int64_t i) {
       const int64_t index = i % per, head = i / per % C::kv_heads, b = i / per / C::kv_heads;
-      const int64_t full = cache.length(b) / C::block;
-      if (index < full && cache.holds(b, index)) unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, index * C::block);
+      const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
+      if (index < full && cache.holds(b, index))
+        unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::block);
       if (index != full) return;
-      for (int64_t slot = 0; slot < cache.length(b) % C::block; ++slot) {
-        std::memcpy(row_of<Element>(call.k, b, full * C::block + slot, head), cache.k_slot(b, head, slot), sizeof(Element) * C::head_dim);
-        std::memcpy(row_of<Element>(call.v, b, full * C::block + slot, head), cache.v_slot(b, head, slot), sizeof(Element) * C::head_dim);
-      }
+      const auto copy = [&](int64_t position) {
+        std::memcpy(row_of<Element>(call.k, b, position, head), cache.k_row(b, head, position), sizeof(Element) * C::head_dim);
+        std::memcpy(row_of<Element>(call.v, b, position, head), cache.v_row(b, head, position), sizeof(Element) * C::head_dim);
+      };
+      for (int64_t position = 0; position < Residual::kSink && position < length; ++position) copy(position);
+      for (int64_t position = Residual::first(cache.length(b)); position < length; ++position) copy(position);
     });
   }
 
@@ -169,6 +173,8 @@ class Module {
 
  private:
   static inline int chosen_threads = 0;  // 0: as many as OpenMP says, which torch.set_num_threads governs
+
+  static int64_t due_blocks(int length, int more) { return Residual::packed_blocks(length + more) - Residual::packed_blocks(length); }
 
   static int threads() { return chosen_threads > 0 ? chosen_threads : omp_get_max_threads(); }
 
@@ -220,14 +226,14 @@ class Module {
     return static_cast<int>(value);
   }
 
-  // Within a parallel region: blocks that become full, then what is left.
+  // Within a parallel region: blocks that are due, then what is left.
   template <class Appended>
   static void append(int64_t batch, int64_t most_blocks, const Appended& appended) {
     if (most_blocks > 0)
       parallel_for(batch * C::kv_heads * most_blocks, [&](int64_t i) {
         const int64_t index = i % most_blocks, head = i / most_blocks % C::kv_heads, b = i / most_blocks / C::kv_heads;
         const Append<C> tokens = appended(b, head);
-        if (index < tokens.full_blocks()) tokens.pack(index);
+        if (index < tokens.due_blocks()) tokens.pack(index);
       });
     parallel_for(batch * C::kv_heads, [&](int64_t i) { appended(i / C::kv_heads, i % C::kv_heads).keep_rest(); });
   }

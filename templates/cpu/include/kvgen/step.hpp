@@ -33,7 +33,7 @@ struct StepShape {
       ffi::fail("ValueError", "%s: %lld sequences of up to %lld tokens, with %lld query tokens, are more than it can count", function,
                 (long long)batch, (long long)longest, (long long)q_len);
     plan.batch = static_cast<int>(batch), plan.heads = static_cast<int>(heads), plan.workers = C::workers;
-    plan.tile_tokens = C::chunk, plan.block_tokens = C::block;
+    plan.tile_tokens = C::chunk, plan.block_tokens = C::block, plan.unpacked = C::Residual::kUnpacked;
     plan.head_cost = 0;  // threads take work tiles one by one, so that a worker's time does not matter
     plan.least_tiles = C::split_tokens / C::chunk;
     plan.window = C::window, plan.q_len = static_cast<int>(q_len), plan.fresh = append ? plan.q_len : 0;
@@ -50,7 +50,7 @@ struct StepShape {
     return (workers - 1 + std::min(workers - 1, heads)) * slot_rows() * record * static_cast<int64_t>(sizeof(float));
   }
 
-  // Tokens of the first split where all lengths are `max_len`; 0 where no head is split.
+  // Packed tokens of the first split where all lengths are `max_len`; 0 where no head is split.
   int64_t split_tokens(int max_len) const {
     const int heads = plan.batch * plan.heads, cost = plan.cost(max_len), each = plan.places_each(heads * cost);
     for (int number = 0; number < heads; ++number) {

@@ -39,6 +39,8 @@ struct Schedule {
 struct Shape {
   static constexpr int kKvHeads = 8;
   static constexpr int kPage = 0;
+  using Rows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
+  static constexpr bool kSinks = false;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;
