@@ -5,23 +5,29 @@ from __future__ import annotations
 import torch
 
 from kvgen.reference.attention import attend as reference_attend
+from kvgen.reference.data import learned_sinks
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import unpack_blocks
+from kvgen.reference.residual import ResidualRows
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 
 
-def contents(layout: PackedLayout, cache: KVCache, b: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of sequence b, fp64 [kv_heads, length, head_dim]."""
-    full = length // layout.tokens
+def contents(
+    layout: PackedLayout, cache: KVCache, b: int, length: int, rows: ResidualRows | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of sequence b, fp64 [kv_heads, length, head_dim]; `rows` are those of a format with unquantized tokens or a rollback."""
+    rows = rows or ResidualRows(layout.tokens, 0, 0, 0, 1)
+    full = rows.packed_blocks(length)
     if cache.block_table is None:
         blocks = cache.packed[b, :, :full]
     else:
         blocks = cache.packed[cache.block_table[b].long()].transpose(0, 1).flatten(1, 2)[:, :full]
-    rest = length - full * layout.tokens
+    sinks = [rows.row(position) for position in range(min(length, rows.sink))]
+    newest = [rows.row(position) for position in range(rows.first(length), length)]
     packed = unpack_blocks(layout, blocks.contiguous(), cache.k_residual.dtype)
     k, v = (
-        torch.cat([x.flatten(1, 2), residual[b, :, :rest].double()], 1)
+        torch.cat([residual[b][:, sinks].double(), x.flatten(1, 2), residual[b][:, newest].double()], 1)
         for x, residual in zip(packed, (cache.k_residual, cache.v_residual), strict=True)
     )
     return k, v
@@ -33,5 +39,6 @@ def attend(
     """One sequence: q [q_len, q_heads, head_dim], k and v [kv_heads, length, head_dim]; out like q and LSE [q_heads, q_len], fp64."""
     attention = spec.attention
     k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
-    out, lse = reference_attend(q.unsqueeze(0), k, v, scale=scale, softcap=attention.softcap, window=attention.window)
+    sinks = learned_sinks(spec, q.device)
+    out, lse = reference_attend(q.unsqueeze(0), k, v, scale=scale, softcap=attention.softcap, window=attention.window, sinks=sinks)
     return out[0], lse[0]

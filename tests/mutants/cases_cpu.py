@@ -20,7 +20,17 @@ def _quant(words: str) -> dict[str, Any]:
     }
 
 
-def _spec(heads: str, dim: int, k: str, v: str, workloads: str, dtype: str = "float16", page: int = 0, **attention: Any) -> KernelSpec:
+def _spec(
+    heads: str,
+    dim: int,
+    k: str,
+    v: str,
+    workloads: str,
+    dtype: str = "float16",
+    page: int = 0,
+    cache: dict[str, int] | None = None,
+    **attention: Any,
+) -> KernelSpec:
     q_heads, kv_heads = map(int, heads.split("/"))
     works = [dict(zip(("batch", "kv_len", "q_len"), map(int, word.split("x")), strict=False)) for word in workloads.split()]
     return load_spec(
@@ -30,7 +40,7 @@ def _spec(heads: str, dim: int, k: str, v: str, workloads: str, dtype: str = "fl
             "attention": {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, **attention},
             "key": _quant(k),
             "value": _quant(v),
-            "cache": {"layout": "paged", "page": page} if page else {},
+            "cache": {**({"layout": "paged", "page": page} if page else {}), **(cache or {})},
             "workloads": works,
         }
     )
@@ -60,6 +70,9 @@ CASES: dict[str, Case] = {
         _case("wide-block", _spec("4/1", 64, "4c64", "4t64", "2x2000"), block=512),
         _case("float32", _spec("2/1", 32, "4c32", "4t32", "2x900", dtype="float32")),
         _case("plain", _spec("4/1", 32, "16", "16", "2x900", dtype="bfloat16")),
+        _case(
+            "unquantized", _spec("4/2", 64, "4c32", "4t32", "2x900", sinks=True, cache={"sink": 5, "local": 40, "rollback": 9}), block=64
+        ),
         _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),
     )
 }

@@ -43,7 +43,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "split-residual", "splits", "the residual is attended only where a head is not split",
-            "if (tile.split_idx == tile.num_splits - 1) over_residual(", "if (tile.num_splits == 1) over_residual(",
+            "if (tile.split_idx == tile.num_splits - 1) {", "if (tile.num_splits == 1) {",
         ),
         (
             "split-slot", "splits", "the partial result of a head's last split is stored over that of the split before",
@@ -80,16 +80,16 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "residual-far", "wide-block", "the residual's tokens from the 129th on are read as the first ones again",
-            "const int64_t at = position - packed + tile * kLanes + i;",
-            "const int64_t at = (position - packed) % 128 + tile * kLanes + i;",
+            "const int64_t at = position + tile * kLanes + i;",
+            "const int64_t at = begin + (position - begin) % 128 + tile * kLanes + i;",
         ),
         (
             "new-token", "heads", "`decode` attends to the first new token's K in place of the others'",
-            "row_of<Element>(call_.k_new, b, at - residual, head.kv_head)", "row_of<Element>(call_.k_new, b, 0, head.kv_head)",
+            "row_of<Element>(call_.k_new, b, at - length, head.kv_head)", "row_of<Element>(call_.k_new, b, 0, head.kv_head)",
         ),
         (
             "length-far-sequence", "batch", "sequences from the ninth on take the length of the eighth",
-            "return step_.lengths[b] / C::block * C::block;", "return step_.lengths[b < 8 ? b : 7] / C::block * C::block;",
+            "step_.shape.plan.packed(step_.lengths[head.b]);", "step_.shape.plan.packed(step_.lengths[head.b < 8 ? head.b : 7]);",
         ),
         (
             "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
@@ -99,6 +99,22 @@ FAULTS: tuple[Fault, ...] = (
             "group-head", "group5", "the fifth query head of a group reads the fourth's query",
             "head.kv_head * group + (head.first_row + r) % group;\n      const Element* q",
             "head.kv_head * group + ((head.first_row + r) % group > 3 ? 3 : (head.first_row + r) % group);\n      const Element* q",
+        ),
+        (
+            "sink-tokens", "unquantized", "the sink tokens are not attended where a sequence has packed blocks",
+            "if constexpr (sink > 0) over_residual", "if (packed == 0) over_residual",
+        ),
+        (
+            "sink-position", "unquantized", "packed tokens are masked as if there were no sink before them",
+            "PackedValues<C>{chunk}, sink + position,", "PackedValues<C>{chunk}, position,",
+        ),
+        (
+            "learned-sink-head", "unquantized", "every query head has the learned sink of the first",
+            "call_.sinks.template as<float>()[q_head]", "call_.sinks.template as<float>()[0]",
+        ),
+        (
+            "learned-sink-scale", "unquantized", "what a row saw is not rescaled where its learned sink is larger than every score",
+            "row_sum = row_sum * weight + std::exp2(logit - peak)", "row_sum = row_sum + std::exp2(logit - peak)",
         ),
     ),
     *_in(
@@ -128,24 +144,33 @@ FAULTS: tuple[Fault, ...] = (
         "append",
         (
             "flush-boundary", "int8", "a residual that is exactly full is not packed",
-            "return (residual_ + count_) / C::block;", "return (residual_ + count_ - 1) / C::block;",
+            "return Residual::packed_blocks(after_) -", "return Residual::packed_blocks(after_ - 1) -",
         ),
         (
             "append-far", "splits", "a prefill packs its blocks from the 25th on over the 24th",
-            "cache_.block(batch_, head_, packed_ + i)", "cache_.block(batch_, head_, packed_ + (i < 24 ? i : 23))",
+            "cache_.block(batch_, head_, index)", "cache_.block(batch_, head_, i < 24 ? index : index - i + 23)",
         ),
         (
             "append-rest", "heads", "`decode` of several tokens forgets those behind a block that became full",
-            "at < residual_ + count_; ++at) {", "at < (flushed && count_ < 16 ? flushed : residual_ + count_); ++at) {",
+            "first : length_; position < after_;",
+            "first : length_; position < (first > length_ && after_ - length_ < 16 ? first : after_);",
         ),
         (
             "append-old", "int8", "the first new token of a block that becomes full is read from the residual, where it is not yet",
-            "return at < residual_ ? slots", "return at <= residual_ ? slots",
+            "first + t < length_ ? cache_.k_row", "first + t <= length_ ? cache_.k_row",
         ),
         (
             "append-rest-slot", "heads", "V of what is left behind a packed block goes one slot too far",
-            "std::memcpy(cache_.v_slot(batch_, head_, at - flushed), row_of",
-            "std::memcpy(cache_.v_slot(batch_, head_, at - flushed + (flushed > 0 && at + 1 < residual_ + count_)), row_of",
+            "std::memcpy(cache_.v_row(batch_, head_, position), fresh",
+            "std::memcpy(cache_.v_row(batch_, head_, position + (due_blocks() > 0 && position + 1 < after_)), fresh",
+        ),
+        (
+            "rollback-rows", "unquantized", "a token that is packed in its own call is not kept, although a crop may unpack it",
+            "after_ > Residual::kRollback ? after_ - Residual::kRollback : 0", "after_",
+        ),
+        (
+            "sink-append", "unquantized", "a call that goes beyond the sink does not keep the tokens before its end",
+            "position < after_ && position < Residual::kSink; ++position)", "after_ <= Residual::kSink && position < after_; ++position)",
         ),
         (
             "unpack-value-row", "paged", "unpacking puts V of every block's last sub-tile one sub-tile early",
@@ -170,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "residual-head", "heads", "heads from the third on share the residual slots of the first two",
-            "((batch * C::kv_heads + head) * C::block + slot)", "((batch * C::kv_heads + head % 2) * C::block + slot)",
+            "((batch * C::kv_heads + head) * Residual::kRows + row)", "((batch * C::kv_heads + head % 2) * Residual::kRows + row)",
         ),
         (
             "block-far-head", "heads", "the fourth KV head's blocks lie over the third's",
@@ -320,7 +345,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "unpack-last-token", "int8", "the last token of the residual is not unpacked",
-            "slot < cache.length(b) % C::block; ++slot", "slot + 1 < cache.length(b) % C::block; ++slot",
+            "Residual::first(cache.length(b)); position < length;", "Residual::first(cache.length(b)); position + 1 < length;",
+        ),
+        (
+            "crop-first-sequence", "unquantized", "a crop takes from every sequence what the first one asks for",
+            "lengths[b] -= static_cast<int32_t>(fewer(b));", "lengths[b] -= static_cast<int32_t>(counts ? counts[0] : fewer(b));",
         ),
     ),
 )  # fmt: skip

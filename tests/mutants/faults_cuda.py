@@ -151,7 +151,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "prefill-advance", "batch", "neither a prefill nor a step advances the lengths of sequences from the 129th on",
-            "b < args.batch; b += blockDim.x", "b < min(args.batch, 128); b += blockDim.x",
+            "b < args.batch; b += blockDim.x", "b < min(args.batch, 128); b += blockDim.x", "1",
         ),
         (
             "advance-empty", "planned", "the end of a step adds its tokens to empty sequences",

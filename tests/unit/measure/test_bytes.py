@@ -7,12 +7,13 @@ from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 
-def int4(window: int | None = None) -> KernelSpec:
+def int4(window: int | None = None, **cache: int) -> KernelSpec:
     return KernelSpec.model_validate(
         {
             "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "window": window},
             "key": {"bits": 4, "axis": "channel", "group": 128},
             "value": {"bits": 4, "axis": "token", "group": 128},
+            "cache": cache,
         }
     )
 
@@ -42,6 +43,15 @@ def test_a_window_bounds_the_blocks_that_are_reached() -> None:
     assert sequence_bytes(spec, layout, 1280) == 8 * layout.payload_bytes
     assert sequence_bytes(spec, layout, 1280 + 64) == 8 * (layout.payload_bytes + 2 * 64 * 128 * 2)
     assert sequence_bytes(spec, layout, 1280 + 110) == 8 * 2 * 100 * 128 * 2
+
+
+def test_unquantized_tokens_are_read_in_their_dtype() -> None:
+    spec = int4(sink=32, local=128, rollback=8)
+    layout, token = packed_layout(spec, 128, "simd"), 8 * 2 * 128 * 2
+    assert sequence_bytes(spec, layout, 20) == 20 * token
+    assert sequence_bytes(spec, layout, 287) == 287 * token
+    assert sequence_bytes(spec, layout, 288) == 8 * (BLOCK + SCALES) + 160 * token
+    assert half_full(spec, layout, 4096) == 32 + 30 * 128 + 128 + 64
 
 
 @pytest.mark.parametrize(("kv_len", "length"), [(4096, 4032), (128, 64), (5000, 5000), (64, 64), (1, 1)])

@@ -7,6 +7,7 @@ import torch
 
 from kvgen.measure.filled import FilledCache, Kept, pattern_of
 from kvgen.reference.attention import attend
+from kvgen.reference.data import learned_sinks
 from kvgen.reference.packing import unpack_blocks
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
@@ -26,18 +27,29 @@ def contents(filled: FilledCache, b: int, length: int) -> list[torch.Tensor]:
     cache, layout = filled.cache, filled.layout
     blocks = cache.packed[b] if cache.block_table is None else cache.packed[cache.block_table[b].long()].transpose(0, 1).flatten(1, 2)
     packed = unpack_blocks(layout, blocks.contiguous(), cache.k_residual.dtype)
-    full, rest = divmod(length, layout.tokens)
-    parts = zip(packed, (cache.k_residual, cache.v_residual), strict=True)
-    return [torch.cat([x[:, :full].flatten(1, 2), r[b, :, :rest].double()], 1).transpose(0, 1)[None] for x, r in parts]
+    rows = filled.rows
+    sinks = [rows.row(position) for position in range(min(length, rows.sink))]
+    newest = [rows.row(position) for position in range(rows.first(length), length)]
+    parts = [
+        [residual[b][:, sinks].double(), x[:, : rows.packed_blocks(length)].flatten(1, 2), residual[b][:, newest].double()]
+        for x, residual in zip(packed, (cache.k_residual, cache.v_residual), strict=True)
+    ]
+    return [torch.cat(part, 1).transpose(0, 1)[None] for part in parts]
 
 
-@pytest.mark.parametrize("spec", [naive_spec(), naive_spec(paged=True), spec_of(), spec_of(page=64, window=70, softcap=20.0)], ids=str)
+UNQUANTIZED = spec_of(k="4c64", sinks=True, cache={"sink": 5, "local": 40, "rollback": 9})
+
+
+@pytest.mark.parametrize(
+    "spec", [naive_spec(), naive_spec(paged=True), spec_of(), spec_of(page=64, window=70, softcap=20.0), UNQUANTIZED], ids=str
+)
 @pytest.mark.parametrize("new_tokens", [0, 3])
 def test_reference_by_counts_is_attention_over_all_tokens(spec: KernelSpec, new_tokens: int) -> None:
     variant = naive(spec.cache.page is not None) if spec.name == "naive" else compiled(spec)
     tokens, a = variant.layout.tokens, spec.attention
     lengths = [6 * tokens + 7, 0, 1, tokens, 9 * tokens - 1]
     filled = FilledCache(variant, len(lengths), 9 * tokens, "cpu")
+    sinks = learned_sinks(spec)
     q = torch.randn(len(lengths), 3, a.q_heads, a.head_dim).to(variant.dtype)
     k, v = (torch.randn(len(lengths), 3, a.kv_heads, a.head_dim).to(variant.dtype) for _ in range(2))
     out, lse = filled.attend(q, lengths, (k, v) if new_tokens else None)
@@ -45,7 +57,7 @@ def test_reference_by_counts_is_attention_over_all_tokens(spec: KernelSpec, new_
         held = contents(filled, b, length)
         if new_tokens:
             held = [torch.cat([x, new[b : b + 1].double()], 1) for x, new in zip(held, (k, v), strict=True)]
-        want, want_lse = attend(q[b : b + 1], *held, softcap=a.softcap, window=a.window)
+        want, want_lse = attend(q[b : b + 1], *held, softcap=a.softcap, window=a.window, sinks=sinks)
         torch.testing.assert_close(out[b : b + 1], want, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(lse[b : b + 1], want_lse, rtol=1e-9, atol=1e-12)
 
