@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from random import Random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.reference.data import learned_sinks
+from kvgen.reference.residual import residual_rows
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
@@ -58,11 +61,16 @@ def test_any_life_of_a_cache_agrees_with_fp64(case: KernelCase) -> None:
 
 
 def run(v: Variant, chunks: list[list[int]], steps: list[int], seed: int) -> None:
-    """Prefill in chunks, attend, decode; every output against fp64 over what the cache held before the step."""
+    """Prefill in chunks, attend, decode, take some tokens back; every output against fp64 over what the cache held before the step."""
     random = torch.Generator("cuda").manual_seed(seed)
     a, batch = v.spec.attention, len(chunks[0])
     lengths = [0] * batch
     cache = poisoned(v, batch, sum(max(chunk) for chunk in chunks) + sum(steps) + 1, seed)
+    rows, sinks = residual_rows(v.spec, v.layout.tokens), learned_sinks(v.spec, "cuda")
+    draw = Random(seed)
+
+    def held_of(b: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return contents(v.layout, cache, b, lengths[b], rows)
 
     def normal(tokens: int, heads: int) -> torch.Tensor:
         wide = torch.randn(batch, tokens, heads * 2, a.head_dim, generator=random, device="cuda").to(v.dtype)
@@ -75,23 +83,29 @@ def run(v: Variant, chunks: list[list[int]], steps: list[int], seed: int) -> Non
         for b, new in enumerate(chunk):
             raw[b] = [torch.cat([old, fresh[b, :new].double().transpose(0, 1)], 1) for old, fresh in zip(raw[b], (k, x), strict=True)]
         lengths = [length + new for length, new in zip(lengths, chunk, strict=True)]
-    for b, length in enumerate(lengths):
-        near(v, raw[b], contents(v.layout, cache, b, length))
+    for b in range(batch):
+        near(v, raw[b], held_of(b))
     q = normal(1, a.q_heads)
-    out, lse = v.attend(q, cache, out=torch.full((batch, 1, a.q_heads, a.head_dim), torch.nan, dtype=v.dtype, device="cuda"), lse=True)
-    for b, length in enumerate(lengths):
-        agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
+    out = torch.full((batch, 1, a.q_heads, a.head_dim), torch.nan, dtype=v.dtype, device="cuda")
+    out, lse = v.attend(q, cache, out=out, lse=True, sinks=sinks)
+    for b in range(batch):
+        agree(v, out[b], lse[b], q[b], held_of(b))
     for q_len in steps:
-        held = [contents(v.layout, cache, b, length) for b, length in enumerate(lengths)]
+        held = [held_of(b) for b in range(batch)]
         q, k, x = normal(q_len, a.q_heads), normal(q_len, a.kv_heads), normal(q_len, a.kv_heads)
-        out, lse = v.decode(q, k, x, cache, lse=True)
+        out, lse = v.decode(q, k, x, cache, lse=True, sinks=sinks)
         for b in range(batch):
             new = [fresh[b].double().transpose(0, 1) for fresh in (k, x)]
             agree(v, out[b], lse[b], q[b], [torch.cat(pair, 1) for pair in zip(held[b], new, strict=True)])
             raw[b] = [torch.cat(pair, 1) for pair in zip(raw[b], new, strict=True)]
         lengths = [length + q_len for length in lengths]
-        for b, length in enumerate(lengths):
-            near(v, raw[b], contents(v.layout, cache, b, length))
+        if rows.rollback:
+            rejected = [draw.randint(0, min(rows.rollback, q_len)) for _ in lengths]
+            cache.crop(torch.tensor(rejected, dtype=torch.int32, device="cuda"))
+            lengths = [length - fewer for length, fewer in zip(lengths, rejected, strict=True)]
+            raw = [[x[:, :length] for x in pair] for pair, length in zip(raw, lengths, strict=True)]
+        for b in range(batch):
+            near(v, raw[b], held_of(b))
     assert cache.lengths.tolist() == lengths
 
 
