@@ -67,7 +67,7 @@ def test_a_faulty_step_over_a_plan_is_refused(function: str, fault: Callable[...
         verify(PlannedSteps, **{function: fault})
 
 
-@pytest.mark.parametrize(("fault", "told"), [(without_limit(15), "is not refused"), (keeps_lengths, "lengths are")])
+@pytest.mark.parametrize(("fault", "told"), [(without_limit(16), "is not refused"), (keeps_lengths, "lengths are")])
 def test_a_faulty_step_of_equal_lengths_is_refused(fault: Callable[..., object], told: str) -> None:
     with pytest.raises(CheckError, match=told):
         verify(StaticSteps, decode=fault)
