@@ -48,10 +48,6 @@ def _odd_channel_group(quant: QuantSpec) -> bool:
 GPU_REFUSALS: tuple[Refusal, ...] = (
     Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
     Refusal("boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of channels in 4 bits) is not built"),
-    Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
-    Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
-    Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
-    Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
     Refusal(
         "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
     ),

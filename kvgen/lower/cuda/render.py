@@ -35,6 +35,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         overlap=GPUS[target].dependent_launch,
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
         modifier="Softcap<Cap>" if spec.attention.softcap else "NoModifier",
+        sinks="LearnedSinks" if spec.attention.sinks else "NoSinks",
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
     return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)

@@ -20,6 +20,10 @@ REFUSALS: tuple[Refusal, ...] = (
         "attention.head_dim ({a.head_dim}) is not 64, 96, 128 or 256",
     ),
     *GPU_REFUSALS,
+    Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
+    Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
+    Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
+    Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
     Refusal(
         "pages of odd size",
         lambda s: s.cache.page is not None and s.cache.page % 32 != 0,

@@ -12,6 +12,7 @@ import torch
 
 from kvgen._resources import templates
 from kvgen.reference.layout import PackedLayout
+from kvgen.reference.residual import ResidualRows
 from kvgen.toolchain.compilers import find_gxx
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
@@ -22,7 +23,8 @@ EXPORTS = """
 #include "kvgen/pack/pack.cuh"
 #include "kvgen/pack/unpack.cuh"
 using namespace kvgen;
-using Format_ = kvgen::Format<{element}, {key}, {value}, {layout.head_dim}, {layout.tokens}>;
+using Format_ = kvgen::Format<{element}, {key}, {value}, {layout.head_dim}, {layout.tokens},
+    ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>>;
 static_assert(Format_::kBlockBytes == {layout.block_bytes});
 extern "C" void call(bool packing, bool backwards, void* const* tensors, const int64_t* numbers) {{
   emulator::backwards = backwards;
@@ -77,8 +79,9 @@ class Cache:
 class Emulated:
     """pack and unpack of one format."""
 
-    def __init__(self, layout: PackedLayout, dtype: torch.dtype, folder: Path) -> None:
-        self.library = ctypes.CDLL(str(_compile(layout, dtype, folder)))
+    def __init__(self, layout: PackedLayout, dtype: torch.dtype, folder: Path, rows: ResidualRows | None = None) -> None:
+        """`rows` says which tokens are unquantized; where None, those that do not fill a block."""
+        self.library = ctypes.CDLL(str(_compile(layout, dtype, rows or ResidualRows(layout.tokens, 0, 0, 0, 1), folder)))
 
     def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> None:
         """Append; CTAs run in the order of their numbers or `backwards`."""
@@ -110,11 +113,11 @@ class Emulated:
         )
 
 
-def _compile(layout: PackedLayout, dtype: torch.dtype, folder: Path) -> Path:
+def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, folder: Path) -> Path:
     from kvgen.lower.cuda.render import _quant
 
     element = "__half" if dtype == torch.float16 else "__nv_bfloat16"
-    return library(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout), folder)
+    return library(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout, rows=rows), folder)
 
 
 def library(text: str, folder: Path) -> Path:

@@ -25,8 +25,8 @@ extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max
 }
 extern "C" void shape(int batch, int heads, int q_len, bool append, int* to) {
   const kvgen::PlanShape s = Attend_::plan_shape(batch, heads, q_len, append);
-  const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window};
-  std::copy(numbers, numbers + 6, to);
+  const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window, s.unpacked};
+  std::copy(numbers, numbers + 7, to);
 }
 extern "C" int64_t prefetched() { return emulator::prefetched; }
 extern "C" void show(bool current) { emulator::first_load_is_current = current; }
@@ -42,7 +42,8 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[8], n[9], n[10]}, a.lse = static_cast<float*>(tensors[7]);
   a.workspace = tensors[8], a.scale = scale;
   a.plan = static_cast<const int*>(tensors[9]), a.overflow = static_cast<int*>(tensors[10]), a.limit = n[18], a.advance = !a.plan;
-  if (append) a.k_new = {tensors[11], n[11], n[12], n[13]}, a.v_new = {tensors[12], n[11], n[12], n[13]};
+  a.sinks = static_cast<const float*>(tensors[11]);
+  if (append) a.k_new = {tensors[12], n[11], n[12], n[13]}, a.v_new = {tensors[13], n[11], n[12], n[13]};
   return Attend_::launch(a, append, nullptr);
 }
 """
@@ -68,9 +69,9 @@ class Emulated:
     def plan_shape(self, batch: int, q_len: int, append: bool) -> PlanShape:
         """What the plan of a step depends on, beside the lengths."""
         heads = self.spec.attention.kv_heads
-        numbers = (ctypes.c_int * 6)()
+        numbers = (ctypes.c_int * 7)()
         self.library.shape(batch, heads, q_len, ctypes.c_bool(append), numbers)
-        return PlanShape(batch, heads, *numbers, q_len=q_len, fresh=q_len if append else 0)
+        return PlanShape(batch, heads, *numbers[:6], q_len=q_len, fresh=q_len if append else 0, unpacked=numbers[6])
 
 
 NO_NUMBER = -1_000_000_007
@@ -95,6 +96,7 @@ class Step:
     skip_empty: bool = False
     limit: int = 2**30
     first_load_is_current: bool = False
+    sinks: torch.Tensor | None = None
     overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
@@ -107,16 +109,14 @@ class Step:
 
     def prepare(self) -> None:
         """Make what the call reads and writes."""
-        layout = self.kernel.layout
         batch, q_len, q_heads, _ = self.q.shape
         heads = self.kernel.spec.attention.kv_heads
         self.lengths = self.reference.lengths.clone()
         self.longest = int(self.lengths.max()) + q_len
         self.packed, self.table = packed_cache(self.kernel, self.reference, self.longest, self.first_seen())
         self.residual = self.reference.residual()
-        for b, length in enumerate(self.lengths.tolist()):
-            for residual in self.residual:
-                residual[b, :, length % layout.tokens :] = torch.nan
+        for residual in self.residual:
+            residual[residual.eq(0).all(-1)] = torch.nan  # rows that no token has
         self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
         size = self.kernel.library.workspace_bytes(self.processors, batch, heads, self.longest)
         self.workspace = torch.full((size // 4 + 1,), torch.nan)
@@ -137,7 +137,7 @@ class Step:
         plan = self._plan() if self.planned else None
         tensors = [
             self.packed, *self.residual, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, plan, self.overflow,
-            *(self.new or ()),
+            self.sinks, *(self.new or ()),
         ]  # fmt: skip
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         self.kernel.library.show(self.first_load_is_current)
@@ -189,8 +189,8 @@ def packed_cache(
             table[b, : token // page] = -1
         return packed, table
     packed = held.packed(layout, blocks)
-    for b, length in enumerate(held.lengths.tolist()):
-        packed[b, :, length // layout.tokens :] = 255
+    for b, full in enumerate(held.blocks.tolist()):
+        packed[b, :, full:] = 255
         packed[b, :, : seen[b] // layout.tokens] = 255
     return packed, None
 
@@ -204,4 +204,5 @@ def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, fold
 
 def seams(rendered: str) -> str:
     """The headers that a rendered source includes besides the module's own."""
-    return "".join(line + "\n" for line in rendered.splitlines() if line.startswith('#include "kvgen/mainloop/'))
+    parts = ("mainloop", "epilogue")
+    return "".join(line + "\n" for line in rendered.splitlines() if line.startswith(tuple(f'#include "kvgen/{part}/' for part in parts)))

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
 from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal, structured
+from kvgen.reference.data import normal
 from kvgen.reference.tolerance import relative_l2, tolerance
-from tests.support.packed import meaningful_bytes, sequence_blocks
-from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch, packed_cache
+from tests.support.packed import sequence_blocks
+from tests.unit.lower_cuda.attend_checks import agree, cached, cleared, fresh, reference
+from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 
 Case = tuple[str, int, dict[str, Value]]
 Make = Callable[[Case], Emulated]
@@ -59,51 +60,6 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Make:
         return Emulated(spec_of(words, "sm90", [workload_of("2x256")]), block, launch(**changes), folder / str(index))
 
     return lambda case: compiled(CASES.index(case))
-
-
-def reference(built: Emulated, lengths: tuple[int, ...], *, hard: bool = False, seed: int = 1) -> tuple[ReferenceCache, torch.Tensor]:
-    """A cache with these lengths, and queries."""
-    inputs = (structured if hard else normal)(built.spec, len(lengths), max(1, *lengths), q_len=built.spec.attention.q_len, seed=seed)
-    held = ReferenceCache(built.spec, len(lengths), built.layout.tokens)
-    held.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
-    return held, inputs.q
-
-
-def fresh(built: Emulated, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a step's tokens."""
-    q_len = built.spec.attention.q_len
-    inputs = normal(built.spec, batch, q_len, q_len=q_len, seed=2)
-    return inputs.k, inputs.v
-
-
-def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Output and LSE are the reference's, and counters are back at zero."""
-    limit = tolerance(step.q.dtype)
-    assert relative_l2(step.out, want[0]) <= limit
-    seen = torch.isfinite(want[1])
-    assert torch.equal(torch.isfinite(step.lse), seen)
-    assert relative_l2(step.lse[seen], want[1][seen]) <= limit
-    cleared(step)
-
-
-def cleared(step: Step) -> None:
-    """Counters are back at zero."""
-    heads = len(step.lengths) * step.kernel.spec.attention.kv_heads
-    assert not step.workspace.view(torch.int32)[: 4 + 33 * heads].any()
-
-
-def cached(step: Step, held: ReferenceCache, before: tuple[int, ...], after: list[int]) -> None:
-    """Residuals and the blocks that became full are those of the reference, which has made the step."""
-    tokens = step.kernel.layout.tokens
-    for mine, expected in zip(step.residual, held.residual(), strict=True):
-        for b, length in enumerate(after):
-            assert torch.equal(mine[b, :, : length % tokens], expected[b, :, : length % tokens])
-    expected, table = packed_cache(step.kernel, held, max(before) + step.q.shape[1])
-    meaningful = meaningful_bytes(step.kernel.layout)
-    for b, (old, length) in enumerate(zip(before, after, strict=True)):
-        if length // tokens > old // tokens:
-            one, other = (sequence_blocks(packed, table, b)[:, old // tokens] for packed in (step.packed, expected))
-            assert torch.equal(one[:, meaningful], other[:, meaningful])
 
 
 @by_scheduler

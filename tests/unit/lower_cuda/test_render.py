@@ -20,6 +20,7 @@ CASES: tuple[tuple[str, str, Target], ...] = (
     ("k2v8:bf16:q4:page128:h40/8", "w8u2d1.two", "sm80"),
     ("k8v8:token:sym:d96:h7/1", "w8u2d1.cl8", "sm90"),
     ("k4v8:token:window4096:cap30", "w8u2d1", "sm90"),
+    ("k2v2:sink32:local128:rollback4:page128:sinks", "w8u2d1", "sm90"),
 )
 WORK = [workload_of("8x32768")]
 
@@ -51,11 +52,11 @@ def test_name_arch_and_workloads_leave_no_trace() -> None:
 
 def test_headers_are_followed_through_includes() -> None:
     plain = {"module.cuh", "attend.cuh", "pack.cuh", "packed_format.cuh", "plan.hpp", "calls.hpp"}
-    seams = {"softcap.cuh", "sliding_window.cuh"}
+    seams = {"softcap.cuh", "sliding_window.cuh", "learned_sinks.cuh"}
     names = {header.name for header in source("k4v4", "w8u4d1", "sm90").headers}
     assert plain <= names
     assert not seams & names
-    assert plain | seams <= {header.name for header in source("k4v4:window4096:cap30", "w8u4d1", "sm90").headers}
+    assert plain | seams <= {header.name for header in source("k4v4:window4096:cap30:sinks", "w8u4d1", "sm90").headers}
 
 
 def test_schedules_outside_the_space_are_refused() -> None:

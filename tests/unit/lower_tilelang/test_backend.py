@@ -106,6 +106,7 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
         ("key", {"group": 48}, "key.group"),
         ("cache", {"sink": 4}, "sink"),
         ("cache", {"local": 32}, "local"),
+        ("cache", {"rollback": 8}, "rollback"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, object], reason: str) -> None:

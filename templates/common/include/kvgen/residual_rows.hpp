@@ -21,11 +21,18 @@ struct ResidualRows {
   static constexpr int kCapacity = (kBlock + kLocal + (kRollback ? kRollback + kMaxQLen : 0) + 15) / 16 * 16;
   static constexpr int kRows = kSink + kCapacity;  // per sequence and KV head
 
-  KVGEN_ROWS_FN int packed_blocks(int length) { return length > kUnpacked ? (length - kUnpacked) / kBlock : 0; }
+  KVGEN_ROWS_FN int packed_blocks(int length) { return kUnpacked == 0 || length > kUnpacked ? (length - kUnpacked) / kBlock : 0; }
   // The first position after the packed blocks. All positions from it on are unquantized.
   KVGEN_ROWS_FN int first(int length) { return kSink + packed_blocks(length) * kBlock; }
+  // The number of unquantized tokens after the packed blocks. It is negative if the tokens do not fill the sink.
+  KVGEN_ROWS_FN int count(int length) { return kUnpacked == 0 ? length % kBlock : length - first(length); }
   // The row of an unquantized token.
   KVGEN_ROWS_FN int row(int position) { return position < kSink ? position : kSink + (position - kSink) % kCapacity; }
+  // The same for a token that is counted from the first position after the packed blocks; negative: in the sink. If the capacity is one
+  // block, these tokens begin at row kSink.
+  KVGEN_ROWS_FN int row_of(int length, int token) {
+    return kCapacity == kBlock && (kSink == 0 || token >= 0) ? kSink + token : row(first(length) + token);
+  }
 };
 
 }  // namespace kvgen

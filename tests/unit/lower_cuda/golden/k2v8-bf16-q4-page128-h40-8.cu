@@ -1,16 +1,17 @@
 #line 1 "cuda/module.cu.jinja"
 // Decode attention over a quantized KV cache: one variant.
 #include "kvgen/module.cuh"
-#line 9 "cuda/module.cu.jinja"
+#line 12 "cuda/module.cu.jinja"
 
 namespace {
 
 using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
 using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
-using Format = kvgen::Format<__nv_bfloat16, Key, Value, 128, 128>;
+using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 4>;
+using Format = kvgen::Format<__nv_bfloat16, Key, Value, 128, 128, ResidualRows>;
 static_assert(Format::kSubtileBytes == 5248 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 21504);
 
-#line 23 "cuda/module.cu.jinja"
+#line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
@@ -34,13 +35,13 @@ struct Schedule {
   static constexpr bool kOverlap = false;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
+  using Sinks = kvgen::NoSinks;
 };
 
 struct Shape {
   static constexpr int kKvHeads = 8;
   static constexpr int kPage = 128;
-  using Rows = kvgen::ResidualRows<128, 0, 0, 0, 4>;
-  static constexpr bool kSinks = false;
+  static constexpr bool kSinks = Schedule::Sinks::kActive;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;

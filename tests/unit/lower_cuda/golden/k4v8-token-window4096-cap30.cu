@@ -5,21 +5,22 @@
 #include "kvgen/mainloop/sliding_window.cuh"
 #line 7 "cuda/module.cu.jinja"
 #include "kvgen/mainloop/softcap.cuh"
-#line 9 "cuda/module.cu.jinja"
+#line 12 "cuda/module.cu.jinja"
 
 namespace {
 
 using Key = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
-using Format = kvgen::Format<__half, Key, Value, 128, 128>;
+using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
 static_assert(Format::kSubtileBytes == 6400 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25600);
 
-#line 18 "cuda/module.cu.jinja"
+#line 22 "cuda/module.cu.jinja"
 struct Cap {
   static constexpr float kValue = 30.0f;
 };
 
-#line 23 "cuda/module.cu.jinja"
+#line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
@@ -43,13 +44,13 @@ struct Schedule {
   static constexpr bool kOverlap = true;
   using Mask = kvgen::SlidingWindow<4096>;
   using ScoreModifier = kvgen::Softcap<Cap>;
+  using Sinks = kvgen::NoSinks;
 };
 
 struct Shape {
   static constexpr int kKvHeads = 8;
   static constexpr int kPage = 0;
-  using Rows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
-  static constexpr bool kSinks = false;
+  static constexpr bool kSinks = Schedule::Sinks::kActive;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;

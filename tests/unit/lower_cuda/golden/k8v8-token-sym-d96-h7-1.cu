@@ -1,16 +1,17 @@
 #line 1 "cuda/module.cu.jinja"
 // Decode attention over a quantized KV cache: one variant.
 #include "kvgen/module.cuh"
-#line 9 "cuda/module.cu.jinja"
+#line 12 "cuda/module.cu.jinja"
 
 namespace {
 
 using Key = kvgen::Quant<8, kvgen::Axis::token, 96, false>;
 using Value = kvgen::Quant<8, kvgen::Axis::token, 96, false>;
-using Format = kvgen::Format<__half, Key, Value, 96, 128>;
+using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
+using Format = kvgen::Format<__half, Key, Value, 96, 128, ResidualRows>;
 static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25088);
 
-#line 23 "cuda/module.cu.jinja"
+#line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
@@ -34,13 +35,13 @@ struct Schedule {
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
+  using Sinks = kvgen::NoSinks;
 };
 
 struct Shape {
   static constexpr int kKvHeads = 1;
   static constexpr int kPage = 0;
-  using Rows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
-  static constexpr bool kSinks = false;
+  static constexpr bool kSinks = Schedule::Sinks::kActive;
 };
 
 using Module = kvgen::Module<Format, Schedule, Shape>;

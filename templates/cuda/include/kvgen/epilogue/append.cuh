@@ -1,4 +1,4 @@
-// The end of a decode step: packs a residual that became a block, and advances the lengths.
+// The end of a decode step: packs a block of unquantized tokens, and advances the lengths.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
 #include "kvgen/mainloop/packed_loop.cuh"
@@ -7,19 +7,21 @@
 
 namespace kvgen {
 
-// Packs a full residual; tokens beyond the block move to the front of the residual. All threads of the CTA that completed the head call it,
-// when no CTA reads the residual any more.
+// Packs the oldest unquantized block, and stores the step's other tokens, which were not appended yet. All threads of the CTA that
+// completed the head call it, when no CTA reads the residual any more.
 template <class Traits>
-__device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, const Residual<Traits>& residual, int length) {
+__device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, const Residual<Traits>& residual) {
   using Format = typename Traits::Format;
+  using ResidualRows = typename Format::ResidualRows;
   using Memory = typename Traits::Memory;
   static_assert(pack_smem_bytes<Format>() <= (Memory::kFlush ? Memory::kTotal - Memory::kFlush : Memory::kPages));
-  uint8_t* block =
-      args.cache.block<Traits::kPaged>(residual.head.sequence, residual.head.head, length / Format::kTokens, Format::kBlockBytes);
+  uint8_t* block = args.cache.block<Traits::kPaged>(residual.head.sequence, residual.head.head,
+                                                    ResidualRows::packed_blocks(residual.length), Format::kBlockBytes);
   __syncthreads();
   pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_row(token); }, [&](int token) { return residual.v_row(token); },
                                        block, shared.memory + Memory::kFlush);
-  residual.store(Format::kTokens, residual.count(), 0);
+  if constexpr (ResidualRows::kRollback == 0)
+    residual.store(ResidualRows::kLocal > 0 ? max(residual.old, Format::kTokens) : Format::kTokens, residual.count());
 }
 
 // Counts this CTA as a reader of the lengths; returns the previous count to thread 0. It is called after all warps have read the lengths

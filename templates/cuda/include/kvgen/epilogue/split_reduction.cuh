@@ -70,8 +70,8 @@ struct SplitReduction {
   __device__ __forceinline__ void reduce(const Head& head, const SplitSlots& slots) const {
     const auto [groups, width] = levels(slots);
     const auto slot = [&, width = width](int i) { return slots.at(i * width); };
-    each_sum(width > 1 ? 1 : 0, groups, slot, [&](int row, int channel, const PartialSum<kWide>& sum) {
-      write_output<Traits>(args, head, row, channel, 1, sum.value, sum.stats);
+    each_sum(head, width > 1 ? 1 : 0, groups, slot, [&](int row, int channel, const PartialSum<kWide>& sum, const auto& sink) {
+      write_output<Traits>(args, head, row, channel, 1, sum.value, sum.stats, sink);
     });
   }
 
@@ -88,15 +88,16 @@ struct SplitReduction {
   }
 
   template <class Slot, class Use>
-  __device__ __forceinline__ void each_sum(int level, int count, Slot&& slot, Use&& use) const {
+  __device__ __forceinline__ void each_sum(const Head& head, int level, int count, Slot&& slot, Use&& use) const {
     for (int at = static_cast<int>(threadIdx.x) % Traits::kReduceThreads * kWide; at < kElements; at += Traits::kReduceThreads * kWide) {
       const int row = at / Traits::kHeadDim, channel = at % Traits::kHeadDim;
+      const auto sink = Traits::Sinks::template load<Traits>(args, head, row);
       PartialSum<kWide> sum;
       if (count <= 4)
         add_splits<Traits, kWide, 4>(work, level, count, row, channel, slot, sum);
       else
         add_splits<Traits, kWide, (kWide > 2 ? 8 : 16)>(work, level, count, row, channel, slot, sum);
-      use(row, channel, sum);
+      use(row, channel, sum, sink);
     }
   }
   // The first of two levels: the last CTA of a group of splits sums the group and continues; the other CTAs of the group exit.
@@ -111,7 +112,7 @@ struct SplitReduction {
     __syncthreads();
     if (!flags[0]) return false;
     const auto member = [&](int i) { return slots.at(group * width + i); };
-    each_sum(0, members, member, [&](int row, int channel, const PartialSum<kWide>& sum) {
+    each_sum(head, 0, members, member, [&](int row, int channel, const PartialSum<kWide>& sum, const auto&) {
       for (int j = 0; j < kWide; ++j) __stcg(work.sum(member(0), row) + channel + j, sum.value[j]);
       if (channel == 0)
         __stcg(reinterpret_cast<float2*>(work.row_stats(1, member(0), row)), make_float2(sum.stats.row_max, sum.stats.row_sum));

@@ -12,12 +12,14 @@ namespace kvgen {
 template <class Traits>
 __device__ __forceinline__ void store_result(const AttendArgs& args, const Shared<Traits>& shared, const Workspace<Traits>& work,
                                              const Head& head, const SplitSlots& slots, int q_tile) {
+  using Sinks = typename Traits::Sinks;
   CtaResult<Traits> result;
+  typename Sinks::Logit sink = Sinks::template load<Traits>(args, head, q_tile * 8 + result.row());
   merge_warps<Traits>(shared.merge, shared.warp_stats, result);
   const auto store = [&](int tile_row, int channel, int stride, const auto& sum) {
     const int row = q_tile * 8 + tile_row;
     if (row >= Traits::kQRows) return;
-    if (slots.count == 1) return write_output<Traits>(args, head, row, channel, stride, sum.value, sum.stats);
+    if (slots.count == 1) return write_output<Traits>(args, head, row, channel, stride, sum.value, sum.stats, sink);
     constexpr int kWide = sizeof sum.value / sizeof *sum.value;
 #pragma unroll
     for (int i = 0; i < kWide; ++i) __stcg(work.sum(slots.own(), row) + channel + i * stride, sum.value[i]);
@@ -27,6 +29,7 @@ __device__ __forceinline__ void store_result(const AttendArgs& args, const Share
 #if KVGEN_SM90
   if constexpr (Traits::kReduction == Reduction::cluster) {
     ClusterReduction<Traits>(shared.memory, q_tile).run(q_tile, result, [&](int row, int channel, const PartialSum<1>& sum) {
+      sink = Sinks::template load<Traits>(args, head, q_tile * 8 + row);
       store(row, channel, 1, sum);
     });
     return;

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kvgen/residual_rows.hpp"
+
 namespace kvgen {
 
 enum class Axis { channel, token };
@@ -26,12 +28,13 @@ struct Quant {
 constexpr int align_up(int size, int to) { return (size + to - 1) / to * to; }
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Sizes and offsets in bytes. kTokens is N_r, the tokens of a block.
-template <class Element_, class Key_, class Value_, int kHeadDim_, int kTokens_>
+// Sizes and offsets in bytes. kTokens is N_r, the tokens of a block. Rows_ says which tokens are not packed.
+template <class Element_, class Key_, class Value_, int kHeadDim_, int kTokens_, class Rows_ = ResidualRows<kTokens_>>
 struct Format {
   using Element = Element_;  // __half or __nv_bfloat16: q, new and residual K and V, output
   using Key = Key_;
   using Value = Value_;
+  using ResidualRows = Rows_;
   using Param = __half;  // scales and zeros
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kTokens = kTokens_;
@@ -65,6 +68,7 @@ struct Format {
 
   static_assert(kHeadDim % 32 == 0, "fragment order holds 32 channels together");
   static_assert(kTokens % kSubtile == 0 && kSubtile % 16 == 0);
+  static_assert(ResidualRows::kBlock == kTokens);
 };
 
 // Fragment order of codes. An operand is a matrix [rows, k]: the rows of K are tokens, the rows of V are channels.

@@ -37,6 +37,11 @@ struct CacheArgs {
   __device__ int page_of(int batch, int block) const {
     return block_table[static_cast<int64_t>(batch) * table_stride + block / page_blocks];
   }
+  // Offset in elements of a head's rows in k_residual and v_residual.
+  template <class Format>
+  __device__ int64_t residual_offset(int batch, int head) const {
+    return (static_cast<int64_t>(batch) * kv_heads + head) * Format::ResidualRows::kRows * Format::kHeadDim;
+  }
   // Address of block `block` of sequence `batch`, head `head`.
   template <bool kPaged>
   __device__ uint8_t* block(int batch, int head, int block, int block_bytes) const {

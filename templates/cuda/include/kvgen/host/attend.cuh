@@ -47,6 +47,7 @@ struct Attend {
     shape.tile_tokens = PlannedTraits::kTileTokens, shape.block_tokens = Format::kTokens;
     shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kWarps;
     shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
+    shape.unpacked = Format::ResidualRows::kUnpacked;
     return shape;
   }
 

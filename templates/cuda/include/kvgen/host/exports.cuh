@@ -8,11 +8,10 @@
 #include "kvgen/host/launch.cuh"
 #include "kvgen/pack/pack.cuh"
 #include "kvgen/pack/unpack.cuh"
-#include "kvgen/residual_rows.hpp"
 
 namespace kvgen {
 
-// Format and Schedule are those of the kernels. Shape has kKvHeads, kPage (0 if contiguous), Rows (ResidualRows) and kSinks. Attend_ has
+// Format and Schedule are those of the kernels. Shape has kKvHeads, kPage (0 if contiguous) and kSinks. Attend_ has
 // kMaxBatch, workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, countable, and launch(AttendArgs, append, stream).
 template <class Format, class Schedule, class Shape, class Attend_>
 struct Exports {
@@ -27,7 +26,7 @@ struct Exports {
             Shape::kKvHeads,
             Format::kHeadDim,
             Format::kTokens,
-            Shape::Rows::kRows,
+            Format::ResidualRows::kRows,
             Format::kBlockBytes,
             Shape::kPage / Format::kTokens,
             kHalf ? ffi::kFloat16 : ffi::kBfloat16,

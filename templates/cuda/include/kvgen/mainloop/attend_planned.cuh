@@ -76,8 +76,7 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
     for (int i = 0; i < count; ++i) {
       const WorkTile tile = queue.in_plan(i);
       const Residual<Traits> residual(args, head_of(tile), tile.length);
-      if (residual.count() >= Traits::Format::kTokens && (tile.num_splits == 1 || shared.flags[i > 0]))
-        flush<Traits>(args, shared, residual, tile.length);
+      if (residual.fills_block() && (tile.num_splits == 1 || shared.flags[i > 0])) flush<Traits>(args, shared, residual);
     }
   }
 }
@@ -94,7 +93,7 @@ template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     attend_planned(const __grid_constant__ AttendArgs args, const __grid_constant__ PlanShape shape) {
   extern __shared__ __align__(128) uint8_t memory[];
-  constexpr int kTokens = Traits::Format::kTokens;
+  using ResidualRows = typename Traits::Format::ResidualRows;
   ptx::griddepcontrol_launch_dependents();
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared<Traits> shared(memory);
@@ -120,10 +119,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     const Head head = head_of(work);
     const SplitPlace place{work.split_idx, work.num_splits};
     const Residual<Traits> residual(args, head, work.length);
-    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, work.length / kTokens * kTokens};
+    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, ResidualRows::first(work.length)};
     ResidualTile<Traits> tile;
     tile.clear();
-    tile.fetch(residual, residual_tile<Traits>(place, 0, warp), lane);
+    tile.fetch(residual, residual_tile<Traits>(residual, place, 0, warp), lane);
     pipeline.fill();
     if (index > 0) {
       __syncthreads();
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
       queue.request(index + 1);
     }
     loader.publish(args, shared, warp, lane);
-    flushes |= kAppend && residual.count() >= kTokens;
+    flushes |= kAppend && residual.fills_block();
     __syncthreads();
 
     State<Traits> state[Traits::kQTiles];

@@ -39,7 +39,7 @@ __device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticS
     tiles.limit(end, length);
   } else {
     const int token = Traits::Mask::first_token(max(total - q_len, 0)), block = token / Traits::Format::kTokens;
-    const bool seen = block < length / Traits::Format::kTokens;  // if not, no tile has blocks to read
+    const bool seen = block < Traits::Format::ResidualRows::packed_blocks(length);  // if not, no tile has blocks to read
     tiles.begin(token / Traits::kTileTokens + scheduler.first_tile(warp), seen ? end : 0, length, block);
   }
   return tiles.tile;
@@ -48,7 +48,7 @@ __device__ __forceinline__ int begin_tiles(KvTiles<Traits>& tiles, const StaticS
 template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_static(const __grid_constant__ AttendArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
-  constexpr int kTokens = Traits::Format::kTokens;
+  using ResidualRows = typename Traits::Format::ResidualRows;
   constexpr bool kFillEarly = Traits::kCopy == Copy::cp_async && !Traits::kPaged && kEarlyTiles<Traits>;
   ptx::griddepcontrol_launch_dependents();
 #if KVGEN_SM90
@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   const Workspace<Traits> work(args);
   if (kAppend && length > args.limit - args.q_len) return skip_step<Traits>(args, warp, lane);
   const Residual<Traits> residual(args, head, length);
-  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, length / kTokens * kTokens};
+  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, ResidualRows::first(length)};
   ResidualTile<Traits> tile;
-  tile.fetch(residual, residual_tile<Traits>(scheduler.place, 0, warp), lane);
+  tile.fetch(residual, residual_tile<Traits>(residual, scheduler.place, 0, warp), lane);
   const int first = begin_tiles(pipeline.tiles, scheduler, length, seqlen.length, args.q_len, warp);
   pipeline.fill();
   loader.publish(args, shared, warp, lane);
@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
 
   if constexpr (kAppend) {
     const int length_again = ptx::pinned(length);  // keeps the residual's addresses out of the loop's registers
-    if (const Residual<Traits> full(args, head, length_again); completed && full.count() >= kTokens)
-      flush<Traits>(args, shared, full, length_again);
+    if (const Residual<Traits> full(args, head, length_again); completed && full.fills_block()) flush<Traits>(args, shared, full);
     if (args.advance) advance_lengths(args, work, readers, warp, lane);
   }
 }

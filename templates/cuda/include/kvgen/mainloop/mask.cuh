@@ -19,7 +19,7 @@ struct SeqlenInfo {
   int head;    // KV head
   int length;  // of the sequence, including the step's tokens; the queries have its last q_len positions
   int q_len;
-  int packed;  // tokens in packed blocks
+  int packed_end;  // the first position after the packed blocks
 
   // Position of the query that a packed-GQA row belongs to.
   template <class Traits>
@@ -32,7 +32,9 @@ struct SeqlenInfo {
 template <class Traits>
 struct PackedMask {
   using Mask = typename Traits::Mask;
-  static constexpr bool kCausal = Traits::kMaxQLen > 1, kWindowed = Mask::kWindow > 0;
+  using ResidualRows = typename Traits::Format::ResidualRows;
+  // The newest kLocal tokens are not packed, so the packed ones may be older than all queries.
+  static constexpr bool kCausal = Traits::kMaxQLen > 1 + ResidualRows::kLocal, kWindowed = Mask::kWindow > 0;
   static constexpr bool kActive = kCausal || kWindowed || Traits::kGathered;
   SeqlenInfo seqlen;
 
@@ -40,9 +42,9 @@ struct PackedMask {
   __device__ __forceinline__ int first_clear_tile() const { return ceil_div(Mask::first_token(seqlen.length - 1), Traits::kTileTokens); }
   // The end of the tiles of which every row attends to the last token.
   __device__ __forceinline__ int end_clear_tile() const {
-    int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed;
-    if (Traits::kGathered) tokens = min(tokens, seqlen.packed);
-    return tokens / Traits::kTileTokens;
+    int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed_end;
+    if (Traits::kGathered) tokens = min(tokens, seqlen.packed_end);
+    return (tokens - ResidualRows::kSink) / Traits::kTileTokens;
   }
   // Sets the scores of masked tokens to minus infinity. `first` is the position of the sub-tile.
   __device__ __forceinline__ void apply(int first, int tile, int lane, Scores<Traits>& x) const {
@@ -54,7 +56,8 @@ struct PackedMask {
         const int position = seqlen.position<Traits>(q_row<Traits>(tile, lane, i));
         if (kCausal && token > position) x.offset[m_tile][i] = -INFINITY;
         if (kWindowed && token < Mask::first_token(position)) x.offset[m_tile][i] = -INFINITY;
-        if (Traits::kGathered && token >= seqlen.packed) x.offset[m_tile][i] = -INFINITY;  // the last gathered tile may have fewer blocks
+        if (Traits::kGathered && token >= seqlen.packed_end)
+          x.offset[m_tile][i] = -INFINITY;  // the last gathered tile may have fewer blocks
       }
   }
 };

@@ -158,7 +158,7 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
       const auto after = [&](int s) {
         if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
       };
-      const int position = tile * Traits::kTileTokens + sub * 32;
+      const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;
       attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileParamBytes + sub * Traits::kSubtileStride, query, position, mask, lane,
                                        state, before, after);
     }

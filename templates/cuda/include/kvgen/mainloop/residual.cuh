@@ -1,4 +1,4 @@
-// The newest tokens of a sequence: its residual and, in decode, this step's tokens. They are row-major in Element.
+// The unquantized tokens of a sequence: those in its residual and, in decode, this step's tokens. They are row-major in Element.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
@@ -6,40 +6,65 @@
 
 namespace kvgen {
 
+// Tokens are counted from the end of the packed blocks: token i is at position seqlen.packed_end + i. Tokens of the sink are negative.
 template <class Traits>
 struct Residual {
   using Format = typename Traits::Format;
   using Element = typename Format::Element;
+  using ResidualRows = typename Format::ResidualRows;
   Element* k_residual;
   Element* v_residual;
   Head head;
-  int old;    // tokens in the residual before the step
-  int fresh;  // tokens of the step
+  int length;  // of the sequence before the step
+  int old;     // end of the tokens before the step; negative if they do not fill the sink
+  int fresh;   // tokens of the step
   const AttendArgs& args;
 
-  __device__ Residual(const AttendArgs& args_, const Head& head_, int length)
-      : head(head_), old(length % Format::kTokens), fresh(args_.k_new.data ? args_.q_len : 0), args(args_) {
-    const int64_t at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head) * Format::kTokens * Format::kHeadDim;
+  __device__ Residual(const AttendArgs& args_, const Head& head_, int length_)
+      : head(head_), length(length_), old(ResidualRows::count(length)), fresh(args_.k_new.data ? args_.q_len : 0), args(args_) {
+    const int64_t at = args.cache.residual_offset<Format>(head.sequence, head.head);
     k_residual = static_cast<Element*>(args.cache.k_residual) + at;
     v_residual = static_cast<Element*>(args.cache.v_residual) + at;
   }
   __device__ int count() const { return old + fresh; }
+  // Whether the step packs a block: the first kBlock tokens.
+  __device__ bool fills_block() const { return count() >= ResidualRows::kBlock + ResidualRows::kLocal; }
   __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
   __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
 
-  // Copies tokens [from, to) to the residual's slots from `slot` on.
-  __device__ void store(int from, int to, int slot) const {
+  // First token of the `number`-th tile of sixteen. The tiles of the sink come first. No tile crosses its end, so that the tokens of a tile
+  // are consecutive.
+  __device__ int tile_token(int number) const {
+    constexpr int kSinkTiles = ceil_div(ResidualRows::kSink, 16);
+    if constexpr (kSinkTiles > 0) {
+      if (number < kSinkTiles) return number * 16 - ResidualRows::first(length);
+    }
+    return (number - kSinkTiles) * 16;
+  }
+  // The end of the tokens that a tile may hold.
+  __device__ int tile_limit(int token) const {
+    if constexpr (ResidualRows::kSink > 0) {
+      if (token < 0) return min(ResidualRows::kSink - ResidualRows::first(length), count());
+    }
+    return count();
+  }
+
+  // Copies tokens [from, to), which the step leaves unquantized although it packs a block, to their rows.
+  __device__ void store(int from, int to) const {
     constexpr int kVectors = Format::kHeadDim / 8;
     for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
-      const int token = at / kVectors, offset = at % kVectors * 8;
-      copy16(k_residual + (slot + token) * Format::kHeadDim + offset, k_row(from + token) + offset);
-      copy16(v_residual + (slot + token) * Format::kHeadDim + offset, v_row(from + token) + offset);
+      const int token = from + at / kVectors, offset = at % kVectors * 8;
+      const int place = ResidualRows::row_of(length + fresh, token - ResidualRows::kBlock) * Format::kHeadDim + offset;
+      copy16(k_residual + place, k_row(token) + offset);
+      copy16(v_residual + place, v_row(token) + offset);
     }
   }
+  // The row of a token in the residual.
+  __device__ int row_of(int token) const { return ResidualRows::row_of(length, token); }
 
  private:
   __device__ const Element* row(const Element* residual, const Rows& rows, int token) const {
-    return token < old ? residual + token * Format::kHeadDim : rows.row<const Element>(head.sequence, token - old, head.head);
+    return token < old ? residual + row_of(token) * Format::kHeadDim : rows.row<const Element>(head.sequence, token - old, head.head);
   }
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
@@ -49,7 +74,7 @@ struct Residual {
 template <class Traits>
 struct ResidualTile {
   static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
-  int first = 0;  // index of the first token
+  int first = 0;  // the first token
   int valid = 0;
   uint4 keys[kVectors][2], values[kVectors][2];
 
@@ -63,24 +88,25 @@ struct ResidualTile {
 
   // Loads the tokens from `first` on, if the residual has any.
   __device__ __forceinline__ void fetch(const Residual<Traits>& residual, int first_, int lane) {
-    first = first_, valid = min(residual.count() - first, kTokens);
+    const int limit = residual.tile_limit(first_);
+    first = first_, valid = min(limit - first, kTokens);
     if (valid <= 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int token = min(first + 8 * half + lane / 4, residual.count() - 1);
+      const int token = min(first + 8 * half + lane / 4, limit - 1);
       const auto *k = residual.k_row(token) + lane % 4 * 8, *v = residual.v_row(token) + lane % 4 * 8;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x)
         keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
     }
   }
-  // Appends the step's tokens to the residual. No CTA reads these slots in this launch.
+  // Appends the step's tokens to the residual. No CTA reads these rows in this launch.
   __device__ __forceinline__ void append(const Residual<Traits>& residual, int lane) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 8 * half + lane / 4, token = first + row;
       if (row >= valid || token < residual.old) continue;
-      const int64_t at = static_cast<int64_t>(token) * Traits::kHeadDim + lane % 4 * 8;
+      const int64_t at = static_cast<int64_t>(residual.row_of(token)) * Traits::kHeadDim + lane % 4 * 8;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x) {
         *reinterpret_cast<uint4*>(residual.k_residual + at + 32 * x) = keys[x][half];
@@ -111,12 +137,12 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
       x.product[m_tile][i] *= q_factors[q_row<Traits>(tile, lane, i)];
       x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;
     }
-  modify_scores<Traits>(seqlen, seqlen.packed + rows.first, tile, lane, x);
+  modify_scores<Traits>(seqlen, seqlen.packed_end + rows.first, tile, lane, x);
 #pragma unroll
   for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = first_row<Traits>(m_tile, lane) + i / 2 * 8, token = seqlen.packed + rows.first + row;
+      const int row = first_row<Traits>(m_tile, lane) + i / 2 * 8, token = seqlen.packed_end + rows.first + row;
       const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);
       bool visible = token <= position && row < rows.valid;
       if (Traits::Mask::kWindow > 0) visible = visible && token >= Traits::Mask::first_token(position);

@@ -10,15 +10,16 @@ struct SplitPlace {
   int rank, ctas;
 };
 
-// First token of a warp's `round`-th tile of 16 residual tokens. Tiles go to the CTAs and warps in reverse order, since the last ones have
-// the fewest KV tiles.
+// First token of a warp's `round`-th tile of 16 unquantized tokens. Tiles go to the CTAs and warps in reverse order, since the last ones
+// have the fewest KV tiles.
 template <class Traits>
-__device__ __forceinline__ int residual_tile(const SplitPlace& place, int round, int warp) {
-  return ((round * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank) * ResidualTile<Traits>::kTokens;
+__device__ __forceinline__ int residual_tile(const Residual<Traits>& residual, const SplitPlace& place, int round, int warp) {
+  return residual.tile_token((round * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank);
 }
 
 // Attends to the warp's tiles of the residual, the first of which is already loaded. The warp that has the step's tokens in registers
-// appends them, unless the residual becomes a block: then `flush` packs them from the caller's tensors.
+// appends them, unless the step packs a block: then `flush` takes them from the caller's tensors, because the rows of the tokens behind the
+// block may be those of the block. With rollback each token has a row of its own, which is read again if the block is taken back.
 template <class Traits>
 __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
                                                 const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,
@@ -26,9 +27,9 @@ __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, co
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int round = 1; tile.valid > 0; ++round) {
-    if (residual.fresh && residual.count() < Traits::Format::kTokens) tile.append(residual, lane);
+    if (residual.fresh && (Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block())) tile.append(residual, lane);
     attend_residual_tile<Traits>(tile, seqlen, shared.query(), shared.factors, lane, state);
-    tile.fetch(residual, residual_tile<Traits>(place, round, warp), lane);
+    tile.fetch(residual, residual_tile<Traits>(residual, place, round, warp), lane);
   }
 #pragma unroll
   for (int i = 0; i < Traits::kQTiles; ++i) mix_values<Traits>(state[i]);

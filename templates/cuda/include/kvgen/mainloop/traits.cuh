@@ -90,9 +90,13 @@ struct Traits : Schedule {
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
   static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
 
-  // KV tiles of `tokens` tokens. A gathered tile may have fewer blocks than kTileBlocks.
-  __host__ __device__ static constexpr int packed_tiles(int tokens) {
-    return kGathered ? ceil_div(tokens / Format::kTokens, kTileBlocks) : tokens / Format::kTokens * kTilesPerBlock;
+  static_assert(Schedule::kMaxQLen <= Format::kTokens, "a step packs one block at most");
+  static_assert(Schedule::Mask::kWindow == 0 || Format::ResidualRows::kSink == 0, "a sliding window hides the sink");
+
+  // KV tiles of a sequence of `length` tokens. A gathered tile may have fewer blocks than kTileBlocks.
+  __host__ __device__ static constexpr int packed_tiles(int length) {
+    const int blocks = Format::ResidualRows::packed_blocks(length);
+    return kGathered ? ceil_div(blocks, kTileBlocks) : blocks * kTilesPerBlock;
   }
 
   // The arrays of shared memory lie where the rendered source says (`Memory`, kvgen/lower/cuda/shared.py).

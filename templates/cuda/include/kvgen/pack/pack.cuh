@@ -1,7 +1,10 @@
 // Appends tokens to a cache: packs every block that becomes full, stores the other tokens in the residual, and advances the lengths.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/host/args.cuh"
 #include "kvgen/host/launch.cuh"
+#include "kvgen/pack/append_rows.cuh"
 #include "kvgen/pack/quantize.cuh"
 
 namespace kvgen {
@@ -51,6 +54,7 @@ template <class Format, bool kPaged, int kThreads>
 __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(const PackArgs args) {
   using Element = typename Format::Element;
   constexpr int kTokens = Format::kTokens;
+  static_assert(Format::ResidualRows::kRows == kTokens, "append_rows.cuh has the kernels for more rows");
   static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
   __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
   const CacheArgs& cache = args.cache;
@@ -63,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   const int block = length / kTokens + nth, full = end / kTokens;
   if (block >= full && nth > 0) return;
 
-  const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * kTokens * Format::kHeadDim;
+  const int64_t slots = cache.residual_offset<Format>(sequence, head);
   Element* k_residual = static_cast<Element*>(cache.k_residual) + slots;
   Element* v_residual = static_cast<Element*>(cache.v_residual) + slots;
   const auto fresh = [&](const Rows& rows, int position) -> TokenRows<Element> {
@@ -93,11 +97,19 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   constexpr int kThreads = packing::pack_threads<Format>();
   const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
-  packing::pack_kernel<Format, kPaged, kThreads><<<grid, kThreads, 0, stream>>>(args);
+  if constexpr (Format::ResidualRows::kRows == Format::kTokens) {
+    packing::pack_kernel<Format, kPaged, kThreads><<<grid, kThreads, 0, stream>>>(args);
+  } else {
+    constexpr int kCtas = packing::pack_ctas<Format>();
+    packing::pack_blocks_kernel<Format, kPaged, kThreads, kCtas><<<grid, kThreads, 0, stream>>>(args);
+    const int stored = std::min(args.tokens, Format::ResidualRows::kRows);
+    const dim3 store_grid(args.cache.kv_heads * ceil_div(stored, packing::kStoreTokens), args.cache.batch);
+    packing::store_rows_kernel<Format><<<store_grid, packing::kStoreThreads, 0, stream>>>(args);
+  }
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   if (!args.advance) return cudaSuccess;
-  // A separate kernel, since all CTAs of the previous one read the old lengths.
+  // A separate kernel, since all CTAs of the previous ones read the old lengths.
   return launch_advance({args.cache.lengths, args.cache.batch, args.new_lengths, 0, false, args.limit, args.overflow}, stream, false);
 }
 

@@ -1,6 +1,8 @@
 // Dequantizes a cache: for extend attention, for tests and for conversion between layouts. A warp inverts the packer's order of words, so
 // it loads and stores 16 bytes at a time.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/host/args.cuh"
 #include "kvgen/pack/assemble.cuh"
 #include "kvgen/pack/quantize.cuh"
@@ -9,6 +11,10 @@ namespace kvgen {
 namespace unpacking {
 
 constexpr int kThreads = 256;
+
+// CTAs of a head for the sink.
+template <class Format>
+constexpr int kSinkRuns = ceil_div(Format::ResidualRows::kSink, Format::kTokens);
 
 template <class Element>
 __device__ __forceinline__ Element rounded(float x) {
@@ -139,17 +145,22 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
   }
 }
 
-// One CTA per (head, block, sequence); the last block of a sequence may be the residual.
+// One CTA per (head, run of kTokens positions, sequence): first the runs of the sink, then those of packed blocks and of the unquantized
+// tokens behind them.
 template <class Format, bool kPaged>
 __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs args) {
   using Element = typename Format::Element;
+  using ResidualRows = typename Format::ResidualRows;
   constexpr int kVectors = Format::kHeadDim / 8;
   const CacheArgs& cache = args.cache;
-  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, block = blockIdx.x / cache.kv_heads;
-  const int length = cache.lengths[sequence], start = block * Format::kTokens;
-  const int tokens = min(min(length, args.tokens) - start, Format::kTokens);
+  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads;
+  const int block = blockIdx.x / cache.kv_heads - kSinkRuns<Format>;  // negative in the sink
+  const int length = cache.lengths[sequence];
+  const int start = block < 0 ? (block + kSinkRuns<Format>)*Format::kTokens : ResidualRows::kSink + block * Format::kTokens;
+  const int end = min(min(length, args.tokens), block < 0 ? ResidualRows::kSink : INT32_MAX);
+  const int tokens = min(end - start, Format::kTokens);
   if (tokens <= 0) return;
-  const bool packed = block < length / Format::kTokens;
+  const bool packed = block >= 0 && block < ResidualRows::packed_blocks(length);
   if (kPaged && packed && cache.page_of(sequence, block) < 0) return;  // the sliding window has passed it
   const uint8_t* bytes = packed ? cache.block<kPaged>(sequence, head, block, Format::kBlockBytes) : nullptr;
   const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
@@ -159,14 +170,14 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
     unpack_operand<Format, Which::value>(bytes, tokens, v_row);
     return;
   }
-  const int64_t slots = (static_cast<int64_t>(sequence) * cache.kv_heads + head) * Format::kTokens * Format::kHeadDim;
+  const int64_t rows = cache.residual_offset<Format>(sequence, head);
   for (int i = threadIdx.x; i < tokens * kVectors; i += kThreads) {
     const int token = i / kVectors, channel = i % kVectors * 8;
-    const int64_t slot = slots + token * Format::kHeadDim + channel;
+    const int64_t from = rows + ResidualRows::row(start + token) * Format::kHeadDim + channel;
     *reinterpret_cast<uint4*>(k_row(token) + channel) =
-        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.k_residual) + slot);
+        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.k_residual) + from);
     *reinterpret_cast<uint4*>(v_row(token) + channel) =
-        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.v_residual) + slot);
+        *reinterpret_cast<const uint4*>(static_cast<const Element*>(cache.v_residual) + from);
   }
 }
 
@@ -175,7 +186,8 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
 template <class Format, bool kPaged>
 cudaError_t launch_unpack(const UnpackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
-  const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
+  const int runs = unpacking::kSinkRuns<Format> + ceil_div(std::max(args.tokens - Format::ResidualRows::kSink, 0), Format::kTokens);
+  const dim3 grid(args.cache.kv_heads * runs, args.cache.batch);
   unpacking::unpack_kernel<Format, kPaged><<<grid, unpacking::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }

@@ -45,7 +45,7 @@ struct TileAddresses {
   // enter the MMA with weight 0, so their bytes must decode to finite values (0 x NaN = NaN).
   __device__ __forceinline__ int block_of(int tile, int which, int length) const {
     if constexpr (!Traits::kGathered) return tile / Traits::kTilesPerBlock;
-    const int block = min(tile * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);
+    const int block = min(tile * Traits::kTileBlocks + which, Traits::Format::ResidualRows::packed_blocks(length) - 1);
     return Traits::Mask::kWindow > 0 ? max(block, first_block) : block;
   }
 };

@@ -12,6 +12,7 @@ namespace kvgen {
 template <class Traits>
 struct L2Prefetch {
   using Format = typename Traits::Format;
+  using ResidualRows = typename Format::ResidualRows;
   // Packed bytes per SM. Twice as many gain nothing, since an SM does not read from L2 faster than it computes, and they delay the previous
   // launch.
   static constexpr int kSmBytes = 32 * 1024;
@@ -27,7 +28,7 @@ struct L2Prefetch {
     const CacheArgs& cache = args.cache;
     const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;
     const int64_t end =
-        min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, args.max_len / Format::kTokens)) * Format::kBlockBytes);
+        min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, ResidualRows::packed_blocks(args.max_len))) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
     if constexpr (Traits::kPaged) {
       const int at = static_cast<int>(begin / kPageBytes) + lane;  // each lane has one page
@@ -46,12 +47,28 @@ struct L2Prefetch {
   // heads together would delay the first wave's packed bytes.
   __device__ __forceinline__ static void prefetch_residual(const AttendArgs& args, const Head& head, int lane) {
 #if KVGEN_SM90
-    if (lane > 1) return;
-    const unsigned tokens = static_cast<unsigned>(ptx::load_relaxed(args.cache.lengths + head.sequence)) % Format::kTokens;
-    const int64_t at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head) * Format::kTokens * Format::kHeadDim;
-    const auto* from = static_cast<const typename Format::Element*>(lane ? args.cache.v_residual : args.cache.k_residual) + at;
-    if (tokens > 0) ptx::prefetch_bulk(from, static_cast<int>(tokens * Format::kHeadDim * sizeof *from));
+    if (lane >= 2 * kRuns) return;
+    const Run run = run_of(lane / 2, ptx::load_relaxed(args.cache.lengths + head.sequence));
+    const int64_t at = args.cache.residual_offset<Format>(head.sequence, head.head);
+    const auto* from = static_cast<const typename Format::Element*>(lane % 2 ? args.cache.v_residual : args.cache.k_residual) + at;
+    if (run.rows > 0) ptx::prefetch_bulk(from + run.first * Format::kHeadDim, static_cast<int>(run.rows * Format::kHeadDim * sizeof *from));
 #endif
+  }
+
+ private:
+  // Consecutive rows of a residual.
+  struct Run {
+    int first, rows;
+  };
+  // The runs of a residual: the rows from the oldest token on, the sink, and the first rows after the sink, which follow the last ones.
+  static constexpr int kRuns = ResidualRows::kCapacity > ResidualRows::kBlock ? 3 : ResidualRows::kSink > 0 ? 2 : 1;
+
+  // The rows of a run, none or negative if a stale length has none there. No length gives rows beyond the residual.
+  __device__ __forceinline__ static Run run_of(int which, int length) {
+    const int first = ResidualRows::row_of(length, 0), end = first + ResidualRows::count(length);
+    if (which == 0) return {first, min(end, ResidualRows::kRows) - first};
+    if (which == 1) return {0, min(length, ResidualRows::kSink)};
+    return {ResidualRows::kSink, min(end, ResidualRows::kRows + ResidualRows::kCapacity) - ResidualRows::kRows};
   }
 };
 

@@ -1,0 +1,26 @@
+// Learned sinks: each query head has a logit that joins the softmax denominator and has no value, as in gpt-oss.
+#pragma once
+#include <cfloat>
+
+#include "kvgen/epilogue/sinks.cuh"
+
+namespace kvgen {
+
+struct LearnedSinks {
+  static constexpr bool kActive = true;
+  using Logit = float;  // in log2 units, as row_max
+  template <class Traits>
+  __device__ __forceinline__ static Logit load(const AttendArgs& args, const Head& head, int row) {
+    return args.sinks[head.head * Traits::kGroup + row % Traits::kGroup] * 1.4426950408889634f;
+  }
+  // The running maximum is lazy, so the logit may lie far above or below it: the larger one becomes the reference, and no power of two
+  // overflows. The maximum of a row without tokens means nothing.
+  __device__ __forceinline__ static float join(Logit logit, RowStats& stats) {
+    const float row_max = fmaxf(stats.row_sum == 0.f ? -FLT_MAX : stats.row_max, logit);
+    const float factor = ptx::exp2(fminf(stats.row_max - row_max, 0.f));
+    stats = {row_max, fmaf(stats.row_sum, factor, ptx::exp2(logit - row_max))};
+    return factor;
+  }
+};
+
+}  // namespace kvgen
