@@ -88,16 +88,19 @@ def attend(
     scale: float,
     max_len: int,
     most_q: int,
+    softcap: float = 0.0,
+    window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended.
 
-    More query tokens than `most_q`, those that the module is compiled for, are extend attention.
+    More query tokens than `most_q`, those that the module is compiled for, are extend attention, which needs the spec's `softcap` and
+    `window`.
     """
     out, lse = _outputs(q)
     cache = (packed, k_residual, v_residual, lengths, block_table, None)
     with _in_order(packed):
         if q.shape[1] > most_q:
-            extend.run(_module(module), cache, extend.Call(q, None, out, lse, sinks, scale, max_len, max_len, 0))
+            extend.run(_module(module), cache, extend.Call(q, None, out, lse, sinks, scale, max_len, max_len, 0, softcap, window))
         else:
             plan = _plan(_module(module), q, lengths, max_len, None)
             _module(module).attend(q, *cache, out, lse, sinks, workspace, plan, scale, max_len)
@@ -120,6 +123,8 @@ def decode(
     scale: float,
     max_len: int,
     most_q: int,
+    softcap: float = 0.0,
+    window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
     out, lse = _outputs(q)
@@ -128,7 +133,8 @@ def decode(
         flag = _overflow(q.is_cuda)
         flag.check()
         if q.shape[1] > most_q:
-            extend.run(_module(module), cache, extend.Call(q, (k_new, v_new), out, lse, sinks, scale, max_len, max_len, flag.address))
+            call = extend.Call(q, (k_new, v_new), out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
+            extend.run(_module(module), cache, call)
         else:
             plan = _plan(_module(module), q, lengths, max_len, flag)
             _module(module).decode(q, k_new, v_new, *cache, out, lse, sinks, workspace, plan, scale, max_len, max_len, flag.address, 1)
@@ -177,20 +183,24 @@ class Attention(torch.nn.Module):
         self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
         self.scale = variant.scale if scale is None else checks.scale(scale, variant.spec.attention.softcap)
         self.max_len = cache.max_len
-        self.most_q = variant.spec.attention.q_len
+        attention = variant.spec.attention
+        self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
         _modules[self.module] = variant.module
 
     def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
         """Append this step's tokens and attend: q and the result [batch, q_len, q_heads, head_dim]."""
-        out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), self.module, self.scale, self.max_len, self.most_q)[0]
+        out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), *self._constants())[0]
         return out
 
     def attend(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse) of q, the last positions of each sequence, without appending."""
-        out, lse = attend(q, *self._cache(), self.module, self.scale, self.max_len, self.most_q)
+        out, lse = attend(q, *self._cache(), *self._constants())
         return out, lse
 
     def _cache(
         self,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
         return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table, self.workspace, self.sinks
+
+    def _constants(self) -> tuple[str, float, int, int, float, int | None]:
+        return self.module, self.scale, self.max_len, self.most_q, self.softcap, self.window

@@ -10,15 +10,6 @@ def extend_refusal(spec: KernelSpec, *, gpu: bool) -> str | None:
 
     The CPU's do it themselves. On a GPU the cache is dequantized for torch's kernels (`kvgen.runtime.extend`).
     """
-    attention = spec.attention
-    if not gpu:
-        return None
-    if attention.softcap > 0:
-        return f"attention.softcap ({attention.softcap:g}) is unknown to torch's flash attention"
-    if attention.window is not None:
-        return f"attention.window ({attention.window}) is not built for prompts"
-    if attention.sinks:
-        return "attention.sinks (a learned logit per head) are unknown to torch's flash attention"
-    if attention.dtype == "float32":
+    if gpu and spec.attention.dtype == "float32":
         return "attention.dtype is float32, and torch's flash attention takes 16 bits"
     return None

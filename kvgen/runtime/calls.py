@@ -207,7 +207,7 @@ class Calls:
         lengths, except while a CUDA graph is captured.
 
         Raises CacheMismatch for a cache of another layout or too small, or if an earlier step had no room, UnsupportedError for
-        extend attention that the GPU cannot compute (sliding windows, soft caps), ValueError on wrong tensors, on a plan of another step,
+        extend attention in float32 on a GPU, ValueError on wrong tensors, on a plan of another step,
         kernel or cache, and without a plan if caches share lengths.
         """
         return self._call(q, (k_new, v_new), cache, out, lse, scale, sinks, plan)
@@ -285,7 +285,8 @@ class Calls:
             if cache.gpu is not None:
                 sequences.call_order.follow(cache.gpu)
             if tokens > self._most_q:
-                call = extend.Call(q, new, out, lse, sinks, scale, bound or 1, sequences.max_len, sequences.overflow.address)
+                limits, attention = (bound or 1, sequences.max_len, sequences.overflow.address), self.spec.attention
+                call = extend.Call(q, new, out, lse, sinks, scale, *limits, attention.softcap, attention.window)
                 self._arguments.extend(call, cache)
                 extend.run(launch.module, cache.tensors, call)
             else:

@@ -9,15 +9,21 @@ merged by their LSE in float32.
 
 The host waits once per call for the lengths, while the device dequantizes. If the shape is unlikely to recur, while a CUDA graph is
 captured, or if cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`), it does not wait, and flash attention computes everything.
+
+With a sliding window flash attention computes everything; it skips the tokens before the window. torch's kernels know no soft cap. With
+one, plain matrix products compute scores and outputs in float32 (`kvgen.runtime.capped`), some queries at a time; they run at the rate of
+float32 products, about a tenth of flash attention's. Learned sink logits join the softmax at the end: the output is multiplied by
+sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from kvgen.runtime import capped
 from kvgen.runtime.kvcache import Tensors
 from kvgen.runtime.module import Module
 
@@ -45,22 +51,29 @@ class Call:
     out: torch.Tensor
     lse: torch.Tensor | None
     sinks: torch.Tensor | None
+    """A logit per query head, float32 [q_heads]."""
     scale: float
     bound: int
     limit: int
     """Most tokens of a sequence."""
     overflow: int
     """Address of the int32 that is set to 1 if a sequence has no room."""
+    softcap: float = 0.0
+    window: int | None = None
 
     def of(self, part: Part, group: int) -> Call:
         """The call for some sequences and KV heads, with `group` query heads per KV head; q and `new` are aligned for torch's kernels."""
         b, h = part.batch, part.heads
         shared = slice(h.start * group, h.stop * group)
         new = None if self.new is None else (aligned(self.new[0][b, :, h]), aligned(self.new[1][b, :, h]))
-        lse = None if self.lse is None else self.lse[b, shared]
-        sinks = None if self.sinks is None else self.sinks[shared]
-        q, out = aligned(self.q[b, :, shared]), self.out[b, :, shared]
-        return Call(q, new, out, lse, sinks, self.scale, self.bound, self.limit, self.overflow)
+        return replace(
+            self,
+            q=aligned(self.q[b, :, shared]),
+            new=new,
+            out=self.out[b, :, shared],
+            lse=None if self.lse is None else self.lse[b, shared],
+            sinks=None if self.sinks is None else self.sinks[shared],
+        )
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -91,13 +104,15 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     """Dequantize and attend part by part, then pack the new tokens."""
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
-    planned = tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q)
+    plain = not call.softcap and call.window is None
+    planned = plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q)
     lengths = on_host(cache[3]) if planned else None
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut | None = None
-    for part in parts(batch, heads, room * dim * 2 * call.q.element_size()):
+    copies = 3 if call.softcap else 1  # `capped` needs K and V in float32 too
+    for part in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
         mine = call.of(part, q_heads // heads)
-        k, v = _dequantized(module, cache, part, room, call.q)
+        k, v = _dequantized(module, cache, part, room, call.q, zeroed=not plain)
         if cut is None:
             cut = cut_of(lengths(), tokens, call.new is not None) if lengths else Cut(0, False)
         attend(mine, k, v, cache[3][part.batch], cut)
@@ -132,12 +147,17 @@ def _even(count: int, most: int) -> Iterator[slice]:
     return (slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces))
 
 
-def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [sequences, room, heads, head_dim] of a part; uninitialized past each length."""
+def _dequantized(
+    module: Module, cache: Tensors, part: Part, room: int, like: torch.Tensor, *, zeroed: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [sequences, room, heads, head_dim] of a part. Past each length, and where a sliding window has passed, they are zero if
+    `zeroed`, else uninitialized: kernels that mask these tokens by a weight of 0 need finite numbers (0 * NaN = NaN).
+    """
     packed, k_residual, v_residual, lengths, table, _ = cache
     b, h = part.batch, part.heads
     shape = (2, h.stop - h.start, b.stop - b.start, room, like.shape[3])
-    k, v = torch.empty(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
+    new = torch.zeros if zeroed else torch.empty
+    k, v = new(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
     blocks = packed[:, h] if table is not None else packed[b, h]
     module.unpack(blocks, k_residual[b, h], v_residual[b, h], lengths[b], None if table is None else table[b], None, k, v)
     return k, v
@@ -187,18 +207,25 @@ def dense_fits(q: torch.Tensor) -> bool:
 def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, cut: Cut) -> None:
     """Fill `call.out` and `call.lse` of a part, whose K and V have `lengths` tokens and room for the new ones."""
     q, tokens, past = call.q, call.q.shape[1], cut.prefix
+    lse = call.lse
+    if lse is None and call.sinks is not None:
+        lse = torch.empty(q.shape[0], q.shape[2], tokens, dtype=torch.float32, device=q.device)
     prefix = dense(q, k[:, :past], v[:, :past], call.scale) if past else None
-    if cut.square:
+    if call.softcap:
+        rest = capped.attend(q, k, v, _held(call, k, v, lengths), call.bound, call.scale, call.softcap, call.window)
+    elif cut.square:
         own = call.new or (k[:, past : past + tokens], v[:, past : past + tokens])
         rest = dense(q, *own, call.scale, causal=True)
     else:
-        rest = flash(q, k, v, _held(call, k, v, lengths), call.scale, past)
+        rest = flash(q, k, v, _held(call, k, v, lengths), call.scale, past, call.window)
     if prefix is not None:
-        merge(prefix, rest, call.out, call.lse)
-        return
-    call.out.copy_(rest[0])
-    if call.lse is not None:
-        call.lse.copy_(rest[1].masked_fill(rest[1] == torch.inf, -torch.inf))  # flash attention returns inf for a query that sees nothing
+        merge(prefix, rest, call.out, lse)
+    else:
+        call.out.copy_(rest[0])
+        if lse is not None:
+            lse.copy_(rest[1].masked_fill(rest[1] == torch.inf, -torch.inf))  # flash attention returns inf for a query that sees nothing
+    if call.sinks is not None and lse is not None:
+        join_sinks(call.out, lse, call.sinks)
 
 
 def _held(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -229,6 +256,16 @@ def merge(one: Partial, other: Partial, out: torch.Tensor, lse: torch.Tensor | N
         torch.logaddexp(one[1], other[1], out=lse)
 
 
+def join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
+    """Add a logit per head [q_heads] to the denominators of `out` and `lse`, in place. It has no value, so it only scales the output.
+
+    A query that sees nothing keeps its output of 0, and its LSE becomes the sink.
+    """
+    sinks = sinks.unsqueeze(-1)
+    out.mul_(torch.sigmoid(lse - sinks).transpose(1, 2).unsqueeze(-1))
+    torch.logaddexp(lse, sinks, out=lse)
+
+
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False) -> Partial:
     """Attention of q [batch, q_len, q_heads, head_dim] over all of k and v, or causal over as many tokens as q has, by cuDNN."""
     out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -237,10 +274,12 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, ca
     return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
 
 
-def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> Partial:
+def flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0, window: int | None = None
+) -> Partial:
     """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of tokens `first` to `used[b]` of k and v.
 
-    A query that sees nothing gets 0, and an LSE of inf.
+    With a `window`, a query sees only that many tokens, its own included. A query that sees nothing gets 0, and an LSE of inf.
     """
     batch, tokens, heads, _ = q.shape
     room = k.shape[1]
@@ -250,6 +289,6 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor,
 
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *(x.flatten(0, 1) for x in (q, k, v)), starts(0, tokens), starts(first, room), tokens, room - first, 0.0, True, False,
-        scale=scale, seqused_k=used - first if first else used,
+        scale=scale, seqused_k=used - first if first else used, window_size_left=None if window is None else window - 1,
     )  # fmt: skip
     return out.reshape(q.shape), lse.reshape(heads, batch, tokens).transpose(0, 1)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.reference.tolerance import relative_l2
+from kvgen.reference.attention import attend as reference_attend
+from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
@@ -23,6 +24,17 @@ KERNEL_CASES = [
         "k4v2:bf16:h8/8:kg32:vg32",
     )
 ]  # fmt: skip
+MASKED_CASES = [
+    KernelCase(words)
+    for words in (
+        "k4v4:window100",
+        "k8v8:token:page64:window1000",
+        "k4v4:cap20",
+        "k8v8:bf16:d256:h16/8:window300:cap50",
+        "k4v4:page128:cap30",
+    )
+]
+"""Windows, which flash attention has, and soft caps, which plain products have."""
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -77,6 +89,55 @@ def test_prompts_over_a_cache_agree_with_fp64(case: KernelCase) -> None:
         check_decode(v, cache, q_len, q_len)
     check_attend(v, cache, 1, 5)
     check_attend(v, cache, 300, 6)
+
+
+@pytest.mark.parametrize("case", MASKED_CASES, ids=str)
+def test_prompts_with_windows_and_soft_caps_agree_with_fp64(case: KernelCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged chunks that are appended, then, over the whole of a paged cache, prompts longer than some sequences. cuDNN is not called."""
+    monkeypatch.setattr(extend, "dense", lambda *args, **kwargs: pytest.fail("cuDNN was called"))
+    monkeypatch.setattr(extend.capped, "SCORE_BYTES", 1 << 22)
+    v = variant(case)
+    a, lengths = v.spec.attention, [0, 1, v.layout.tokens, 2000]
+    cache = filled(v, lengths, 4000)
+    kept = v.unpack(cache)
+    for seed, q_len in enumerate((9, 384, 513)):
+        q, k, x = (normal(seed + s, 4, q_len, h, a.head_dim, dtype=v.dtype) for s, h in enumerate((a.q_heads, a.kv_heads, a.kv_heads)))
+        out, lse = v.decode(q, k, x, cache, out=torch.full_like(q.contiguous(), torch.nan), lse=True)
+        for b, length in enumerate(lengths):
+            agree(
+                v,
+                out[b],
+                lse[b],
+                q[b],
+                [torch.cat([old[b, :length], new[b]]).double().transpose(0, 1) for old, new in zip(kept, (k, x), strict=True)],
+            )
+        lengths, kept = [length + q_len for length in lengths], v.unpack(cache)
+    assert cache.lengths.tolist() == lengths
+    if cache.block_table is not None or a.window is None:
+        check_attend(v, cache, 1031, 6)
+
+
+@pytest.mark.parametrize("lengths", [[0, 1, 700, 3000], [1500] * 4], ids=["ragged", "equal"])
+@pytest.mark.parametrize("words", ["k4v4", "k4v4:bf16", "k4v4:window200", "k4v4:cap30"])
+def test_sinks_join_a_prompt_once(words: str, lengths: list[int]) -> None:
+    """Called as `Calls` does for a spec with attention.sinks, with the prefix attended apart or not."""
+    v = variant(KernelCase(words))
+    a = v.spec.attention
+    cache = filled(v, lengths, 3500)
+    sinks = torch.linspace(-2, 6, a.q_heads, device="cuda")
+    held = v.unpack(cache)
+    new = [normal(s, 4, 128, a.kv_heads, a.head_dim, dtype=v.dtype) for s in (4, 5)]
+    q = normal(1, 4, 128, a.q_heads, a.head_dim, dtype=v.dtype)
+    out, lse = torch.full_like(q.contiguous(), torch.nan), torch.full((4, a.q_heads, 128), torch.nan, device="cuda")
+    given = (new[0], new[1]) if a.window is not None else None
+    after = [length + 128 if given else length for length in lengths]
+    call = extend.Call(q, given, out, lse, sinks, v.scale, max(after), 3500, cache.sequences.overflow.address, a.softcap, a.window)
+    extend.on_gpu(v._distinct[0].module, cache.tensors, call)
+    for b, length in enumerate(lengths):
+        kv = [torch.cat([x[b, :length], fresh[b]])[: after[b]].unsqueeze(0) for x, fresh in zip(held, new, strict=True)]
+        want, want_lse = reference_attend(q[b : b + 1], *kv, softcap=a.softcap, window=a.window, sinks=sinks)
+        assert relative_l2(out[b], want[0]) <= tolerance(v.dtype)
+        assert float((lse[b] - want_lse[0]).abs().max()) <= 5 * tolerance(v.dtype)
 
 
 @pytest.mark.parametrize("case", [KERNEL_CASES[i] for i in (0, 1, 2, 3, 5)], ids=str)

@@ -88,11 +88,11 @@ def test_a_query_before_the_first_token_sees_nothing() -> None:
 
 
 def stand_in(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0, window: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch's flash attention computes, in fp64."""
-    out, lse = attend(q, k[:, first:], v[:, first:], used - first, scale=scale)
-    return out.to(q.dtype), lse.float()
+    """What torch's flash attention computes, in fp64; for a query that sees nothing an LSE of inf."""
+    out, lse = attend(q, k[:, first:], v[:, first:], used - first, scale=scale, window=window)
+    return out.to(q.dtype), lse.float().masked_fill(lse == -torch.inf, torch.inf)
 
 
 def dense_stand_in(
@@ -142,9 +142,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         calls.append(("square" if causal else "prefix", k.shape[1]))
         return dense_stand_in(q, k, v, scale, causal=causal)
 
-    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0) -> extend.Partial:
+    def flash(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0, window: int | None = None
+    ) -> extend.Partial:
         calls.append(("flash", first))
-        return stand_in(q, k, v, used, scale, first)
+        return stand_in(q, k, v, used, scale, first, window)
 
     monkeypatch.setattr(extend, "PREFIX_STEP", 16)
     monkeypatch.setattr(extend, "PLANNED", 1)
@@ -193,6 +195,57 @@ def test_equal_lengths_need_no_flash_attention(name: str, length: int, q_len: in
     assert kernels == [*before, ("square", q_len), ("prefix", length), ("square", q_len)]
 
 
+ROUTES = {
+    "window": ({"window": 40}, ["flash"]),
+    "softcap": ({"softcap": 2.0}, []),
+    "window and softcap": ({"window": 33, "softcap": 2.0}, []),
+}
+
+
+@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("name", ROUTES)
+def test_windows_and_soft_caps_on_the_route_of_a_gpu(
+    name: str, page: int, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention has windows, plain products have soft caps, few queries at a time. cuDNN has neither. Queries may see nothing."""
+    attention, route = ROUTES[name]
+    monkeypatch.setattr(extend.capped, "SCORE_BYTES", 4 * 4 * 340 * 7)
+    v = variant(spec_of(k="4c32", v="4t32", page=page, **attention), BLOCK_32)
+    a, q_len = v.spec.attention, 50
+    cache, oracle = filled(v)
+    for step in range(2):
+        q, *new = (normal(seed + step, q_len, heads, a.head_dim, v.dtype) for seed, heads in ((3, 4), (4, 2), (5, 2)))
+        near(v, v.decode(q, *new, cache, out=torch.full_like(q, torch.nan), lse=True), oracle.decode(q, *new))
+    if page:  # more queries than the empty sequence has tokens now
+        q = normal(9, 130, a.q_heads, a.head_dim, v.dtype)
+        near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
+    assert {kernel for kernel, _ in kernels} == set(route)
+
+
+@pytest.mark.parametrize("lengths", [(0, 1, 31, 340), (101,) * 4])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_sinks_join_the_softmax_once(lengths: tuple[int, ...], softcap: float, kernels: list[tuple[str, int]]) -> None:
+    """Over one part or two, with the LSE or without; a query that sees nothing has an output of 0, and its sink for LSE."""
+    v = variant(spec_of(softcap=softcap), BLOCK_32)
+    a, q_len = v.spec.attention, 50
+    cache = v.new_cache(4, 512)
+    k, x = (normal(seed, max(lengths), a.kv_heads, a.head_dim, v.dtype) for seed in (1, 2))
+    v.prefill(cache, k, x, lengths)
+    held = v.unpack(cache)
+    sinks = torch.tensor([-1.0, 0.5, 3.0, 7.0])
+    q = normal(3, q_len, a.q_heads, a.head_dim, v.dtype)
+    want = attend(q, *held, cache.lengths, softcap=softcap, sinks=sinks)
+    out, lse = torch.full_like(q, torch.nan), torch.full((4, a.q_heads, q_len), torch.nan)
+    for given in (lse, None):
+        call = extend.Call(q, None, out, given, sinks, v.scale, max(lengths), 512, cache.sequences.overflow.address, a.softcap, a.window)
+        extend.on_gpu(v._distinct[0].module, cache.tensors, call)
+        near(v, (out, lse), want)
+    if lengths[0] == 0:
+        assert not out[0].any()
+        assert torch.equal(lse[0], sinks.unsqueeze(1).expand(-1, q_len))
+    assert bool(kernels) == (softcap == 0)
+
+
 @pytest.mark.parametrize("limit", [250_000, 120_000])
 def test_parts_of_equal_lengths_are_cut_alike(limit: int, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", limit)
@@ -217,7 +270,7 @@ def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, in
         return lambda: order.append("wait") or lengths.tolist()
 
     monkeypatch.setattr(extend, "on_host", on_host)
-    monkeypatch.setattr(extend, "_dequantized", lambda *args: order.append("unpack") or unpack(*args))
+    monkeypatch.setattr(extend, "_dequantized", lambda *args, **how: order.append("unpack") or unpack(*args, **how))
     attend_then_decode("gqa", (97, 80, 81, 200), 33)
     assert order == ["copy", "unpack", "wait"] * 2
 
@@ -289,17 +342,14 @@ def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit
 @pytest.mark.parametrize(
     ("attention", "reason"),
     [
-        ({"softcap": 30.0}, "attention.softcap (30)"),
-        ({"window": 64}, "attention.window (64)"),
-        ({"sinks": True}, "attention.sinks"),
+        ({"softcap": 30.0, "window": 64, "sinks": True, "dtype": "bfloat16"}, None),
         ({"dtype": "float32"}, "attention.dtype is float32"),
     ],
 )
-def test_what_flash_attention_cannot_do_is_refused_by_name(attention: dict, reason: str) -> None:
+def test_only_float32_is_refused_on_a_gpu(attention: dict, reason: str | None) -> None:
     spec = spec_of(k="8t64", v="8t64", **attention)
     found = extend_refusal(spec, gpu=True)
-    assert found is not None
-    assert found.startswith(reason)
+    assert found == reason if reason is None else found is not None and found.startswith(reason)
     assert extend_refusal(spec, gpu=False) is None
 
 
