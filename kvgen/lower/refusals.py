@@ -47,7 +47,6 @@ def _odd_channel_group(quant: QuantSpec) -> bool:
 
 GPU_REFUSALS: tuple[Refusal, ...] = (
     Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
-    Refusal("boosted channels", lambda s: s.key.boost.fraction > 0, "key.boost ({k.boost.fraction:g} of channels in 4 bits) is not built"),
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
     Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),

@@ -104,8 +104,10 @@ def _write_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized, boost
     _write_bytes(packed, boost_index_offsets(layout).flatten(), index.to(torch.uint8).flatten(-2))
     per_token = index.repeat_interleave(layout.key.group, dim=-2)
     upper = (q.codes >> 2).gather(-1, per_token).flatten(-2)
-    bits = boost_bits(layout).flatten()
-    _write_bytes(packed, bits[::4] // 8, _fold(upper.reshape(*upper.shape[:-1], len(bits) // 4, 4), 2))
+    bits = boost_bits(layout).flatten().to(upper.device)
+    places, byte = (bits // 8).unique(return_inverse=True)
+    folded = torch.zeros((*upper.shape[:-1], len(places)), dtype=torch.uint8, device=upper.device)
+    _write_bytes(packed, places, folded.index_add_(-1, byte, upper << (bits % 8).to(torch.uint8)))
     return replace(q, codes=q.codes & 3)
 
 

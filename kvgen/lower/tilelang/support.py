@@ -19,6 +19,11 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: s.attention.head_dim not in (64, 96, 128, 256),
         "attention.head_dim ({a.head_dim}) is not 64, 96, 128 or 256",
     ),
+    Refusal(
+        "boosted channels",
+        lambda s: s.key.boost.fraction > 0,
+        "key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width",
+    ),
     *GPU_REFUSALS,
     Refusal(
         "pages of odd size",

@@ -27,8 +27,16 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
     "k4t-v8": ("float16", 64, 16, {"bits": 4, "axis": "token", "group": 32}, {"bits": 8, "group": 64, "zero": False}),
     "k2t-v4-bf16": ("bfloat16", 256, 32, {"bits": 2, "axis": "token", "group": 256, "zero": False}, {"bits": 4, "group": 64}),
     "k16-v2": ("bfloat16", 128, 32, {"bits": 16}, {"bits": 2, "group": 128}),
+    "k2-boost-mean": ("float16", 128, 128, {"bits": 2, "group": 128, "boost": {"fraction": 0.125}}, {"bits": 2, "group": 128}),
+    "k2-boost-range-d96": (
+        "float16", 96, 64, {"bits": 2, "group": 32, "boost": {"fraction": 0.5, "select": "range"}}, {"bits": 4, "group": 32},
+    ),
+    "k2-boost-static-bf16": (
+        "bfloat16", 64, 64, {"bits": 2, "group": 64, "boost": {"fraction": 0.5, "select": "static"}}, {"bits": 2, "group": 64},
+    ),
+    "k2-boost-mean-bf16": ("bfloat16", 64, 128, {"bits": 2, "group": 32, "boost": {"fraction": 0.25}}, {"bits": 8, "group": 64}),
     "k8-v16": ("float16", 32, 64, {"bits": 8, "group": 64}, {"bits": 16}),
-}
+}  # fmt: skip
 
 
 def spec_of(name: str) -> KernelSpec:
