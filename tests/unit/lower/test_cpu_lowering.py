@@ -65,7 +65,13 @@ def test_golden_sources(name: str) -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}}}, "key.boost"),
+        (
+            {
+                "attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 512},
+                "key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}},
+            },
+            "key.boost",
+        ),
         ({"cache": {"sink": 16}}, "cache.sink"),
         ({"cache": {"local": 64}}, "cache.local"),
         ({"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}}, "attention.sinks"),

@@ -12,7 +12,6 @@ from tests.support.specs import kv4_spec as spec
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "float32": (spec(attention={"dtype": "float32"}), "float32"),
-    "boosted channels": (spec(key={"bits": 2, "boost": {"fraction": 0.125}}), r"boost \(0.125"),
     "sink": (spec(cache={"sink": 32}), "sink \\(32"),
     "local tokens": (spec(cache={"local": 128}), "local \\(128"),
     "rollback": (spec(cache={"rollback": 8}), "rollback \\(8"),

@@ -25,6 +25,7 @@ struct BoostedChannels {
     for (int round = 0; round < kRounds; ++round) {
       const int position = round * 32 + (kCount - round * 32 < 32 ? lane % 16 : lane);
       const int channel = static_cast<int>(ptx::load_shared1(header + Traits::kTileParamBytes + position));
+      __builtin_assume(channel >= 0 && channel < Traits::kHeadDim);
       const uint32_t scale = ptx::load_shared2(header + Places::param_offset(0, 0, channel));
       words[round] = static_cast<uint32_t>(query_offset<Traits>(channel)) << 16 |
                      ptx::as_u32(__hmul2(ptx::as_half2(scale), __float2half2_rn(4.f)));
@@ -47,8 +48,9 @@ struct BoostQuery<Traits, true> {
 
   // Gathers q from the fragments in shared memory. It runs once per KV tile.
   __device__ __forceinline__ void gather(uint32_t fragments, const BoostedChannels<Traits>& channels, int tile, int lane) {
+    lane = ptx::pinned(lane);  // shuffle indices are computed again for every tile, which keeps them out of the loop's registers
     const uint32_t row = fragments + tile * (Traits::kHeadDim * 16) + lane / 4 * 64;
-    const __half2 upper = __float2half2_rn(lane < 16 ? 0.f : -1.f);
+    const __half2 upper = ptx::as_half2(lane < 16 ? 0u : 0xbc00bc00u);  // 0 or -1
 #pragma unroll
     for (int step = 0; step < kBoostSteps; ++step)
 #pragma unroll
