@@ -46,7 +46,7 @@ CASES: tuple[Case, ...] = (
 )
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
 CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]
-DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:])
+DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:20])
 EQUAL, RAGGED = (300, 290, 310), (2100, 0, 1, 128, 700)
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])

@@ -11,7 +11,7 @@ import torch
 
 from kvgen.reference.layout import PackedLayout, Which, packed_layout
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
-from kvgen.reference.places import code_bits, param_offsets
+from kvgen.reference.places import boost_index_offsets, code_bits, param_offsets
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
@@ -143,6 +143,29 @@ def test_two_bit_codes_beside_thresholds_are_those_of_the_division(low: float, h
     held = empty_cache("k2v2", 1, 128)
     module.pack(held, *x, torch.tensor([128], dtype=torch.int32))
     expected = pack_blocks(layout, *(to_blocks(t, 128)[0] for t in x))
+    kept = meaningful_bytes(layout)
+    assert torch.equal(held.packed[0][..., kept], expected[..., kept])
+
+
+@pytest.mark.parametrize("name", ["k2-boost-mean", "k2-boost-range-d96"])
+def test_of_equal_channels_the_lower_ones_are_boosted(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
+    """Channels differ in sign and order of tokens only, but for a few that are larger or smaller."""
+    layout, module = layout_of(name), emulated(name)
+    n, dim = layout.tokens, layout.head_dim
+    random = torch.Generator().manual_seed(0)
+    group = torch.randn(layout.key.group, generator=random).half()
+    k = torch.empty(1, n, HEADS, dim, dtype=torch.float16)
+    for channel in range(dim):
+        order = torch.randperm(len(group), generator=random)
+        k[0, :, :, channel] = (group[order] * (-1) ** channel).repeat(n // len(group)).unsqueeze(-1)
+    k[..., 7] *= 0.5
+    k[..., dim - 1] *= 2
+    held = empty_cache(name, 1, n)
+    module.pack(held, k, k, torch.tensor([n], dtype=torch.int32))
+    expected = pack_blocks(layout, to_blocks(k, n)[0], to_blocks(k, n)[0])
+    index = boost_index_offsets(layout)
+    count = layout.key.boosted
+    assert expected[0, 0, index[0]].tolist() == [*(c for c in range(count) if c != 7), dim - 1]
     kept = meaningful_bytes(layout)
     assert torch.equal(held.packed[0][..., kept], expected[..., kept])
 

@@ -286,8 +286,7 @@ struct Floats {
     for (int token = 0; token < tokens; token += C::subtile) {
       const uint8_t *block = chunk.block[token / C::subtile], *subtile = chunk.subtile[token / C::subtile];
       const int at = chunk.in_block(token);
-      for (int tile = 0; tile < C::subtile / kLanes; ++tile)
-        expand_keys<C>(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
+      for (int tile = 0; tile < C::subtile / kLanes; ++tile) expand_keys<C>(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
       for (int tile = 0; tile < dim / kLanes; ++tile)
         Operand<C, typename C::Value>::expand(block, subtile, at, tile, v + (tile * most + token) * kLanes);
     }

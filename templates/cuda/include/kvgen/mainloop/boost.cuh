@@ -27,8 +27,8 @@ struct BoostedChannels {
       const int channel = static_cast<int>(ptx::load_shared1(header + Traits::kTileParamBytes + position));
       __builtin_assume(channel >= 0 && channel < Traits::kHeadDim);
       const uint32_t scale = ptx::load_shared2(header + Places::param_offset(0, 0, channel));
-      words[round] = static_cast<uint32_t>(query_offset<Traits>(channel)) << 16 |
-                     ptx::as_u32(__hmul2(ptx::as_half2(scale), __float2half2_rn(4.f)));
+      words[round] =
+          static_cast<uint32_t>(query_offset<Traits>(channel)) << 16 | ptx::as_u32(__hmul2(ptx::as_half2(scale), __float2half2_rn(4.f)));
     }
   }
   // The word of a channel. Warp-collective.

@@ -5,8 +5,8 @@
 
 namespace kvgen::packing {
 
-// Shared memory behind that of ChannelStats: sums of |x| over a quarter of a group's tokens each, a sort key per channel of a group, and per
-// group which channels are chosen and the boost index.
+// Shared memory behind that of ChannelStats: sums of |x| over a quarter of a group's tokens each, a sort key per channel of a group, and
+// per group which channels are chosen and the boost index.
 template <class Format>
 struct BoostStats {
   static constexpr bool kUsed = Format::kBoosted > 0;

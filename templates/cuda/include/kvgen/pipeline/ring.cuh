@@ -78,8 +78,7 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
     const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileHeaderBytes;
     if (tile.exists) {
-      if (stage == 0 && Traits::kTileParamBytes > 0)
-        warp_copy_async<Traits::kTileParamBytes>(mine, tile.tile_params<Traits>(), lane);
+      if (stage == 0 && Traits::kTileParamBytes > 0) warp_copy_async<Traits::kTileParamBytes>(mine, tile.tile_params<Traits>(), lane);
       if constexpr (Traits::Format::kBoosted > 0) {
         if (stage == 0)
           ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, tile.tile_index<Traits>(), lane);
