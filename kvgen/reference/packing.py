@@ -123,7 +123,7 @@ def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Qua
 
 @lru_cache(maxsize=64)
 def _boost_bytes(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Bytes of a block that hold boost codes; of every code (flat token, boosted channel) the number of its byte among them, and its shift."""
+    """Bytes of a block that hold boost codes; the number of every code's byte among them, and the code's shift in it."""
     bits = boost_bits(layout).flatten()
     places = torch.tensor(sorted(set((bits // 8).tolist())))
     return places, torch.searchsorted(places, bits // 8), (bits % 8).to(torch.uint8)
