@@ -1,6 +1,6 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
-spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym  k4v4:cap50:window1024
+spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym  k4v4:cap50:window1024  k2v2:boost1/8  k2v2:boost1/4range
 schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
@@ -70,8 +70,9 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         return plain[word]
     if heads := re.fullmatch(r"h(\d+)/(\d+)", word):
         return {"attention": {"q_heads": int(heads[1]), "kv_heads": int(heads[2])}}
-    if boost := re.fullmatch(r"boost1/(\d+)", word):
-        return {"key": {"boost": {"fraction": 1 / int(boost[1])}}}
+    if boost := re.fullmatch(r"boost(\d+)/(\d+)(range|static)?", word):
+        fraction = int(boost[1]) / int(boost[2])
+        return {"key": {"boost": {"fraction": fraction, "select": boost[3] or "mean_abs"}}}
     number = re.fullmatch(r"(kg|vg|d|q|page|sink|local|rollback|cap|window)(\d+)", word)
     if number is None:
         raise ValueError(f"{word!r} is no word of a spec")

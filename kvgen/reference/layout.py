@@ -6,7 +6,8 @@ A block contains `tokens` tokens of one KV head as contiguous bytes:
     then per sub-tile: [K codes][K token params][boost codes][V codes][V token params]
 
 Only the operands with that axis have the params section, and only a boosted K has a boost index (the numbers of the boosted
-channels per group of tokens) and boost codes (the upper two bits of theirs).
+channels per group of tokens, ascending) and boost codes (the upper two bits of theirs, ordered as the codes of a 2-bit K that has
+these channels alone). Padding behind the index lets the sub-tiles begin at a multiple of 128 bytes, like the block.
 
 Two orders of codes exist. `mma` is the order in which the lanes of a warp hold m16n8k16 fragments (BitDecoding's interleaving,
 with K and transposed V on the 16-row side); `simd` puts 16 rows in the 16 lanes of a vector. In both, an operand is a matrix
@@ -31,6 +32,8 @@ BLOCK_ALIGN = 128
 LANES = 32
 BOOST_CHANNELS = 256
 """Channel numbers of a boost index are bytes."""
+BOOST_RUN = 16
+"""Upper bits of so many boosted channels lie together."""
 
 Order = Literal["mma", "simd"]
 Which = Literal["key", "value"]
@@ -64,6 +67,11 @@ class Operand:
     def params(self) -> int:
         """2 (scale and zero), 1 (scale), or 0 (not quantized)."""
         return (2 if self.zero else 1) if self.quantized else 0
+
+    @property
+    def boosted(self) -> int:
+        """Channels of a group that have four bits."""
+        return self.boost.channels if self.boost else 0
 
 
 def _align(size: int, to: int) -> int:
@@ -122,15 +130,27 @@ class PackedLayout:
 
     @property
     def boost_codes_bytes(self) -> int:
-        """Upper bits of the boosted channels in one sub-tile."""
-        boost = self.key.boost
-        return _align(self.subtile * boost.channels * 2 // 8, SECTION_ALIGN) if boost else 0
+        """Upper bits of the boosted channels in one sub-tile. They fill runs of 16 channels."""
+        return self.subtile * self.boost_slots * 2 // 8
+
+    @property
+    def boost_slots(self) -> int:
+        """Boosted channels of a group, and places without one up to a whole run."""
+        return _align(self.key.boosted, BOOST_RUN)
 
     @property
     def boost_index_bytes(self) -> int:
-        """Numbers of the boosted channels, per group of tokens."""
-        boost = self.key.boost
-        return _align(self.tokens // self.key.group * boost.channels, SECTION_ALIGN) if boost else 0
+        """Numbers of the boosted channels, per group of tokens, and padding."""
+        return _align(self.channel_params_end + self._boost_numbers, BLOCK_ALIGN) - self.channel_params_end if self.key.boost else 0
+
+    @property
+    def _boost_numbers(self) -> int:
+        return self.tokens // self.key.group * self.key.boosted
+
+    @property
+    def channel_params_end(self) -> int:
+        """Channel params of K and V, which come first in a block."""
+        return self.channel_params_bytes("key") + self.channel_params_bytes("value")
 
     @property
     def subtile_bytes(self) -> int:
@@ -140,16 +160,21 @@ class PackedLayout:
     @property
     def header_bytes(self) -> int:
         """Channel params of K and V and the boost index, before the first sub-tile."""
-        return self.channel_params_bytes("key") + self.channel_params_bytes("value") + self.boost_index_bytes
+        return self.channel_params_end + self.boost_index_bytes
 
     @property
     def block_bytes(self) -> int:
         """One block of one KV head, padding included."""
-        return _align(self.header_bytes + self.subtiles * self.subtile_bytes, BLOCK_ALIGN)
+        return _align(self.end, BLOCK_ALIGN)
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of one block without padding, which a kernel must read."""
+        return self.channel_params_end + self._boost_numbers + self.subtiles * self.subtile_bytes
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind the last sub-tile."""
         return self.header_bytes + self.subtiles * self.subtile_bytes
 
     # --- offsets ---------------------------------------------------------------------------------------------------
@@ -216,6 +241,8 @@ def layout_problem(layout: PackedLayout) -> str | None:
                 return "fragment order holds 16-bit and narrower elements only"
             if layout.head_dim % 32:
                 return f"fragment order needs head_dim ({layout.head_dim}) to be a multiple of 32"
+            if op.boosted % BOOST_RUN:
+                return f"fragment order holds {BOOST_RUN} boosted channels together, and {op.boosted} are no multiple"
             if op.rows_are_tokens and op.bits == 2 and layout.subtile % 32:
                 return "fragment order of a 2-bit K needs residual blocks of 32 tokens or more"
     return None

@@ -12,9 +12,15 @@ VECTOR_LANES = 16
 # --- fragment order ------------------------------------------------------------------------------------------------
 
 
-def _channel_as_k(channel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(k-step, slot in 0..15) of a channel on the k axis: lane t of a quad holds 8 neighbouring channels in two k-steps."""
-    x, t, y, i = channel // 32, channel % 32 // 8, channel % 8 // 4, channel % 4
+def _channel_as_k(channel: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(k-step, slot in 0..15) of a channel on the k axis: lane t of a quad holds 8 neighbouring channels in two k-steps.
+
+    Of an odd number of runs of 16 channels, lane t holds 4 neighbouring channels of the last run, in one k-step.
+    """
+    x, i = channel // 32, channel % 4
+    last = channel >= channels // 32 * 32
+    t = torch.where(last, channel % 16 // 4, channel % 32 // 8)
+    y = torch.where(last, 0, channel % 8 // 4)
     return 2 * x + y, 2 * t + i % 2 + 8 * (i // 2)
 
 
@@ -28,7 +34,7 @@ def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: i
     """Bit offset of an element within the codes of its sub-tile, in fragment order."""
     if op.rows_are_tokens:
         row, rows, steps = token, tokens, head_dim // 16
-        step, slot = _channel_as_k(channel)
+        step, slot = _channel_as_k(channel, head_dim)
     else:
         row, rows, steps = _channel_as_row(channel), head_dim, tokens // 16
         step, slot = token // 16, token % 16
@@ -56,7 +62,7 @@ def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int,
     """
     del groups
     if op.axis == "channel" and op.rows_are_tokens:
-        step, slot = _channel_as_k(index)
+        step, slot = _channel_as_k(index, extent)
         quad = step * 4 + slot % 8 // 2
         first = (1 - kind) if op.zero else kind
         return quad * 4 * op.params + slot // 8 * 2 * op.params + first * 2 + slot % 2

@@ -104,8 +104,9 @@ def _write_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized, boost
     _write_bytes(packed, boost_index_offsets(layout).flatten(), index.to(torch.uint8).flatten(-2))
     per_token = index.repeat_interleave(layout.key.group, dim=-2)
     upper = (q.codes >> 2).gather(-1, per_token).flatten(-2)
-    bits = boost_bits(layout).flatten()
-    _write_bytes(packed, bits[::4] // 8, _fold(upper.reshape(*upper.shape[:-1], len(bits) // 4, 4), 2))
+    places, byte, shift = (x.to(upper.device) for x in _boost_bytes(layout))
+    folded = torch.zeros((*upper.shape[:-1], len(places)), dtype=torch.uint8, device=upper.device)
+    _write_bytes(packed, places, folded.index_add_(-1, byte, upper << shift))
     return replace(q, codes=q.codes & 3)
 
 
@@ -118,6 +119,14 @@ def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Qua
     codes = q.codes + torch.zeros_like(q.codes).scatter(-1, per_token, upper << 2)
     boosted = torch.zeros_like(q.scale, dtype=torch.bool).scatter(-1, index, True)
     return replace(q, codes=codes, boosted=boosted)
+
+
+@lru_cache(maxsize=64)
+def _boost_bytes(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes of a block that hold boost codes; the number of every code's byte among them, and the code's shift in it."""
+    bits = boost_bits(layout).flatten()
+    places = torch.tensor(sorted(set((bits // 8).tolist())))
+    return places, torch.searchsorted(places, bits // 8), (bits % 8).to(torch.uint8)
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.reference.layout import PackedLayout, Which
+from kvgen.reference.layout import Operand, PackedLayout, Which
 from kvgen.reference.orders import mma_param, mma_place, simd_param, simd_place
 
 
@@ -42,14 +42,15 @@ def param_offsets(layout: PackedLayout, which: Which) -> torch.Tensor:
 
 def boost_index_offsets(layout: PackedLayout) -> torch.Tensor:
     """Byte offset in the block of the number of every boosted channel: int64 [tokens / group, boosted channels]."""
-    channels = layout.key.boost.channels if layout.key.boost else 0
-    start = layout.header_bytes - layout.boost_index_bytes
-    return start + torch.arange(layout.tokens // layout.key.group * channels).reshape(-1, channels)
+    channels = layout.key.boosted
+    return layout.channel_params_end + torch.arange(layout.tokens // layout.key.group * channels).reshape(-1, channels)
 
 
 def boost_bits(layout: PackedLayout) -> torch.Tensor:
     """Bit offset in the block of the upper two bits of every boosted channel: int64 [tokens, boosted channels]."""
-    channels = layout.key.boost.channels if layout.key.boost else 0
-    token, slot = torch.arange(layout.tokens).unsqueeze(1), torch.arange(channels).unsqueeze(0)
+    token, slot = torch.arange(layout.tokens).unsqueeze(1), torch.arange(layout.key.boosted).unsqueeze(0)
+    place = mma_place if layout.order == "mma" else simd_place
+    upper = Operand(2, 2, "channel", layout.key.group, True, rows_are_tokens=True)
+    within = place(upper, token % layout.subtile, slot, layout.subtile, layout.boost_slots)
     start = layout.header_bytes + token // layout.subtile * layout.subtile_bytes + layout.boost_codes_offset
-    return start * 8 + (token % layout.subtile * channels + slot) * 2
+    return start * 8 + within

@@ -20,6 +20,8 @@ SHAPES = (
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
     "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
     "k4v4:q4:page64:kg32", "k4v4:token:page16", "k8v8:token:page16:bf16", "k4v4:token:page48:d96:h5/1", "k16v16:page16:h8/1",
+    "k2v2:boost1/8:page128", "k2v2:boost1/4", "k2v2:boost1/2range:h6/2", "k2v2:boost1/4static:bf16:d64", "k2v4:boost1/2:d96:kg64:h16/2",
+    "k2v2:boost1/8:d256:q4", "k2v8:boost1/4:kg32:page64:q3",
     "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym", "k4v2:token:page16:d32:sym",
 )  # fmt: skip
 
@@ -40,6 +42,7 @@ WIDE = tuple(schedule for schedule in SCHEDULES if schedule not in ("w8u4d2", "w
 EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w4u2d1c2")
 GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.cl4")
 """Units of one page, of two, and of more."""
+BOOSTED = ("w6u4d1c2", "w12u4d1.cl2", "w8u2d2", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.unit")
 VARIED = [
     *[KernelCase("k2v2", schedule) for schedule in SCHEDULES],
     *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
@@ -47,6 +50,8 @@ VARIED = [
     KernelCase("k8v8:h16/2", "w8u1d2.noexact"),
     KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
     KernelCase("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
+    *[KernelCase("k2v2:boost1/4", schedule) for schedule in BOOSTED],
+    KernelCase("k2v2:boost1/4:kg64", "n128.w8u2d2.bulk"),
     *[KernelCase(f"k4v4:token:page{page}", schedule) for page in (16, 32, 64) for schedule in GATHERED],
 ]
 
@@ -62,7 +67,7 @@ OLDER = tuple(
     for words, schedule in (
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
             ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"),
-        ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
+        ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
     )
 )  # fmt: skip
 

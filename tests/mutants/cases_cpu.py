@@ -9,15 +9,20 @@ from tests.mutants.fault import Case
 
 
 def _quant(words: str) -> dict[str, Any]:
-    """`4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token and symmetric, `16` not quantized."""
+    """`4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token and symmetric, `16` not quantized.
+
+    `2c32+4` has a quarter of its channels boosted.
+    """
     if words == "16":
         return {"bits": 16}
-    return {
+    words, _, boosted = words.partition("+")
+    quant = {
         "bits": int(words[0]),
         "axis": "channel" if words[1] == "c" else "token",
         "group": int(words[2:].rstrip("s")),
         "zero": not words.endswith("s"),
     }
+    return {**quant, "boost": {"fraction": 1 / int(boosted)}} if boosted else quant
 
 
 def _spec(
@@ -64,6 +69,7 @@ CASES: dict[str, Case] = {
         _case("group5", _spec("10/2", 64, "4t32", "4t32", "3x900 2x700")),
         _case("heads", _spec("8/4", 32, "4c32", "4t32", "2x900x3", q_len=3)),
         _case("int2", _spec("4/1", 64, "2c32", "2t32", "2x900")),
+        _case("boost", _spec("4/1", 80, "2c32+4", "2t80", "2x900")),
         _case("int8", _spec("4/1", 64, "8c64", "8t64", "2x900")),
         _case("narrow", _spec("4/1", 32, "4c16", "4t16", "2x700", dtype="bfloat16"), block=64),
         _case("expanded", _spec("4/1", 32, "4t4", "4t8", "2x700")),

@@ -35,6 +35,7 @@ CASES: dict[str, Case] = {
         _case("symmetric", "k8v8:token:sym:h8/2:d64", "w8u1d2", "4x2048"),
         _case("queries", "k4v4:q4:h8/2:d64", "w8u1d2", "1x8192q4 4x2048q2"),
         _case("int2", "k2v2:h8/2:d64", "w8u2d2", "4x2048"),
+        _case("boost", "k2v2:h8/2:d96:kg64:boost1/2", "n128.w8u1d2", "4x2048"),
         _case("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),
         _case("tilelang", "k4v4:h8/2:d64", "w8u2s4", "1x32768 4x2048", "tilelang"),
         _case("tilelang-queries", "k4v4:q4:h4/2:d64:page128", "w8u2s4", "4x2048q4", "tilelang"),

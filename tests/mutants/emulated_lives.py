@@ -89,12 +89,14 @@ CASES: dict[str, EmulatedCase] = {
     "symmetric": EmulatedCase("k8v8:token:sym:h4/2:d64", 128, SMALL),
     "queries": EmulatedCase("k4v4:q4:h8/2:d64", 128, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257), 4),)),
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
+    "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
 }
 PACKED: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h2/2:d64", 128, {}),
     "batch": EmulatedCase("k4v4:h1/1:d64", 128, {}, batch=136),
     "int2": EmulatedCase("k2v2:h2/2:d64", 128, {}),
+    "boost": EmulatedCase("k2v2:h2/2:d96:kg64:boost1/2", 128, {}),
     "symmetric": EmulatedCase("k8v8:token:sym:h2/2:d64", 128, {}),
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),

@@ -261,8 +261,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "key-zero-row", "splits", "K's zeros of the first query row serve all rows",
-            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      tiles(",
-            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      tiles(",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      if constexpr (C::Key::boosted",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      if constexpr (C::Key::boosted",
         ),
         (
             "key-last-group", "token", "the last channel group of K is left out",
@@ -350,6 +350,32 @@ FAULTS: tuple[Fault, ...] = (
         (
             "crop-first-sequence", "unquantized", "a crop takes from every sequence what the first one asks for",
             "lengths[b] -= static_cast<int32_t>(fewer(b));", "lengths[b] -= static_cast<int32_t>(counts ? counts[0] : fewer(b));",
+        ),
+    ),
+    *_in(
+        "boost",
+        (
+            "boost-bias", "boost", "the middle of the upper codes is not given back",
+            "bias[m] += x * Code::middle;", "",
+        ),
+        (
+            "boost-channel", "boost", "upper codes weigh the query of the channel whose number is their place",
+            "4 * folded[m * C::head_dim + channel[i]]", "4 * folded[m * C::head_dim + i]",
+        ),
+        (
+            "boost-select", "boost", "channels with the smallest numbers are boosted",
+            "order[a] > order[b];", "order[a] < order[b];",
+        ),
+    ),
+    *_in(
+        "quantize",
+        (
+            "boost-levels", "boost", "boosted channels have the scale of two bits",
+            "high[index[i]], boosted_levels);", "high[index[i]]);",
+        ),
+        (
+            "boost-low", "boost", "the lower bits of boosted channels are added to those that two bits gave",
+            "(load<U32>(at) & ~(3u << shift))", "load<U32>(at)",
         ),
     ),
 )  # fmt: skip

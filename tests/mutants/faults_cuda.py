@@ -431,6 +431,32 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "mainloop/boost",
+        (
+            "boost-scale", "boost", "the upper bits of boosted channels weigh as much as the lower ones",
+            "__float2half2_rn(4.f)", "__float2half2_rn(1.f)",
+        ),
+        (
+            "boost-error", "boost", "columns for the rounding error of q take boosted channels whole",
+            "lane < 16 ? 0u : 0xbc00bc00u", "0u",
+        ),
+        (
+            "boost-round", "boost", "boosted channels from the 33rd on take the query of those 32 before",
+            "channels(step / 2, from), b = channels(step / 2, from + 1)", "channels(0, from), b = channels(0, from + 1)",
+        ),
+        (
+            "boost-index", "boost", "every second boosted channel takes the query of the one before",
+            "b = channels(step / 2, from + 1)", "b = channels(step / 2, from)",
+        ),
+    ),
+    *_in(
+        "pipeline/kv_tiles",
+        (
+            "boost-group", "boost", "all groups of tokens have the first one's boost index",
+            "group * Traits::Format::kBoosted};", "0};",
+        ),
+    ),
+    *_in(
         "mainloop/query",
         (
             "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
@@ -449,7 +475,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "bulk-bytes", "bulk-unit", "the barrier of a bulk copy expects fewer bytes than come",
-            "ptx::barrier_expect(barrier, count * kBytes + params);", "ptx::barrier_expect(barrier, count * kBytes);",
+            "ptx::barrier_expect(barrier, count * kBytes + params +", "ptx::barrier_expect(barrier, count * kBytes +",
         ),
     ),
     *_in(

@@ -47,6 +47,29 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "pack/boost",
+        (
+            "boost-sum", "boost", "the second half of a group does not count for the choice of boosted channels",
+            "token < Format::Key::kGroup; token +=", "token < Format::Key::kGroup / 2; token +=",
+        ),
+        (
+            "boost-slices", "boost", "a quarter of a group's tokens does not count for the choice of boosted channels",
+            "slice < Stats::kSlices; ++slice) key +=", "slice < Stats::kSlices - 1; ++slice) key +=",
+        ),
+        (
+            "boost-levels", "boost", "boosted channels have the scale of two bits",
+            "? Key::kMaxBoosted : Key::kMaxCode;", "? Key::kMaxCode : Key::kMaxCode;",
+        ),
+        (
+            "boost-low", "boost", "the lower bits of boosted channels are those that two bits gave",
+            "block[Places::code_bit(row, channel) / 8] = static_cast<uint8_t>(low);", "",
+        ),
+        (
+            "boost-order", "boost", "the boost index of a group's last channel is not counted from its first",
+            "for (int other = 0; other < channel; ++other) position", "for (int other = 1; other < channel; ++other) position",
+        ),
+    ),
+    *_in(
         "pack/token_scalers",
         (
             "range-lanes", "last", "half of the channels do not count for V's smallest and largest",

@@ -24,7 +24,10 @@ def spec_of(
     cache: dict[str, int] | None = None,
     **attention: Any,
 ) -> KernelSpec:
-    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric; `16` is plain."""
+    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric; `16` is plain.
+
+    `2c64+8range` boosts an eighth of the channels, chosen by their range (`+8mean_abs`, `+8static`).
+    """
     q_heads, kv_heads = map(int, heads.split("/"))
     return load_spec(
         base(
@@ -39,8 +42,10 @@ def spec_of(
 def _quant(words: str) -> dict[str, Any]:
     if words == "16":
         return {"bits": 16}
+    words, _, boosted = words.partition("+")
     axis = "channel" if words[1] == "c" else "token"
-    return {"bits": int(words[0]), "axis": axis, "group": int(words[2:].rstrip("s")), "zero": not words.endswith("s")}
+    quant = {"bits": int(words[0]), "axis": axis, "group": int(words[2:].rstrip("s")), "zero": not words.endswith("s")}
+    return {**quant, "boost": {"fraction": 1 / int(boosted[0]), "select": boosted[1:]}} if boosted else quant
 
 
 @cache

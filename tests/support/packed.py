@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 
 from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.places import code_bits, param_offsets
+from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
 
 
 def hard_values(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -41,8 +41,8 @@ def sequence_blocks(packed: torch.Tensor, block_table: torch.Tensor | None, b: i
 
 @lru_cache(maxsize=64)
 def meaningful_bytes(layout: PackedLayout) -> torch.Tensor:
-    """Places of the bytes of a block that hold codes or params; the others are padding."""
-    found = []
+    """Places of the bytes of a block that hold codes, params or a boost index; the others are padding."""
+    found = [boost_index_offsets(layout).flatten(), boost_bits(layout).flatten() // 8] if layout.key.boost else []
     for which in get_args(Which):
         op = layout.operand(which)
         found.append(code_bits(layout, which).flatten() // 8)

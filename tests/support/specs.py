@@ -85,7 +85,7 @@ def spec_data(draw: st.DrawFn) -> dict[str, Any]:
         ),
     )
     if data["key"].get("bits") == 2 and data["key"].get("axis") == "channel" and data["key"].get("zero"):
-        data["key"]["boost"] = {"fraction": draw(st.sampled_from([0.0, 0.125, 0.25])), "select": "mean_abs"}
+        data["key"]["boost"] = {"fraction": draw(st.sampled_from([0.0, 0.125, 0.25, 0.75])), "select": "mean_abs"}
     return data
 
 

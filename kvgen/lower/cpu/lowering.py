@@ -12,7 +12,8 @@ from kvgen.lower import flags
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
-from kvgen.spec import KernelSpec, QuantSpec
+from kvgen.reference.layout import BOOST_CHANNELS
+from kvgen.spec import KernelSpec, KeySpec, QuantSpec
 
 TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
@@ -37,8 +38,8 @@ class CpuBackend:
         """Why the spec cannot be lowered for the target, in one clause."""
         if target not in self.targets:
             return f"it generates code for the CPU, not for {target}"
-        if spec.key.boost.fraction > 0:
-            return "boosted channels of K (key.boost) need two widths in one block"
+        if spec.key.boost.fraction > 0 and spec.attention.head_dim > BOOST_CHANNELS:
+            return f"boosted channels (key.boost) are numbered up to {BOOST_CHANNELS}, and head_dim is {spec.attention.head_dim}"
         multiple, page = _block_multiple(spec), spec.cache.page
         if multiple > MOST_TOKENS:
             return f"whole groups need blocks of {multiple} tokens, more than {MOST_TOKENS}"
@@ -124,4 +125,5 @@ def _even_share(rows: int, most: int) -> int:
 def _in_words(name: str, quant: QuantSpec) -> str:
     if not quant.quantized:
         return f"{name} not quantized"
-    return f"{name} int{quant.bits} per {quant.axis} in groups of {quant.group}{'' if quant.zero else ', symmetric'}"
+    boost = f", {quant.boost.fraction:g} of the channels in 4 bits" if isinstance(quant, KeySpec) and quant.boost.fraction else ""
+    return f"{name} int{quant.bits} per {quant.axis} in groups of {quant.group}{'' if quant.zero else ', symmetric'}{boost}"

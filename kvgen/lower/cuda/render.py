@@ -12,6 +12,8 @@ from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
+_SELECTORS = {"mean_abs": "mean_abs", "range": "range", "static": "fixed"}
+"""`static` is a word of C++."""
 _ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
@@ -49,4 +51,5 @@ def _reduction(name: str) -> dict[str, Any]:
 
 def _quant(op: Operand) -> str:
     """The C++ type of K's or V's format."""
-    return f"kvgen::Quant<{op.bits}, kvgen::Axis::{op.axis}, {op.group}, {str(op.zero).lower()}>"
+    boost = f", {op.boost.channels}, kvgen::Select::{_SELECTORS[op.boost.select]}" if op.boost else ""
+    return f"kvgen::Quant<{op.bits}, kvgen::Axis::{op.axis}, {op.group}, {str(op.zero).lower()}{boost}>"

@@ -82,10 +82,10 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
 
 
 def _slot(layout: PackedLayout, kv_tile: int) -> int:
-    """A KV tile: K's channel params, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
+    """A KV tile: K's channel params and boost index, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
     key = layout.key
     params = layout.head_dim * key.params * 2 if key.quantized and key.axis == "channel" else 0
-    return params + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
+    return params + key.boosted + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
 
 
 def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
@@ -94,8 +94,17 @@ def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
 
 
 def _packing(layout: PackedLayout) -> int:
-    """What packing a block needs: for K per channel, extremes of runs of 16 tokens, and params of groups."""
+    """What packing a block needs: for K per channel, extremes of runs of 16 tokens, and params of groups; and what boost adds."""
     key = layout.key
     if not key.quantized or key.axis != "channel":
         return 16
-    return layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // key.group * 12)
+    groups = layout.tokens // key.group
+    return layout.head_dim * (layout.tokens // 16 * 4 + groups * 12) + _boosting(layout, groups)
+
+
+def _boosting(layout: PackedLayout, groups: int) -> int:
+    """Four sums of magnitudes and a sort key per channel, as far as the selector needs them; which channels are chosen, per group."""
+    if layout.key.boost is None:
+        return 0
+    doubles = {"mean_abs": 5, "range": 1, "static": 0}[layout.key.boost.select]
+    return layout.head_dim * (doubles * 8 + groups) + groups * layout.key.boosted

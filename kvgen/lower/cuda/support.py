@@ -7,12 +7,18 @@ from kvgen.spec import KernelSpec
 
 MAX_HEAD_DIM = 256
 MAX_COLUMNS = 64
+BOOST_STEP = 16
+"""Channels of a step of matrix instructions."""
 WHOLE_PAGE = 32
 """Tokens that the kernel takes at once; of smaller pages, two."""
 
 
 def _small_pages(spec: KernelSpec) -> bool:
     return spec.cache.page is not None and spec.cache.page % WHOLE_PAGE != 0
+
+
+def _boosted(spec: KernelSpec) -> int:
+    return round(spec.key.boost.fraction * spec.attention.head_dim)
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -25,6 +31,12 @@ REFUSALS: tuple[Refusal, ...] = (
         f"head_dim above {MAX_HEAD_DIM}",
         lambda s: s.attention.head_dim > MAX_HEAD_DIM,
         f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
+    ),
+    Refusal(
+        f"boosted channels that are no multiple of {BOOST_STEP}",
+        lambda s: _boosted(s) % BOOST_STEP != 0,
+        f"key.boost.fraction ({{k.boost.fraction:g}} of {{a.head_dim}} channels) is no multiple of {BOOST_STEP} channels, which matrix "
+        "instructions take at once",
     ),
     *GPU_REFUSALS,
     Refusal(

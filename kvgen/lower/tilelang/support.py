@@ -19,6 +19,11 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: s.attention.head_dim not in (64, 96, 128, 256),
         "attention.head_dim ({a.head_dim}) is not 64, 96, 128 or 256",
     ),
+    Refusal(
+        "boosted channels",
+        lambda s: s.key.boost.fraction > 0,
+        "key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width",
+    ),
     *GPU_REFUSALS,
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),

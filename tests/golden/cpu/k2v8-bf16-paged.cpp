@@ -18,23 +18,23 @@ struct Config {
   static constexpr int block = 64, subtile = 32, page_blocks = 1;
   using Residual = kvgen::ResidualRows<block, 0, 0, 0, 1>;
   static constexpr int block_bytes = 9088, header_bytes = 384, subtile_bytes = 4352;
-#line 22 "cpu/module.cpp.jinja"
+#line 26 "cpu/module.cpp.jinja"
 
   struct Key {
-    static constexpr int bits = 2, group = 24;
+    static constexpr int bits = 2, group = 24, boosted = 0;
     static constexpr bool per_channel = false, zero = true, rows_are_tokens = true;
     static constexpr int codes_offset = 0;
     static constexpr int params_offset = 768;
   };
-#line 22 "cpu/module.cpp.jinja"
+#line 26 "cpu/module.cpp.jinja"
 
   struct Value {
-    static constexpr int bits = 8, group = 32;
+    static constexpr int bits = 8, group = 32, boosted = 0;
     static constexpr bool per_channel = true, zero = false, rows_are_tokens = false;
     static constexpr int codes_offset = 1280;
     static constexpr int params_offset = 0;
   };
-#line 30 "cpu/module.cpp.jinja"
+#line 34 "cpu/module.cpp.jinja"
 
   // The launch.
   static constexpr int rows = 5, key_tiles = 2, value_tiles = 2;

@@ -18,23 +18,23 @@ struct Config {
   static constexpr int block = 128, subtile = 32, page_blocks = 0;
   using Residual = kvgen::ResidualRows<block, 0, 0, 0, 1>;
   static constexpr int block_bytes = 19456, header_bytes = 2048, subtile_bytes = 4352;
-#line 22 "cpu/module.cpp.jinja"
+#line 26 "cpu/module.cpp.jinja"
 
   struct Key {
-    static constexpr int bits = 4, group = 32;
+    static constexpr int bits = 4, group = 32, boosted = 0;
     static constexpr bool per_channel = true, zero = true, rows_are_tokens = true;
     static constexpr int codes_offset = 0;
     static constexpr int params_offset = 0;
   };
-#line 22 "cpu/module.cpp.jinja"
+#line 26 "cpu/module.cpp.jinja"
 
   struct Value {
-    static constexpr int bits = 4, group = 64;
+    static constexpr int bits = 4, group = 64, boosted = 0;
     static constexpr bool per_channel = false, zero = true, rows_are_tokens = false;
     static constexpr int codes_offset = 2048;
     static constexpr int params_offset = 4096;
   };
-#line 30 "cpu/module.cpp.jinja"
+#line 34 "cpu/module.cpp.jinja"
 
   // The launch.
   static constexpr int rows = 4, key_tiles = 4, value_tiles = 4;

@@ -18,23 +18,23 @@ struct Config {
   static constexpr int block = 128, subtile = 32, page_blocks = 0;
   using Residual = kvgen::ResidualRows<block, 0, 0, 0, 1>;
   static constexpr int block_bytes = 65536, header_bytes = 0, subtile_bytes = 16384;
-#line 22 "cpu/module.cpp.jinja"
+#line 26 "cpu/module.cpp.jinja"
 
   struct Key {
-    static constexpr int bits = 16, group = 64;
+    static constexpr int bits = 16, group = 64, boosted = 0;
     static constexpr bool per_channel = false, zero = false, rows_are_tokens = true;
     static constexpr int codes_offset = 0;
     static constexpr int params_offset = 8192;
   };
-#line 22 "cpu/module.cpp.jinja"
+#line 26 "cpu/module.cpp.jinja"
 
   struct Value {
-    static constexpr int bits = 16, group = 64;
+    static constexpr int bits = 16, group = 64, boosted = 0;
     static constexpr bool per_channel = false, zero = false, rows_are_tokens = false;
     static constexpr int codes_offset = 8192;
     static constexpr int params_offset = 16384;
   };
-#line 30 "cpu/module.cpp.jinja"
+#line 34 "cpu/module.cpp.jinja"
 
   // The launch.
   static constexpr int rows = 1, key_tiles = 8, value_tiles = 4;

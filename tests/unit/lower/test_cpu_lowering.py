@@ -65,7 +65,13 @@ def test_golden_sources(name: str) -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}}}, "key.boost"),
+        (
+            {
+                "attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 512},
+                "key": {"bits": 2, "axis": "channel", "group": 32, "boost": {"fraction": 0.25}},
+            },
+            "key.boost",
+        ),
         ({"key": {"bits": 4, "axis": "channel", "group": 4096}}, "blocks of 4096 tokens"),
         ({"key": {"bits": 4, "axis": "channel", "group": 16}, "cache": {"layout": "paged", "page": 48}}, ""),
     ],

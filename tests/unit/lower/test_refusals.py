@@ -12,7 +12,6 @@ from tests.support.specs import kv4_spec as spec
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "float32": (spec(attention={"dtype": "float32"}), "float32"),
-    "boosted channels": (spec(key={"bits": 2, "boost": {"fraction": 0.125}}), r"boost \(0.125"),
     "V per channel": (spec(value={"axis": "channel"}), "value.axis"),
     "more than 16 query heads per KV head": (spec(attention={"q_heads": 32, "kv_heads": 1}), "32 query heads"),
     "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),

@@ -41,10 +41,13 @@ CASES: tuple[Case, ...] = (
     ("k4v8:token:page16:h4/2:d64:window100:q3:cap20", 16, {"kv_tile": 64, "tiles_in_flight": 2}),
     ("k4v4:token:page64:h4/2:d64:window200", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v4:token:page16:h4/2:d64:window5", 16, {"kv_tile": 64}),
+    ("k2v2:h8/2:boost1/8", 128, {"kv_tile": 128}),
+    ("k2v4:h16/2:d96:kg64:page128:boost1/2range", 128, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k2v2:h8/2:d64:bf16:q3:kg32:boost1/4static", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
 )
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
 CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]
-DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:])
+DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:20])
 EQUAL, RAGGED = (300, 290, 310), (2100, 0, 1, 128, 700)
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])

@@ -11,7 +11,7 @@ import torch
 
 from kvgen.reference.layout import PackedLayout, Which, packed_layout
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
-from kvgen.reference.places import code_bits, param_offsets
+from kvgen.reference.places import boost_index_offsets, code_bits, param_offsets
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
@@ -27,8 +27,16 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
     "k4t-v8": ("float16", 64, 16, {"bits": 4, "axis": "token", "group": 32}, {"bits": 8, "group": 64, "zero": False}),
     "k2t-v4-bf16": ("bfloat16", 256, 32, {"bits": 2, "axis": "token", "group": 256, "zero": False}, {"bits": 4, "group": 64}),
     "k16-v2": ("bfloat16", 128, 32, {"bits": 16}, {"bits": 2, "group": 128}),
+    "k2-boost-mean": ("float16", 128, 128, {"bits": 2, "group": 128, "boost": {"fraction": 0.125}}, {"bits": 2, "group": 128}),
+    "k2-boost-range-d96": (
+        "float16", 96, 64, {"bits": 2, "group": 32, "boost": {"fraction": 0.5, "select": "range"}}, {"bits": 4, "group": 32},
+    ),
+    "k2-boost-static-bf16": (
+        "bfloat16", 64, 64, {"bits": 2, "group": 64, "boost": {"fraction": 0.5, "select": "static"}}, {"bits": 2, "group": 64},
+    ),
+    "k2-boost-mean-bf16": ("bfloat16", 64, 128, {"bits": 2, "group": 32, "boost": {"fraction": 0.25}}, {"bits": 8, "group": 64}),
     "k8-v16": ("float16", 32, 64, {"bits": 8, "group": 64}, {"bits": 16}),
-}
+}  # fmt: skip
 
 
 def spec_of(name: str) -> KernelSpec:
@@ -135,6 +143,29 @@ def test_two_bit_codes_beside_thresholds_are_those_of_the_division(low: float, h
     held = empty_cache("k2v2", 1, 128)
     module.pack(held, *x, torch.tensor([128], dtype=torch.int32))
     expected = pack_blocks(layout, *(to_blocks(t, 128)[0] for t in x))
+    kept = meaningful_bytes(layout)
+    assert torch.equal(held.packed[0][..., kept], expected[..., kept])
+
+
+@pytest.mark.parametrize("name", ["k2-boost-mean", "k2-boost-range-d96"])
+def test_of_equal_channels_the_lower_ones_are_boosted(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
+    """Channels differ in sign and order of tokens only, but for a few that are larger or smaller."""
+    layout, module = layout_of(name), emulated(name)
+    n, dim = layout.tokens, layout.head_dim
+    random = torch.Generator().manual_seed(0)
+    group = torch.randn(layout.key.group, generator=random).half()
+    k = torch.empty(1, n, HEADS, dim, dtype=torch.float16)
+    for channel in range(dim):
+        order = torch.randperm(len(group), generator=random)
+        k[0, :, :, channel] = (group[order] * (-1) ** channel).repeat(n // len(group)).unsqueeze(-1)
+    k[..., 7] *= 0.5
+    k[..., dim - 1] *= 2
+    held = empty_cache(name, 1, n)
+    module.pack(held, k, k, torch.tensor([n], dtype=torch.int32))
+    expected = pack_blocks(layout, to_blocks(k, n)[0], to_blocks(k, n)[0])
+    index = boost_index_offsets(layout)
+    count = layout.key.boosted
+    assert expected[0, 0, index[0]].tolist() == [*(c for c in range(count) if c != 7), dim - 1]
     kept = meaningful_bytes(layout)
     assert torch.equal(held.packed[0][..., kept], expected[..., kept])
 

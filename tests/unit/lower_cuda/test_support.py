@@ -14,6 +14,10 @@ from tests.support.specs import kv4_spec as spec
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "head_dim that 32 does not divide": (spec(attention={"head_dim": 80}, value={"group": 80}), "80"),
     "head_dim above 256": (spec(attention={"head_dim": 512}), "512"),
+    "boosted channels that are no multiple of 16": (
+        spec(key={"bits": 2, "boost": {"fraction": 0.0625}}),
+        r"boost.fraction \(0.0625 of 128",
+    ),
     "more than 64 query heads times query tokens per KV head": (
         spec(attention={"q_heads": 64, "kv_heads": 4, "q_len": 5}),
         "16 query heads times 5 query tokens",

@@ -37,7 +37,7 @@ def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout])
     _, layout = case
     claims = occupied(layout)
     assert int(claims.max()) == 1
-    assert not claims[layout.payload_bytes * 8 :].any()
+    assert not claims[layout.end * 8 :].any()
     used = sum(
         layout.tokens * layout.head_dim * layout.operand(w).width + param_offsets(layout, w).numel() * layout.param_bytes * 8
         for w in OPERANDS

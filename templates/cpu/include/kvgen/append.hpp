@@ -65,13 +65,12 @@ template <class C>
 inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head,
                          int64_t position) {
   using Element = typename C::Element;
-  using Keys = Operand<C, typename C::Key>;
   using Values = Operand<C, typename C::Value>;
   alignas(64) float floats[(C::head_dim > C::subtile ? C::head_dim : C::subtile) * kLanes];
   for (int token = 0; token < C::block; token += C::subtile) {
     const uint8_t* subtile = block + C::header_bytes + token / C::subtile * C::subtile_bytes;
     for (int tile = 0; tile < C::subtile / kLanes; ++tile) {
-      Keys::expand(block, subtile, token, tile, floats);
+      expand_keys<C>(block, subtile, token, tile, floats);
       for (int c = 0; c < C::head_dim; c += kLanes) {
         F32 square[kLanes];
         for (int i = 0; i < kLanes; ++i) square[i] = load<F32>(floats + (c + i) * kLanes);

@@ -58,8 +58,8 @@ struct Affine {
 
 // The operand Op (K or V) of a configuration C: where its codes and params lie in a block. Op has
 //   bits, per_channel (one scale per channel and `group` tokens, else per token and `group` channels), group, zero,
-//   rows_are_tokens (K: rows are tokens and k runs over channels; V: the other way round),
-//   codes_offset (bytes from the sub-tile), params_offset (bytes from the block if per_channel, else from the sub-tile).
+//   boosted (channels of a 2-bit K with 4 bits, see boost.hpp), rows_are_tokens (K: rows are tokens and k runs over channels; V: the other
+//   way round), codes_offset (bytes from the sub-tile), params_offset (bytes from the block if per_channel, else from the sub-tile).
 template <class C, class Op>
 struct Operand {
   using Param = typename C::Param;

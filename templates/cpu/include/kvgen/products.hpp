@@ -42,7 +42,7 @@ struct PackedKeys {
 
   void scores(const float* q, const float* q_sum, float* score) const {
     if constexpr (!Code::quantized)
-      tiles(q, F32{}, 0, chunk.tokens, score);
+      tiles(q, nullptr, F32{}, 0, chunk.tokens, score);
     else if constexpr (C::Key::per_channel)
       per_channel(q, score);
     else
@@ -53,6 +53,7 @@ struct PackedKeys {
   // Scales go into the query, zeros into one number per row.
   void per_channel(const float* q, float* score) const {
     alignas(64) float folded[M * dim];
+    alignas(64) float boosted[M * (Boost<C>::slots + 1)];
     for (int begin = 0; begin < chunk.tokens;) {
       const uint8_t* block = chunk.block[begin / C::subtile];
       const int group = chunk.in_block(begin) / C::Key::group, end = group_end(chunk, begin, C::Key::group);
@@ -68,21 +69,28 @@ struct PackedKeys {
       F32 bias = {};
       if constexpr (C::Key::zero)
         for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
-      tiles(folded, bias, begin, end, score);
+      if constexpr (C::Key::boosted > 0) bias += Boost<C>::weights(folded, block, group, boosted);
+      tiles(folded, boosted, bias, begin, end, score);
       begin = end;
     }
   }
 
-  void tiles(const float* q, F32 bias, int begin, int end, float* score) const {
-    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, q, bias, score); });
+  void tiles(const float* q, const float* boosted, F32 bias, int begin, int end, float* score) const {
+    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, q, boosted, bias, score); });
   }
 
   template <int T>
-  KVGEN_HOT void tiles_of(Width<T>, int first, const float* q, F32 bias, float* score) const {
+  KVGEN_HOT void tiles_of(Width<T>, int first, const float* q, const float* boosted, F32 bias, float* score) const {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t);
     Sums<M, T> acc(bias);
     multiply<Code, prefetch>(at, prefetch_offset(first), q, dim, dim / Code::per_word, acc);
+    if constexpr (C::Key::boosted > 0) {
+      using Upper = Boost<C>;
+      for (int t = 0; t < T; ++t)
+        at[t] = Upper::codes(chunk.subtile[(first + t) / chunk.tiles_per_subtile], (first + t) % chunk.tiles_per_subtile);
+      multiply<typename Upper::Code, prefetch>(at, prefetch_offset(first), boosted, Upper::slots, Upper::words, acc);
+    }
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
   }
@@ -278,8 +286,7 @@ struct Floats {
     for (int token = 0; token < tokens; token += C::subtile) {
       const uint8_t *block = chunk.block[token / C::subtile], *subtile = chunk.subtile[token / C::subtile];
       const int at = chunk.in_block(token);
-      for (int tile = 0; tile < C::subtile / kLanes; ++tile)
-        Operand<C, typename C::Key>::expand(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
+      for (int tile = 0; tile < C::subtile / kLanes; ++tile) expand_keys<C>(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
       for (int tile = 0; tile < dim / kLanes; ++tile)
         Operand<C, typename C::Value>::expand(block, subtile, at, tile, v + (tile * most + token) * kLanes);
     }

@@ -1,7 +1,7 @@
 // Tokens to packed codes: statistics in fp32, params rounded to their storage type first, codes from the rounded params.
 #pragma once
 
-#include "kvgen/codec.hpp"
+#include "kvgen/boost.hpp"
 
 namespace kvgen {
 
@@ -13,6 +13,7 @@ struct Quantizer {
   using Param = typename C::Param;
   static constexpr int levels = (1 << (Info::bits == 16 ? 1 : Info::bits)) - 1;
   static constexpr int half = (levels + 1) / 2;  // the unsigned code of a symmetric zero
+  static constexpr int boosted_levels = 15;
 
   // Packs the tokens 0 .. C::block - 1 that row(token) points to.
   template <class Row>
@@ -26,7 +27,9 @@ struct Quantizer {
     for (int token = 0; token < C::block; token += C::subtile) {
       uint8_t* subtile = subtile_of(block, token);
       for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
-        if constexpr (Info::rows_are_tokens)
+        if constexpr (Info::rows_are_tokens && Info::boosted > 0)
+          boosted_codes_of_tokens(block, subtile, token, tile, row);
+        else if constexpr (Info::rows_are_tokens)
           codes_of_tokens(block, subtile, token, tile, row);
         else
           codes_of_channels(block, subtile, token, tile, row);
@@ -55,10 +58,10 @@ struct Quantizer {
       return from_float<Param>(x > most ? most : x < -most ? -most : x);
   }
 
-  // Scale and zero of a group with this range, as they are stored.
-  static void put(Param* at, float low, float high) {
+  // Scale and zero of a group with this range, as they are stored. `most` is the largest code.
+  static void put(Param* at, float low, float high, int most = levels) {
     if constexpr (Info::zero) {
-      at[0] = saturated((high - low) / static_cast<float>(levels));
+      at[0] = saturated((high - low) / static_cast<float>(most));
       at[Op::param_extent] = saturated(low);
     } else {
       const float magnitude = high > -low ? high : -low;
@@ -68,13 +71,23 @@ struct Quantizer {
 
   template <class Row>
   static void channel_params(uint8_t* block, Row row) {
-    for (int group = 0; group < C::block / Info::group; ++group)
+    alignas(64) float low[C::head_dim], high[C::head_dim];
+    for (int group = 0; group < C::block / Info::group; ++group) {
+      const auto row_of_group = [&](int t) { return row(group * Info::group + t); };
       for (int c = 0; c < C::head_dim; c += kLanes) {
-        Range range(load_floats<Element>(row(group * Info::group) + c));
-        for (int t = 1; t < Info::group; ++t) range.add(load_floats<Element>(row(group * Info::group + t) + c));
-        Param* at = const_cast<Param*>(Op::param(block, nullptr, group, c));
-        for (int i = 0; i < kLanes; ++i) put(at + i, range.low[i], range.high[i]);
+        Range range(load_floats<Element>(row_of_group(0) + c));
+        for (int t = 1; t < Info::group; ++t) range.add(load_floats<Element>(row_of_group(t) + c));
+        store(low + c, range.low);
+        store(high + c, range.high);
       }
+      Param* at = const_cast<Param*>(Op::param(block, nullptr, group, 0));
+      for (int c = 0; c < C::head_dim; ++c) put(at + c, low[c], high[c]);
+      if constexpr (Info::boosted > 0) {
+        uint8_t* index = const_cast<uint8_t*>(Boost<C>::index(block, group));
+        select_boosted<C>(index, row_of_group, low, high);
+        for (int i = 0; i < Info::boosted; ++i) put(at + index[i], low[index[i]], high[index[i]], boosted_levels);
+      }
+    }
   }
 
   template <class Row>
@@ -102,13 +115,13 @@ struct Quantizer {
     put(at, low, high);
   }
 
-  // The unsigned codes of 16 values.
-  static U32 code(F32 x, const Affine& a) {
+  // The unsigned codes of 16 values. `most` is the largest code.
+  static U32 code(F32 x, const Affine& a, int most = levels) {
     F32 q;
     if constexpr (Info::zero) {
       q = round_even((x - a.zero) / a.scale);
       q = q > 0.0f ? q : F32{};
-      q = q < static_cast<float>(levels) ? q : splat(static_cast<float>(levels));
+      q = q < static_cast<float>(most) ? q : splat(static_cast<float>(most));
     } else {
       q = round_even(x / a.scale);
       q = q > static_cast<float>(1 - half) ? q : splat(static_cast<float>(1 - half));
@@ -148,6 +161,31 @@ struct Quantizer {
       for (int t = 0; t < kLanes; ++t) square[t] = load_floats<Element>(row(token + tile * kLanes + t) + c);
       transpose(square);
       for (int i = 0; i < kLanes; ++i) put_field(word, words, c + i, field(square[i], block, subtile, token, tile, c + i));
+    }
+  }
+
+  // The boosted channels' codes of 4 bits: the lower two take the place of what 2 bits gave, the upper two are the boost codes.
+  template <class Row>
+  static void boosted_codes_of_tokens(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
+    using Upper = Boost<C>;
+    constexpr int per = Code::per_word;
+    codes_of_tokens(block, subtile, token, tile, row);
+    const int group = (token + tile * kLanes) / Info::group;
+    const uint8_t* channel = Upper::index(block, group);
+    uint8_t *lower = const_cast<uint8_t*>(Op::codes(subtile, tile)), *upper = const_cast<uint8_t*>(Upper::codes(subtile, tile));
+    U32 word{};
+    for (int i = 0; i < Upper::slots; ++i) {
+      U32 bits{};
+      if (i < Upper::channels) {
+        const int c = channel[i];
+        F32 x;
+        for (int t = 0; t < kLanes; ++t) x[t] = to_float(row(token + tile * kLanes + t)[c]);
+        bits = code(x, Op::affine_of_one(block, nullptr, group, c), boosted_levels);
+        const int shift = 32 / per * (c % per);
+        uint8_t* at = lower + c / per * 64;
+        store(at, (load<U32>(at) & ~(3u << shift)) | (bits & 3u) << shift);
+      }
+      put_field(word, upper, i, bits >> 2);
     }
   }
 

@@ -1,7 +1,7 @@
 // The inner loop of both products: 16-row tiles of codes times the weights of a few query rows.
 #pragma once
 
-#include "kvgen/codec.hpp"
+#include "kvgen/boost.hpp"
 
 namespace kvgen {
 

@@ -295,6 +295,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 }
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline long long __double_as_longlong(double x) { return emulator::bits<long long>(x); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.f / a; }

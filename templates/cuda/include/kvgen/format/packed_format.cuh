@@ -11,18 +11,24 @@
 namespace kvgen {
 
 enum class Axis { channel, token };
+enum class Select { mean_abs, range, fixed };  // channels with the largest mean of |x|, with the largest range, or the first ones
 
-// How K or V is stored. kGroup counts tokens (axis channel) or channels (axis token) that share a scale.
-template <int kBits_, Axis kAxis_, int kGroup_, bool kZero_>
+// How K or V is stored. kGroup counts tokens (axis channel) or channels (axis token) that share a scale. In each group of tokens of a
+// 2-bit K, kBoosted channels have codes of 4 bits (Kitty); their upper two bits are a stream of their own.
+template <int kBits_, Axis kAxis_, int kGroup_, bool kZero_, int kBoosted_ = 0, Select kSelect_ = Select::fixed>
 struct Quant {
   static constexpr int kBits = kBits_;
   static constexpr Axis kAxis = kAxis_;
   static constexpr int kGroup = kGroup_;
   static constexpr bool kZero = kZero_;
+  static constexpr int kBoosted = kBoosted_;
+  static constexpr Select kSelect = kSelect_;
   static constexpr bool kQuantized = kBits != 16;
   static constexpr int kParams = kQuantized ? (kZero ? 2 : 1) : 0;  // scale and zero, scale, or none
   static constexpr int kOffset = kZero ? 0 : 1 << (kBits - 1);      // added to symmetric codes before they are stored
   static constexpr int kMaxCode = kZero ? (1 << kBits) - 1 : (1 << (kBits - 1)) - 1;
+  static constexpr int kMaxBoosted = 15;
+  static_assert(kBoosted == 0 || (kBits == 2 && kAxis == Axis::channel && kZero && kBoosted % 16 == 0), "boosted channels");
 };
 
 constexpr int align_up(int size, int to) { return (size + to - 1) / to * to; }
@@ -54,14 +60,17 @@ struct Format {
     return Quant::kAxis == Axis::token ? align_up(kSubtile * (kHeadDim / Quant::kGroup) * Quant::kParams * 2, 16) : 0;
   }
 
-  // Block: [K channel params][V channel params] sub-tiles.
+  // Block: [K channel params][V channel params][boost index, and padding to a multiple of 128] sub-tiles.
+  static constexpr int kBoosted = Key::kBoosted;
   static constexpr int kKeyChannelParams = 0;
   static constexpr int kValueChannelParams = channel_params_bytes<Key>();
-  static constexpr int kHeaderBytes = channel_params_bytes<Key>() + channel_params_bytes<Value>();
-  // Sub-tile: [K codes][K token params][V codes][V token params].
+  static constexpr int kBoostIndex = kValueChannelParams + channel_params_bytes<Value>();
+  static constexpr int kHeaderBytes = kBoosted ? align_up(kBoostIndex + kTokens / Key::kGroup * kBoosted, 128) : kBoostIndex;
+  // Sub-tile: [K codes][K token params][boost codes][V codes][V token params].
   static constexpr int kKeyCodes = 0;
   static constexpr int kKeyTokenParams = codes_bytes<Key>();
-  static constexpr int kValueCodes = kKeyTokenParams + token_params_bytes<Key>();
+  static constexpr int kBoostCodes = kKeyTokenParams + token_params_bytes<Key>();
+  static constexpr int kValueCodes = kBoostCodes + kSubtile * kBoosted * 2 / 8;
   static constexpr int kValueTokenParams = kValueCodes + codes_bytes<Value>();
   static constexpr int kSubtileBytes = kValueTokenParams + token_params_bytes<Value>();
   static constexpr int kBlockBytes = align_up(kHeaderBytes + kSubtiles * kSubtileBytes, 128);
@@ -82,9 +91,10 @@ struct Fragment {
 // Words per load of a lane that has `words` words of a sub-tile.
 constexpr int vector_words(int words) { return words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1; }
 
-// Channel of k-slot `slot` in k-step `step`. A lane's four slots of two consecutive steps are eight consecutive channels, so q and K are
-// loaded 16 bytes at a time.
-__host__ __device__ constexpr int k_slot_channel(int step, int slot) {
+// Channel of k-slot `slot` in k-step `step`, of `channels` channels. A lane's four slots of two consecutive steps are eight consecutive
+// channels, so q and K are loaded 16 bytes at a time. A last step without a second one has four consecutive channels in a lane.
+__host__ __device__ constexpr int k_slot_channel(int step, int slot, int channels) {
+  if (step == channels / 32 * 2) return 16 * step + 4 * (slot % 8 / 2) + 2 * (slot / 8) + slot % 2;
   return 32 * (step / 2) + 8 * (slot % 8 / 2) + 4 * (step % 2) + 2 * (slot / 8) + slot % 2;
 }
 

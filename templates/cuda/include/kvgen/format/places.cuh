@@ -101,4 +101,26 @@ struct Places {
   }
 };
 
+// The upper bits of boosted channels, in the order of a 2-bit K that has these channels alone: a lane's word of a k-step has rows g, g + 8,
+// g + 16 and g + 24 of four boosted channels, one per byte.
+template <class Format>
+struct BoostPlaces {
+  static constexpr int kSteps = Format::kBoosted / 16;
+  static constexpr int kVector = vector_words(kSteps);
+
+  // Byte offset in the block of a lane's word, for the 32 tokens from `token` on.
+  __host__ __device__ static constexpr int word_offset(int token, int step, int lane) {
+    return Places<Format, Which::key>::subtile_offset(token) + Format::kBoostCodes +
+           ((step / kVector * 32 + lane) * kVector + step % kVector) * 4;
+  }
+  // The channel of a byte of that word, as a position in the group's boost index.
+  __host__ __device__ static constexpr int position(int step, int lane, int byte) {
+    return k_slot_channel(step, 2 * (lane % 4) + byte / 2 + 8 * (byte % 2), Format::kBoosted);
+  }
+  // Byte offset in the block of the index entry.
+  __host__ __device__ static constexpr int index_offset(int token, int position) {
+    return Format::kBoostIndex + token / Format::Key::kGroup * Format::kBoosted + position;
+  }
+};
+
 }  // namespace kvgen

@@ -37,6 +37,7 @@ struct Shared {
 template <class Traits>
 struct TileQuery {
   QueryFragments<Traits> fragments[Traits::kQTiles];
+  BoostQuery<Traits> boost[Traits::kQTiles];
   float affine[Traits::kQTiles][2];  // sum of q * zero in log2 units (K per channel)
 };
 
@@ -52,6 +53,11 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
     } else {
       query.fragments[tile].load(shared.query(), tile, lane);
     }
+  }
+  if constexpr (Traits::Format::kBoosted > 0) {
+    const BoostedChannels<Traits> channels(params, lane);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile) query.boost[tile].gather(shared.query(), channels, tile, lane);
   }
 }
 
@@ -120,7 +126,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     before(s);
-    multiply_keys<Traits>(subtile + s * Traits::kSubtileStride + Format::kKeyCodes, lane, query.tile.fragments, products[s]);
+    multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments, query.tile.boost, products[s]);
     load_value_params<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
@@ -159,7 +165,7 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
         if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
       };
       const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;
-      attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileParamBytes + sub * Traits::kSubtileStride, query, position, mask, lane,
+      attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride, query, position, mask, lane,
                                        state, before, after);
     }
     pipeline.step();

@@ -113,6 +113,23 @@ struct QueryLoader {
   }
 };
 
+// Byte offset of a channel from the first one of its row, in a tile of B fragments in shared memory.
+template <class Traits>
+__device__ __forceinline__ int query_offset(int channel) {
+  return channel / 32 * 512 + channel % 32 * 2;
+}
+
+// Two elements of q times their scales, rounded, and where the rounding error has registers of its own the error. With kErrorInCopy, lanes
+// 0..15 (columns 0..3) have `negated` = 0 and keep the rounded product; the other lanes have `negated` = -q and keep the rounding error.
+template <class Traits>
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t q, uint32_t negated, uint32_t scale, uint32_t* error) {
+  const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
+  if constexpr (Traits::kErrorInCopy) return ptx::as_u32(__hfma2(q2, scale2, __hmul2(ptx::as_half2(negated), scale2)));
+  const __half2 product = __hmul2(q2, scale2);
+  if constexpr (Traits::kCarryError) *error = ptx::as_u32(__hfma2(q2, scale2, __hneg2(product)));
+  return ptx::as_u32(product);
+}
+
 // B fragments of a tile of query rows for every k-step: `high`, and the rounding error `low` where it has its own registers.
 template <class Traits>
 struct QueryFragments {
@@ -159,19 +176,8 @@ struct QueryFragments {
     }
     // Rows 0..7 give the sums of the zeros. The scales take rows 8..15, because they are loaded beside the zeros and need no moves there.
     ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);
-    place(step, 0, q0, negated0, scale0), place(step, 1, q1, negated1, scale1);
-  }
-  // Lanes 0..15 (columns 0..3) have `negated` = 0 and keep the rounded product. The other lanes have `negated` = -q and keep the rounding
-  // error.
-  __device__ __forceinline__ void place(int step, int half, uint32_t q, uint32_t negated, uint32_t scale) {
-    const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
-    if constexpr (Traits::kErrorInCopy) {
-      high[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hmul2(ptx::as_half2(negated), scale2)));
-    } else {
-      const __half2 product = __hmul2(q2, scale2);
-      high[step][half] = ptx::as_u32(product);
-      if constexpr (kLow) low[step][half] = ptx::as_u32(__hfma2(q2, scale2, __hneg2(product)));
-    }
+    high[step][0] = scaled_pair<Traits>(q0, negated0, scale0, &low[kLow ? step : 0][0]);
+    high[step][1] = scaled_pair<Traits>(q1, negated1, scale1, &low[kLow ? step : 0][1]);
   }
 };
 

@@ -1,15 +1,12 @@
 // MMA products of one sub-tile of 32 packed tokens. Scales and zeros are applied outside the MMA.
 #pragma once
 #include "kvgen/format/fragments.cuh"
+#include "kvgen/mainloop/boost.cuh"
 #include "kvgen/mainloop/query.cuh"
 #include "kvgen/mainloop/softmax.cuh"
 #include "kvgen/mainloop/traits.cuh"
 
 namespace kvgen {
-
-// Products of K's codes and q for one tile of query rows: [group][16-token MMA tile][2 * half + c].
-template <class Traits>
-using Products = float[Traits::kKeyGroups][2][4];
 
 // Loads the per-token params of the tokens whose scores a lane holds.
 template <class Traits, class Quant, int kGroups>
@@ -60,7 +57,8 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
 
 // Multiplies K's codes with q of all tiles of query rows, so that each code is expanded once.
 template <class Traits>
-__device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const QueryFragments<Traits> (&query)[Traits::kQTiles],
+__device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane, const QueryFragments<Traits> (&query)[Traits::kQTiles],
+                                              const BoostQuery<Traits> (&boost)[Traits::kQTiles],
                                               Products<Traits> (&products)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Key::kBits;
   constexpr int kStepsPerGroup = Traits::kSteps / Traits::kKeyGroups;
@@ -71,7 +69,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
 #pragma unroll
       for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
-      codes, lane, [&](int pair, const uint32_t* words) {
+      subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
         expand<kBits, typename Traits::Format::Element, false>(
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
@@ -84,6 +82,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane, const Qu
               }
             });
       });
+  if constexpr (Traits::Format::kBoosted > 0) multiply_boost<Traits>(subtile + Traits::Format::kBoostCodes, lane, boost, products);
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll

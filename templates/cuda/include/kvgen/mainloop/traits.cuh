@@ -72,11 +72,12 @@ struct Traits : Schedule {
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
   static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;
-  static constexpr int kTileParamBytes = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;  // bytes
-  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;      // one sub-tile, or two of 16 tokens
-  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;    // distance of the two sub-tiles of 16 tokens
+  static constexpr int kTileParamBytes = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;
+  static constexpr int kTileHeaderBytes = kTileParamBytes + Format::kBoosted;             // K channel params and boost index of its group
+  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;    // one sub-tile, or two of 16 tokens
+  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // distance of the two sub-tiles of 16 tokens
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
-  static constexpr int kSlotBytes = kTileParamBytes + kTileBytes;
+  static constexpr int kSlotBytes = kTileHeaderBytes + kTileBytes;
   // A stage is the unit of waiting and refilling. Short sub-tiles are stages of their own, so that more bytes are in flight.
   static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;

@@ -1,4 +1,5 @@
-// Scalers of K per channel. They need the extremes of the whole block before its first token can be packed.
+// Scalers of K per channel. They need the extremes of the whole block before its first token can be packed, and know then which channels
+// are boosted.
 #pragma once
 #include "kvgen/format/places.cuh"
 #include "kvgen/pack/extremes.cuh"
@@ -58,28 +59,38 @@ __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
   }
 }
 
-// Computes the scalers of every channel and group: in shared memory and, as params, in the block.
-template <class Format, int kThreads>
-__device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem) {
+// The smallest and the largest value of a channel in a group.
+template <class Format>
+__device__ __forceinline__ float2 channel_extremes(const uint8_t* smem, int group, int channel) {
+  using Stats = ChannelStats<Format>;
+  using Element = typename Format::Element;
+  constexpr int kRunsPerGroup = Stats::kRuns / Stats::kGroups;
+  const Element* lows = reinterpret_cast<const Element*>(smem);
+  const Element* highs = reinterpret_cast<const Element*>(smem + Stats::kHighs);
+  const int first = group * kRunsPerGroup * Format::kHeadDim + channel;
+  float low = to_float(lows[first]), high = to_float(highs[first]);
+#pragma unroll
+  for (int run = 1; run < kRunsPerGroup; ++run) {
+    low = fminf(low, to_float(lows[first + run * Format::kHeadDim]));
+    high = fmaxf(high, to_float(highs[first + run * Format::kHeadDim]));
+  }
+  return make_float2(low, high);
+}
+
+// Computes the scalers of every channel and group: in shared memory and, as params, in the block. `levels(i)` is the largest code of the
+// i-th scaler.
+template <class Format, int kThreads, class Levels>
+__device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem, Levels&& levels) {
   using Stats = ChannelStats<Format>;
   using Element = typename Format::Element;
   using Key = typename Format::Key;
   using Places = kvgen::Places<Format, Which::key>;
-  constexpr int kRunsPerGroup = Stats::kRuns / Stats::kGroups;
-  const Element* lows = reinterpret_cast<const Element*>(smem);
-  const Element* highs = reinterpret_cast<const Element*>(smem + Stats::kHighs);
 #pragma unroll 1
   for (int i = threadIdx.x; i < Stats::kScalers; i += kThreads) {
     const int group = i / Format::kHeadDim, channel = i % Format::kHeadDim;
-    const int first = group * kRunsPerGroup * Format::kHeadDim + channel;
-    float low = to_float(lows[first]), high = to_float(highs[first]);
-#pragma unroll
-    for (int run = 1; run < kRunsPerGroup; ++run) {
-      low = fminf(low, to_float(lows[first + run * Format::kHeadDim]));
-      high = fmaxf(high, to_float(highs[first + run * Format::kHeadDim]));
-    }
+    const float2 extremes = channel_extremes<Format>(smem, group, channel);
     __half params[2];
-    const Scaler s = make_scaler<Key>(low, high, params);
+    const Scaler s = make_scaler<Key>(extremes.x, extremes.y, params, levels(i));
     if constexpr (by_thresholds<Key, Element>()) {
       uint16_t* thresholds = reinterpret_cast<uint16_t*>(smem + Stats::kScales) + i;
       thresholds[0] = threshold<1>(s.zero, s.scale);

@@ -1,7 +1,8 @@
-// Quantizes and packs one block, by a CTA. K per channel takes two passes over its tokens (extremes, codes); other formats take one tile of
-// rows at a time. The second read of an element hits the L1 cache.
+// Quantizes and packs one block, by a CTA. K per channel takes two passes over its tokens (extremes, codes), boosted channels a third;
+// other formats take one tile of rows at a time. The second read of an element hits the L1 cache.
 #pragma once
 #include "kvgen/pack/assemble.cuh"
+#include "kvgen/pack/boost.cuh"
 #include "kvgen/pack/channel_scalers.cuh"
 #include "kvgen/pack/extremes.cuh"
 #include "kvgen/pack/token_scalers.cuh"
@@ -174,7 +175,7 @@ __device__ __forceinline__ void prefetch_rows(Row&& row) {
 // Bytes of shared memory that `pack_block` needs.
 template <class Format>
 constexpr int pack_smem_bytes() {
-  return packing::ChannelStats<Format>::kBytes > 16 ? packing::ChannelStats<Format>::kBytes : 16;
+  return packing::BoostStats<Format>::kEnd > 16 ? packing::BoostStats<Format>::kEnd : 16;
 }
 
 // Quantizes and packs the Format::kTokens tokens of one block of one head. All kThreads threads of the CTA call it. `k_row(token)` and
@@ -188,9 +189,14 @@ __device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem
   if constexpr (packing::ChannelStats<Format>::kUsed) {
     packing::channel_ranges<Format, kThreads>(k_row, smem);
     __syncthreads();
-    packing::channel_scalers<Format, kThreads>(block, smem);
+    if constexpr (Format::kBoosted > 0) packing::select_boosted<Format, kThreads>(k_row, block, smem);
+    packing::channel_scalers<Format, kThreads>(block, smem, [&](int i) { return packing::levels_of<Format>(smem, i); });
     __syncthreads();
     packing::pack_by_channel<Format, kThreads>(k_row, block, smem);
+    if constexpr (Format::kBoosted > 0) {
+      __syncthreads();
+      packing::pack_boosted<Format, kThreads>(k_row, block, smem);
+    }
   } else {
     packing::pack_by_token<Format, Which::key, kThreads>(k_row, block);
   }

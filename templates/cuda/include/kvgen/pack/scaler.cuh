@@ -22,12 +22,13 @@ struct Scaler {
   float inverse = 0.f;
 };
 
-// Computes a scaler from the extremes of a group; params[0] is the scale to store, params[1] the zero (asymmetric formats).
+// Computes a scaler from the extremes of a group; params[0] is the scale to store, params[1] the zero (asymmetric formats). `levels` is the
+// largest code.
 template <class Quant>
-__device__ __forceinline__ Scaler make_scaler(float low, float high, __half (&params)[2]) {
+__device__ __forceinline__ Scaler make_scaler(float low, float high, __half (&params)[2], float levels = Quant::kMaxCode) {
   Scaler s;
   const float range = Quant::kZero ? __fsub_rn(high, low) : fmaxf(-low, high);
-  const float scale = __fdiv_rn(range, static_cast<float>(Quant::kMaxCode));
+  const float scale = __fdiv_rn(range, levels);
   params[0] = saturated_half(scale);
   params[1] = saturated_half(low);
   s.scale = __half2float(params[0]);
@@ -40,11 +41,11 @@ __device__ __forceinline__ Scaler make_scaler(float low, float high, __half (&pa
   return s;
 }
 
-template <class Quant>
+template <class Quant, int kMaxCode = Quant::kMaxCode>
 __device__ __forceinline__ uint32_t exact_code(float distance, float scale) {
   if (scale == 0.f) return Quant::kOffset;
   const float code = rintf(__fdiv_rn(distance, scale));
-  constexpr float kMost = Quant::kMaxCode;
+  constexpr float kMost = kMaxCode;
   return static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(code, Quant::kZero ? 0.f : -kMost), kMost)) + Quant::kOffset);
 }
 

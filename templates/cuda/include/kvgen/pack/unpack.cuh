@@ -145,6 +145,30 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
   }
 }
 
+// Unpacks the boosted channels of the first `tokens` tokens of a block, over what their lower bits alone gave.
+template <class Format, class Row>
+__device__ __forceinline__ void unpack_boosted(const uint8_t* block, int tokens, Row&& row) {
+  using Places = kvgen::Places<Format, Which::key>;
+  using Boost = BoostPlaces<Format>;
+  const int lane = threadIdx.x % 32;
+  for (int item = threadIdx.x / 32; item < Format::kTokens / 32 * Boost::kSteps; item += kThreads / 32) {
+    const int token = item / Boost::kSteps * 32, step = item % Boost::kSteps, first = token + lane / 4;
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(block + Boost::word_offset(token, step, lane));
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {
+      const int channel = block[Boost::index_offset(token, Boost::position(step, lane, byte))];
+      const uint32_t low = block[Places::code_bit(first, channel) / 8], high = word >> 8 * byte;
+      const float scale = param<Places>(block, 0, token, channel), zero = param<Places>(block, 1, token, channel);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t code = (low >> 2 * i & 3) | (high >> 2 * i & 3) << 2;
+        if (const int at = first + 8 * i; at < tokens)
+          row(at)[channel] = rounded<typename Format::Element>(__fmaf_rn(to_float_code(code, 0), scale, zero));
+      }
+    }
+  }
+}
+
 // One CTA per (head, run of kTokens positions, sequence): first the runs of the sink, then those of packed blocks and of the unquantized
 // tokens behind them.
 template <class Format, bool kPaged>
@@ -168,6 +192,10 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   if (packed) {
     unpack_operand<Format, Which::key>(bytes, tokens, k_row);
     unpack_operand<Format, Which::value>(bytes, tokens, v_row);
+    if constexpr (Format::kBoosted > 0) {
+      __syncthreads();
+      unpack_boosted<Format>(bytes, tokens, k_row);
+    }
     return;
   }
   const int64_t rows = cache.residual_offset<Format>(sequence, head);

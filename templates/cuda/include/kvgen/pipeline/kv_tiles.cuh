@@ -37,7 +37,8 @@ struct TileAddresses {
     const int within = tile % Traits::kTilesPerBlock,
               group = Traits::kKeyPerChannel ? within * Traits::kTileTokens / Traits::Key::kGroup : 0;
     return {base + Traits::Format::kKeyChannelParams + group * Traits::kTileParamBytes,
-            base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true};
+            base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true,
+            base + Traits::Format::kBoostIndex + group * Traits::Format::kBoosted};
   }
 
  private:

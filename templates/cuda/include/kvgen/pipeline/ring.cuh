@@ -1,5 +1,5 @@
 // A warp's ring of KV tiles in shared memory. No other warp fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's K
-// channel params and its sub-tiles. A stage is one sub-tile or several.
+// channel params, its boost index and its sub-tiles. A stage is one sub-tile or several.
 #pragma once
 #include <algorithm>
 
@@ -14,6 +14,18 @@ struct TileAddress {
   const uint8_t* params = nullptr;
   const uint8_t* subtiles = nullptr;
   bool exists = false;
+  const uint8_t* index = nullptr;  // of the boosted channels
+
+  // The same addresses, from as few registers as the format allows: a block that is one tile or one K group has them at fixed distances.
+  template <class Traits>
+  __device__ __forceinline__ const uint8_t* tile_params() const {
+    return Traits::kTilesPerBlock == 1 ? subtiles - Traits::Format::kHeaderBytes + Traits::Format::kKeyChannelParams : params;
+  }
+  template <class Traits>
+  __device__ __forceinline__ const uint8_t* tile_index() const {
+    constexpr bool kOneGroup = Traits::Format::kTokens == Traits::Key::kGroup;
+    return kOneGroup ? tile_params<Traits>() + (Traits::Format::kBoostIndex - Traits::Format::kKeyChannelParams) : index;
+  }
 };
 
 // Copies kBytes in rows of 512 bytes, of which each lane copies 16 bytes at `shared` and `global`. The remainder is copied with 8 or 4
@@ -64,11 +76,13 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
-    const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileParamBytes;
+    const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileHeaderBytes;
     if (tile.exists) {
-      if (stage == 0 && Traits::kTileParamBytes > 0)
-        warp_copy_async<Traits::kTileParamBytes>(mine, Traits::kTilesPerBlock == 1 ? tile.subtiles - Traits::kTileParamBytes : tile.params,
-                                                 lane);
+      if (stage == 0 && Traits::kTileParamBytes > 0) warp_copy_async<Traits::kTileParamBytes>(mine, tile.tile_params<Traits>(), lane);
+      if constexpr (Traits::Format::kBoosted > 0) {
+        if (stage == 0)
+          ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, tile.tile_index<Traits>(), lane);
+      }
       if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
@@ -131,12 +145,14 @@ struct BulkRing {
     if (Traits::kGathered && tile.exists) return gather(slot_idx, stage, tile.subtiles);
     const int first = kWholeTile ? 0 : stage, count = kWholeTile ? Traits::kTileStages : 1;
     constexpr int kBytes = Traits::kStageBytes;
-    const uint32_t to = slot(slot_idx) + Traits::kTileParamBytes + first * kBytes, barrier = barrier_of(slot_idx, stage);
+    const uint32_t to = slot(slot_idx) + Traits::kTileHeaderBytes + first * kBytes, barrier = barrier_of(slot_idx, stage);
     if (lane == 0 && tile.exists) {
-      // If a block is one tile, the params precede the sub-tiles in memory, so that one copy has both.
-      const int params = first == 0 ? Traits::kTileParamBytes : 0, beside = Traits::kTilesPerBlock == 1 ? params : 0;
-      ptx::barrier_expect(barrier, count * kBytes + params);
-      if (params > beside) ptx::copy_bulk(slot(slot_idx), tile.params, params, barrier);
+      // If a block is one tile, the params precede the sub-tiles in memory, so that one copy has both, unless a boost index lies between.
+      constexpr int kIndex = Traits::Format::kBoosted;
+      const int params = first == 0 ? Traits::kTileParamBytes : 0, beside = Traits::kTilesPerBlock == 1 && kIndex == 0 ? params : 0;
+      ptx::barrier_expect(barrier, count * kBytes + params + (first == 0 ? kIndex : 0));
+      if (params > beside) ptx::copy_bulk(slot(slot_idx), tile.tile_params<Traits>(), params, barrier);
+      if (kIndex > 0 && first == 0) ptx::copy_bulk(slot(slot_idx) + Traits::kTileParamBytes, tile.tile_index<Traits>(), kIndex, barrier);
       ptx::copy_bulk(to - beside, tile.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
     }
   }

@@ -67,6 +67,8 @@ T load_shared(uint32_t address) {
 inline uint4 load_shared16(uint32_t address) { return load_shared<uint4>(address); }
 inline uint2 load_shared8(uint32_t address) { return load_shared<uint2>(address); }
 inline uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
+inline uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
+inline uint32_t load_shared1(uint32_t address) { return load_shared<uint8_t>(address); }
 inline void store_shared16(uint32_t address, const float (&v)[4]) { std::memcpy(emulator::shared + address, v, 16); }
 
 template <int kBytes>
