@@ -1,6 +1,6 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
-spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym  k4v4:cap50:window1024
+spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym  k4v4:cap50:window1024  k8v8:vchannel:vg64
 schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
@@ -61,6 +61,7 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
     """What one word changes, by section."""
     plain: dict[str, dict[str, dict[str, object]]] = {
         "token": {"key": {"axis": "token"}},
+        "vchannel": {"value": {"axis": "channel"}},
         "sym": {"key": {"zero": False}, "value": {"zero": False}},
         "vchannel": {"value": {"axis": "channel"}},
         "bf16": {"attention": {"dtype": "bfloat16"}},

@@ -10,7 +10,7 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
+from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, pack_memory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts
 from kvgen.lower.refusals import first_refusal, wrong_target
@@ -20,6 +20,8 @@ from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "cuda"
+MOST_PACK = 48 * KB
+"""Shared memory of a kernel that does not ask for more."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 
@@ -93,13 +95,15 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         **gpu_facts(spec, target),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
+        "most_pack": MOST_PACK,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
+        "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),
     }
 
 
 def _preferred_block(spec: KernelSpec) -> int:
-    return max(128, spec.key.group) if spec.key.quantized and spec.key.axis == "channel" else 128
+    return max([128, *(op.group for op in (spec.key, spec.value) if op.quantized and op.axis == "channel")])
 
 
 def _plain_launches() -> Iterator[Params]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from kvgen.lower.schedule import Params
-from kvgen.reference.layout import PackedLayout
+from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
@@ -76,16 +76,19 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4
     cluster = _align(flags + FLAGS, 16)
     end = _align(cluster + (tiles * (tile_rows * dim * 4 + clustered * 64 + 16) if clustered else 0), 128)
-    packing = _packing(layout)
+    packing = pack_memory(layout)
     flush = 0 if packing <= pages else end
     return SharedMemory(slot, barriers, query, merge, pages, work_tiles, scalars, flags, cluster, flush, flush + packing if flush else end)
 
 
 def _slot(layout: PackedLayout, kv_tile: int) -> int:
-    """A KV tile: K's channel params, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
-    key = layout.key
-    params = layout.head_dim * key.params * 2 if key.quantized and key.axis == "channel" else 0
+    """A KV tile: channel params of K and of V, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
+    params = sum(max(1, kv_tile // op.group) * layout.head_dim * op.params * 2 for op in _per_channel(layout))
     return params + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
+
+
+def _per_channel(layout: PackedLayout) -> list[Operand]:
+    return [op for op in (layout.key, layout.value) if op.quantized and op.axis == "channel"]
 
 
 def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
@@ -93,9 +96,6 @@ def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
     return layout.key.quantized and layout.key.axis == "channel" and rows <= 4
 
 
-def _packing(layout: PackedLayout) -> int:
-    """What packing a block needs: for K per channel, extremes of runs of 16 tokens, and params of groups."""
-    key = layout.key
-    if not key.quantized or key.axis != "channel":
-        return 16
-    return layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // key.group * 12)
+def pack_memory(layout: PackedLayout) -> int:
+    """What packing a block needs: per channel, extremes of runs of 16 tokens, and params of groups; of K, then of V."""
+    return max([16, *(layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // op.group * 12) for op in _per_channel(layout))])

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, QuantSpec
 
 MAX_HEAD_DIM = 256
 MAX_COLUMNS = 64
 WHOLE_PAGE = 32
 """Tokens that the kernel takes at once; of smaller pages, two."""
+
+
+CHANNEL_GROUPS = (16, 32, 64, 128, 256, 512)
+"""Tokens that share params per channel: a block holds whole groups, a KV tile whole groups or a part of one."""
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
+
+
+def _per_channel(quant: QuantSpec) -> bool:
+    return quant.quantized and quant.axis == "channel"
 
 
 def _small_pages(spec: KernelSpec) -> bool:
@@ -36,5 +48,15 @@ REFUSALS: tuple[Refusal, ...] = (
         "a 2-bit K in pages that are no multiple of 32 tokens",
         lambda s: _small_pages(s) and s.key.bits == 2,
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
+    ),
+    Refusal(
+        "params per channel in pages that are no multiple of 32 tokens",
+        lambda s: _small_pages(s) and any(_per_channel(op) for op in (s.key, s.value)),
+        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
+    ),
+    Refusal(
+        f"params per channel in groups other than {_listed(CHANNEL_GROUPS)} tokens",
+        lambda s: any(_per_channel(op) and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
+        f"a group per channel must be {_listed(CHANNEL_GROUPS)} tokens, as blocks and KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
     ),
 )

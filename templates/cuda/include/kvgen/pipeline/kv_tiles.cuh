@@ -33,10 +33,10 @@ struct TileAddresses {
     const uint8_t* base = start;
     if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
     base += block * Traits::Format::kBlockBytes;
-    if constexpr (Traits::kGathered) return {nullptr, base, true};
-    const int within = tile % Traits::kTilesPerBlock,
-              group = Traits::kKeyPerChannel ? within * Traits::kTileTokens / Traits::Key::kGroup : 0;
-    return {base + Traits::Format::kKeyChannelParams + group * Traits::kTileParamBytes,
+    if constexpr (Traits::kGathered) return {nullptr, nullptr, base, true};
+    const int within = tile % Traits::kTilesPerBlock;
+    return {base + Traits::Format::kKeyChannelParams + Traits::KeyChannelParams::offset(within),
+            base + Traits::Format::kValueChannelParams + Traits::ValueChannelParams::offset(within),
             base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true};
   }
 
