@@ -19,7 +19,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
 
 
-def _per_channel(quant: QuantSpec) -> bool:
+def per_channel(quant: QuantSpec) -> bool:
+    """Whether K or V has a scale per channel for a group of tokens."""
     return quant.quantized and quant.axis == "channel"
 
 
@@ -51,12 +52,12 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "params per channel in pages that are no multiple of 32 tokens",
-        lambda s: _small_pages(s) and any(_per_channel(op) for op in (s.key, s.value)),
+        lambda s: _small_pages(s) and any(per_channel(op) for op in (s.key, s.value)),
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
     ),
     Refusal(
         f"params per channel in groups other than {_listed(CHANNEL_GROUPS)} tokens",
-        lambda s: any(_per_channel(op) and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
+        lambda s: any(per_channel(op) and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
         f"a group per channel must be {_listed(CHANNEL_GROUPS)} tokens, as blocks and KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
     ),
 )

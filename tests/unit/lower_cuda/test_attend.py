@@ -41,6 +41,10 @@ CASES: tuple[Case, ...] = (
     ("k4v8:token:page16:h4/2:d64:window100:q3:cap20", 16, {"kv_tile": 64, "tiles_in_flight": 2}),
     ("k4v4:token:page64:h4/2:d64:window200", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v4:token:page16:h4/2:d64:window5", 16, {"kv_tile": 64}),
+    ("k8v8:h4/4:vchannel:sym:d64", 128, {"kv_tile": 64}),
+    ("k2v2:h8/2:vchannel:kg16:vg16:d64:page128", 64, {"kv_tile": 64}),
+    ("k4v4:token:vchannel:vg64:q4:h4/2:d64:bf16", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k8v4:h16/2:vchannel:kg16:vg512:d64", 512, {"kv_tile": 128}),
 )
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
 CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]

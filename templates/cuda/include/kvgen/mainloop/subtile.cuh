@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane,
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
       codes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
-        expand<kBits, typename Traits::Format::Element, false>(
+        expand<kBits, typename Traits::Format::Element, false, Traits::kMixedKeys>(
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
               for (int tile = 0; tile < Traits::kQTiles; ++tile) {
@@ -88,7 +88,8 @@ __device__ __forceinline__ void multiply_keys(uint32_t codes, int lane,
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll
-    for (int q = 0; q < Traits::kKeyGroups; ++q) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
+    for (int q = 0; q < Traits::kKeyGroups; ++q)
+      if constexpr (Traits::kMixedKeys) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
 }
 
 // The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <

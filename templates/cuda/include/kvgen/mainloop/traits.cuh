@@ -80,12 +80,12 @@ struct Traits : Schedule {
   using ValueChannelParams = ChannelParams<Value, kHeadDim, kTileTokens>;
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
   // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
-  static constexpr int kMaxStepSubtiles = kQTiles > 2 || (kQTiles == 2 && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4) ? 1
-                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1                                         ? 2
-                                                                                                                                  : 4;
+  static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
+  static constexpr int kMaxStepSubtiles = kQTiles > 2 || kShortSteps ? 1 : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2 : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
   // K per channel: query operands of a sub-tile, since each group of tokens has its own scales, and groups in a softmax step.
   static constexpr int kSubtileKeyGroups = kKeyPerChannel && Key::kGroup == 16 ? 2 : 1;
+  static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;  // a byte of 2-bit codes has tokens of both groups
   static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, Key::kGroup) : 1;
   // A KV tile lies within a block, or it is gathered from several blocks on any pages, if blocks have no params of more than one sub-tile.
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
@@ -105,7 +105,7 @@ struct Traits : Schedule {
                           : Format::kTokens % kTileTokens == 0,
                 "a KV tile lies within a block, or consists of whole ones without channel params");
   static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
-  static_assert(Value::kGroup % 32 == 0 || !Value::kQuantized, "V groups of fewer than 32 channels");
+  static_assert(!kValuePerToken || Value::kGroup % 32 == 0, "V groups of fewer than 32 channels");
 
   static_assert(Schedule::kMaxQLen <= Format::kTokens, "a step packs one block at most");
   static_assert(Schedule::Mask::kWindow == 0 || Format::ResidualRows::kSink == 0, "a sliding window hides the sink");
