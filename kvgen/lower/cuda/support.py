@@ -58,6 +58,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         f"params per channel in groups other than {_listed(CHANNEL_GROUPS)} tokens",
         lambda s: any(per_channel(op) and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
-        f"a group per channel must be {_listed(CHANNEL_GROUPS)} tokens, as blocks and KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
+        f"groups per channel are {_listed(CHANNEL_GROUPS)} tokens, as KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
     ),
 )

@@ -41,7 +41,8 @@ def doubts(words: str, schedule: str) -> list[str]:
      ("k4v4:h8/1", "w8u4d1.two"), ("k4v4", "n256.w8u4d1"), ("k4v4:h8/1", "w8u4d1.noexact"), ("k4v4:page64:kg64", "n64.w8u2d2.unit"),
      ("k4v4:token:page16", "w8u1d4"), ("k4v4:token:page32", "w8u4d1"), ("k4v4:token:page16", "w8u4d1.unit"),
      ("k8v8:token:page48", "w8u1d2.bulk"), ("k4v4", "w4u4d1c2"), ("k2v2", "w6u4d1c2"),
-     ("k4v4:kg32", "w8u4d1"), ("k8v8:vchannel:sym", "w8u2d1"), ("k4v4:vchannel:vg512:kg32", "n512.w8u4d1"), ("k4v4:d64:h32/4:q8", "w4u4d2c2")],
+     ("k4v4:kg32", "w8u4d1"), ("k8v8:vchannel:sym", "w8u2d1"),
+     ("k4v4:vchannel:vg512:kg32", "n512.w8u4d1"), ("k4v4:d64:h32/4:q8", "w4u4d2c2")],
 )  # fmt: skip
 def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
     assert doubts(words, schedule) == []

@@ -53,7 +53,7 @@ struct GroupSums<Traits, true> {
     constexpr int kBits = Value::kBits, kParams = Value::kParams;
     constexpr float kTop = (1 << kBits) - 1;
     const uint32_t mine = params + lane / 4 * (Traits::kRowTiles * kParams * 4);  // of rows g, g + 8, ...
-    float shift[2];                                                               // undoes the complements, and the offset of symmetric codes
+    float shift[2];  // undoes the complements, and the offset of symmetric codes
 #pragma unroll
     for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Value::kOffset) * weights[c];
 #pragma unroll

@@ -170,14 +170,14 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params,
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile)
       if (pair % kTiles == 0) state[tile].group.begin(at);
-    expand<kBits, typename Traits::Format::Element, true>(
-        words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+    expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles,
+                                                          [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
-          for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-            const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
-            ptx::mma(code_sums(state[tile])[rows], a0, a1, a2, a3, b[0], b[1]);
-          }
-        });
+                                                            for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+                                                              const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
+                                                              ptx::mma(code_sums(state[tile])[rows], a0, a1, a2, a3, b[0], b[1]);
+                                                            }
+                                                          });
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile)
       if (pair % kTiles == kTiles - 1) state[tile].group.end(at, weights[tile][s][0][k_step], params, lane, state[tile].out);

@@ -37,7 +37,9 @@ struct ChannelParams {
   static_assert(!Quant::kPerChannel || (kTileTokens % kTokens == 0 && Quant::kGroup % kTokens == 0 && kTokens % 16 == 0));
 
   // Of the `within`-th tile of a block, from the operand's first params.
-  __host__ __device__ static constexpr int offset(int within) { return within * kTileTokens / std::max(Quant::kGroup, kTileTokens) * kBytes; }
+  __host__ __device__ static constexpr int offset(int within) {
+    return within * kTileTokens / std::max(Quant::kGroup, kTileTokens) * kBytes;
+  }
 };
 
 template <class Format_, class Schedule>
@@ -92,8 +94,8 @@ struct Traits : Schedule {
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
   static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;
   static constexpr int kTileParamBytes = KeyChannelParams::kBytes + ValueChannelParams::kBytes;
-  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;      // one sub-tile, or two of 16 tokens
-  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;    // distance of the two sub-tiles of 16 tokens
+  static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;    // one sub-tile, or two of 16 tokens
+  static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // distance of the two sub-tiles of 16 tokens
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
   static constexpr int kSlotBytes = kTileParamBytes + kTileBytes;
   // A stage is the unit of waiting and refilling. Short sub-tiles are stages of their own, so that more bytes are in flight.

@@ -1,5 +1,5 @@
-// Quantizes and packs one block, by a CTA. Params per channel take two passes over the tokens (extremes, codes); other formats take one tile
-// of rows at a time. The second read of an element hits the L1 cache.
+// Quantizes and packs one block, by a CTA. Params per channel take two passes over the tokens (extremes, codes); other formats take one
+// tile of rows at a time. The second read of an element hits the L1 cache.
 #pragma once
 #include <algorithm>
 

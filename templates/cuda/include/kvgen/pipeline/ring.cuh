@@ -170,8 +170,8 @@ struct BulkRing {
       ptx::barrier_expect(barrier, kBytes + key + value);
       if (key > 0 && beside == 0) ptx::copy_bulk(params + Key::offset(nth), key_params<Traits>(tile) + Key::offset(nth), key, barrier);
       if (value > 0 && beside == 0)
-        ptx::copy_bulk(params + Traits::KeyChannelParams::kBytes + Value::offset(nth), value_params<Traits>(tile) + Value::offset(nth), value,
-                       barrier);
+        ptx::copy_bulk(params + Traits::KeyChannelParams::kBytes + Value::offset(nth), value_params<Traits>(tile) + Value::offset(nth),
+                       value, barrier);
       ptx::copy_bulk(to - beside, tile.subtiles + nth * kBytes - beside, kBytes + beside, barrier);
     }
   }
