@@ -37,9 +37,10 @@ struct State {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       row_sum[c] *= factor[c];
+      if constexpr (Traits::kValuePerToken) {
 #pragma unroll
-      for (int q = 0; q < Traits::kValueGroups; ++q)
-        if constexpr (Traits::kValuePerToken) affine[q][c] *= factor[c];
+        for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];
+      }
 #pragma unroll
       for (int u = 0; u < Traits::kRowTiles; ++u) out[u][c] *= factor[c], out[u][2 + c] *= factor[c];
     }
