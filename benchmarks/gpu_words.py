@@ -61,7 +61,6 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
     """What one word changes, by section."""
     plain: dict[str, dict[str, dict[str, object]]] = {
         "token": {"key": {"axis": "token"}},
-        "vchannel": {"value": {"axis": "channel"}},
         "sym": {"key": {"zero": False}, "value": {"zero": False}},
         "vchannel": {"value": {"axis": "channel"}},
         "bf16": {"attention": {"dtype": "bfloat16"}},
