@@ -91,6 +91,7 @@ CASES: dict[str, EmulatedCase] = {
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
     "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
+    "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
 }
 PACKED: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h2/2:d64", 128, {}),
@@ -100,6 +101,7 @@ PACKED: dict[str, EmulatedCase] = {
     "symmetric": EmulatedCase("k8v8:token:sym:h2/2:d64", 128, {}),
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
+    "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
 }
 Plan = tuple[PlanShape, Lengths, int, bool]
 PLANS: tuple[Plan, ...] = (

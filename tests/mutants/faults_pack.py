@@ -45,6 +45,14 @@ FAULTS: tuple[Fault, ...] = (
             "close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;",
             "encode<Quant>(values, scalers(lane_row), codes);",
         ),
+        (
+            "pack-half", "channel-groups", "the second group of a 2-bit K's 32 tokens is packed with the thresholds of the first",
+            "first + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim + i * 32", "first + i * 32",
+        ),
+        (
+            "pack-values", "channel-groups", "V's scalers are made while K's are still read",
+            "if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();", "",
+        ),
     ),
     *_in(
         "pack/boost",
@@ -108,7 +116,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",
-            "Quant::kAxis == Axis::channel || lane_row == 0 ? first :", "Quant::kAxis == Axis::channel || lane_row <= 1 ? first :",
+            "lane_row * 8 < Quant::kGroup : lane_row == 0;", "lane_row * 8 < Quant::kGroup : lane_row <= 1;",
+        ),
+        (
+            "unpack-half", "channel-groups", "unpacking gives the second group of a 2-bit K's 32 tokens the scales of the first",
+            "lane_row * 8 < Quant::kGroup : lane_row == 0;", "true : lane_row == 0;",
         ),
     ),
     *_in(

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from kvgen.extras import install_line
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal
 
+KEY_GROUPS = (32, 64, 128, 256)
 OLDEST = "0.1.15"
 """The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
 
@@ -29,6 +30,14 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
     Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
     Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
+    Refusal(
+        "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
+    ),
+    Refusal(
+        f"K per channel in groups other than {', '.join(map(str, KEY_GROUPS[:-1]))} or {KEY_GROUPS[-1]} tokens",
+        lambda s: s.key.quantized and s.key.axis == "channel" and s.key.group not in KEY_GROUPS,
+        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
+    ),
     Refusal(
         "pages of odd size",
         lambda s: s.cache.page is not None and s.cache.page % 32 != 0,

@@ -35,6 +35,16 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
         "bfloat16", 64, 64, {"bits": 2, "group": 64, "boost": {"fraction": 0.5, "select": "static"}}, {"bits": 2, "group": 64},
     ),
     "k2-boost-mean-bf16": ("bfloat16", 64, 128, {"bits": 2, "group": 32, "boost": {"fraction": 0.25}}, {"bits": 8, "group": 64}),
+    "k8v8-channel-sym": ("float16", 128, 128, {"bits": 8, "zero": False}, {"bits": 8, "axis": "channel", "zero": False}),
+    "k2v2-channel-g16": ("float16", 64, 64, {"bits": 2, "group": 16}, {"bits": 2, "axis": "channel", "group": 16}),
+    "k2-g16-v4-channel-d96-bf16": (
+        "bfloat16",
+        96,
+        64,
+        {"bits": 2, "group": 16, "zero": False},
+        {"bits": 4, "axis": "channel", "group": 64},
+    ),
+    "k4t-v2-channel-g512": ("float16", 32, 512, {"bits": 4, "axis": "token", "group": 32}, {"bits": 2, "axis": "channel", "group": 512}),
     "k8-v16": ("float16", 32, 64, {"bits": 8, "group": 64}, {"bits": 16}),
 }  # fmt: skip
 

@@ -26,6 +26,14 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
         spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}),
         "page \\(16\\)",
     ),
+    "params per channel in pages that are no multiple of 32 tokens": (
+        spec(key={"group": 16}, cache={"layout": "paged", "page": 48}),
+        "page \\(48\\)",
+    ),
+    "params per channel in groups other than 16, 32, 64, 128, 256 or 512 tokens": (
+        spec(value={"axis": "channel", "group": 96}),
+        "value.group 96",
+    ),
 }
 
 
@@ -48,7 +56,7 @@ def test_a_refused_feature_is_named_and_nothing_else_is_built(feature: str) -> N
 def test_presets_without_refused_features_are_supported_everywhere() -> None:
     backend = get_backend("cuda")
     refused = {name for name, preset in presets().items() if any(backend.unsupported(preset, target) for target in backend.targets)}
-    assert refused == {"kitty", "kitty-pro", "int8-per-channel"}
+    assert refused == {"kitty", "kitty-pro"}
 
 
 def test_what_no_ring_holds_is_refused_with_its_size() -> None:
@@ -56,6 +64,8 @@ def test_what_no_ring_holds_is_refused_with_its_size() -> None:
     backend = get_backend("cuda")
     assert "shared memory, more than sm89 has" in str(backend.unsupported(large, "sm89"))
     assert backend.unsupported(large, "sm90") is None
+    fine = spec(key={"group": 16}, value={"axis": "channel", "group": 512})
+    assert "groups of 16 and 512 tokens in blocks of 512 has more scales" in str(backend.unsupported(fine, "sm90"))
     assert backend.default(large, "sm90").launch["warps"] == 2
 
 

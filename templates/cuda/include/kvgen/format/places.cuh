@@ -88,15 +88,26 @@ struct Places {
   __host__ __device__ static constexpr int param_offset(int kind, int token, int channel) {
     constexpr int kParams = Quant::kParams;
     if constexpr (Quant::kAxis == Axis::channel) {
-      static_assert(kKey, "V has params per token");
-      const int quad = channel / 32 * 8 + channel % 8 / 4 * 4 + channel % 32 / 8;
-      const int first = Quant::kZero ? 1 - kind : kind;
-      const int place = quad * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
-      return kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + place) * 2;
+      return kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + channel_param(kind, channel)) * 2;
     } else {
       const int local = token % Format::kSubtile;
       return subtile_offset(token) + kTokenParams +
              ((channel / Quant::kGroup * 8 + local % 8) * (Format::kSubtile / 8) + local / 8) * kParams * 2 + kind * 2;
+    }
+  }
+
+ private:
+  // Index of a channel's param among those of its group of tokens. K: next to the four k-slots that a lane scales. V: lane row g finds rows
+  // g, g + 8, ... next to each other.
+  __host__ __device__ static constexpr int channel_param(int kind, int channel) {
+    constexpr int kParams = Quant::kParams;
+    if constexpr (kKey) {
+      const int quad = channel / 32 * 8 + channel % 8 / 4 * 4 + channel % 32 / 8;
+      const int first = Quant::kZero ? 1 - kind : kind;
+      return quad * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
+    } else {
+      const int row = channel_row(channel);
+      return (row % 8 * (Format::kHeadDim / 8) + row / 8) * kParams + kind;
     }
   }
 };

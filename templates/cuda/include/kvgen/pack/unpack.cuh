@@ -87,8 +87,8 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
     const Affine<Places> first(block, row, channel);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      const Affine<Places> affine =
-          Quant::kAxis == Axis::channel || lane_row == 0 ? first : Affine<Places>(block, row + lane_row * 8, channel);
+      const bool same = Quant::kPerChannel ? lane_row * 8 < Quant::kGroup : lane_row == 0;  // params as the first lane row's
+      const Affine<Places> affine = same ? first : Affine<Places>(block, row + lane_row * 8, channel);
       alignas(16) Element values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[lane_row][i], i));
