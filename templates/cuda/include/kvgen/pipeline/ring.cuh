@@ -178,16 +178,18 @@ struct BulkRing {
     constexpr int kBytes = kCopySubtiles * Traits::kSubtileStride;
     const uint32_t params = slot(slot_idx), to = params + Traits::kTileHeaderBytes + nth * kBytes, barrier = barrier_of(slot_idx, stage);
     if (lane == 0 && tile.exists) {
-      // If a block is one tile, its whole header precedes the sub-tiles in memory, so that one copy may have both.
+      // If a block is one tile, all its params precede the sub-tiles in memory, so that one copy may have both, unless a boost index lies
+      // between.
       const int key = Key::any(nth) ? Key::kBytes : 0, value = Value::any(nth) ? Value::kBytes : 0;
       const int index = nth == 0 ? Traits::Format::kBoosted : 0;
-      const int beside = Traits::kTilesPerBlock == 1 && nth == 0 && key + value == Traits::kTileParamBytes ? key + value + index : 0;
+      const bool adjacent = Traits::kTilesPerBlock == 1 && nth == 0 && Traits::Format::kBoosted == 0;
+      const int beside = adjacent && key + value == Traits::kTileParamBytes ? key + value : 0;
       ptx::barrier_expect(barrier, kBytes + key + value + index);
       if (key > 0 && beside == 0) ptx::copy_bulk(params + Key::offset(nth), key_params<Traits>(tile) + Key::offset(nth), key, barrier);
       if (value > 0 && beside == 0)
         ptx::copy_bulk(params + Traits::KeyChannelParams::kBytes + Value::offset(nth), value_params<Traits>(tile) + Value::offset(nth),
                        value, barrier);
-      if (index > 0 && beside == 0) ptx::copy_bulk(params + Traits::kTileParamBytes, boost_index<Traits>(tile), index, barrier);
+      if (index > 0) ptx::copy_bulk(params + Traits::kTileParamBytes, boost_index<Traits>(tile), index, barrier);
       ptx::copy_bulk(to - beside, tile.subtiles + nth * kBytes - beside, kBytes + beside, barrier);
     }
   }
