@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, ResidualRows::first(work.length)};
     ResidualTile<Traits> tile;
     tile.clear();
-    tile.fetch(residual, residual_tile<Traits>(residual, place, 0, warp), lane);
+    fetch_residual<Traits>(residual, place, warp, lane, tile);
     pipeline.fill();
     if (index > 0) {
       __syncthreads();

@@ -65,10 +65,14 @@ struct L2Prefetch {
 
   // The rows of a run, none or negative if a stale length has none there. No length gives rows beyond the residual.
   __device__ __forceinline__ static Run run_of(int which, int length) {
-    const int first = ResidualRows::row_of(length, 0), end = first + ResidualRows::count(length);
-    if (which == 0) return {first, min(end, ResidualRows::kRows) - first};
-    if (which == 1) return {0, min(length, ResidualRows::kSink)};
-    return {ResidualRows::kSink, min(end, ResidualRows::kRows + ResidualRows::kCapacity) - ResidualRows::kRows};
+    if constexpr (kRuns == 1) {
+      return {0, static_cast<int>(static_cast<unsigned>(length) % Format::kTokens)};
+    } else {
+      const int first = ResidualRows::row_of(length, 0), end = first + ResidualRows::count(length);
+      if (which == 0) return {first, min(end, ResidualRows::kRows) - first};
+      if (which == 1) return {0, min(length, ResidualRows::kSink)};
+      return {ResidualRows::kSink, min(end, ResidualRows::kRows + ResidualRows::kCapacity) - ResidualRows::kRows};
+    }
   }
 };
 
