@@ -139,7 +139,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
                                                 State<Traits> (&state)[Traits::kQTiles], Before&& before, After&& after) {
   using Format = typename Traits::Format;
   constexpr int kStepSubtiles = Traits::kStepSubtiles;
-  const uint32_t subtile = slot + Traits::kTileParamBytes + sub * Traits::kSubtileStride;
+  const uint32_t subtile = slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride;
   Products<Traits> products[kStepSubtiles][Traits::kQTiles];
   ValueParams<Traits> params[kStepSubtiles];
 #pragma unroll

@@ -2,6 +2,7 @@
 // call's tokens take over, so one kernel packs all blocks, and a second one stores the tokens that stay unquantized.
 #pragma once
 #include "kvgen/host/args.cuh"
+#include "kvgen/pack/occupancy.cuh"
 #include "kvgen/pack/quantize.cuh"
 
 namespace kvgen {
@@ -41,8 +42,8 @@ struct PositionRows {
 };
 
 // One CTA per (head, block that may become full, sequence).
-template <class Format, bool kPaged, int kThreads, int kCtas>
-__global__ void __launch_bounds__(kThreads, kCtas) pack_blocks_kernel(const PackArgs args) {
+template <class Format, bool kPaged, int kThreads>
+__global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_kernel(const PackArgs args) {
   using ResidualRows = typename Format::ResidualRows;
   static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
   __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
