@@ -10,6 +10,7 @@ from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.shared import PLANNED, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
+from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 
 _SELECTORS = {"mean_abs": "mean_abs", "range": "range", "static": "fixed"}
@@ -30,6 +31,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         attention=spec.attention,
         cache=spec.cache,
         page=spec.cache.page or 0,
+        window_places=window_places(spec, layout.tokens),
         launch=launch,
         **_reduction(launch.text("reduction")),
         static_memory=shared_memory(spec, layout, launch),

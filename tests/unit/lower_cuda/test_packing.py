@@ -132,6 +132,36 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
 
 
+def test_blocks_of_a_sliding_window_take_their_places_in_turn(tmp_path: Path) -> None:
+    """Calls of more blocks than there are places, and of fewer; `unpack` gives the blocks that are there and the residual, nothing else."""
+    layout, places, batch = layout_of("k4v4"), 3, 3
+    n = layout.tokens
+    module = Emulated(layout, torch.float16, tmp_path, places=places)
+    held = empty_cache("k4v4", batch, places * n)
+    pieces = [[5 * n + 3, n, 0], [n - 3, 2 * n + 1, 2], [n // 2, 4 * n, 1]]
+    k, v = inputs("k4v4", batch, 8 * n, seed=0)
+    done = [0] * batch
+    for at, piece in enumerate(pieces):
+        fresh = [torch.zeros(batch, max(piece), HEADS, layout.head_dim, dtype=k.dtype) for _ in range(2)]
+        for b, count in enumerate(piece):
+            for x, new in zip((k, v), fresh, strict=True):
+                new[b, :count] = x[b, done[b] : done[b] + count]
+            done[b] += count
+        module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=at % 2 == 0)
+    kept, out = meaningful_bytes(layout), [torch.full((batch, 8 * n, HEADS, layout.head_dim), 7.0, dtype=k.dtype) for _ in range(2)]
+    module.unpack(held, *out)
+    for b, length in enumerate(done):
+        full = length // n
+        first = max(0, full - places)
+        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in (k, v)))
+        for block in range(first, full):
+            assert torch.equal(held.packed[b, :, block % places][..., kept], expected[:, block][..., kept])
+        assert all((x[b, : first * n] == 7.0).all() and (x[b, length:] == 7.0).all() for x in out)
+        assert not any((x[b, first * n : length] == 7.0).all() for x in out if length > first * n)
+        for x, y in zip((k, v), out, strict=True):
+            assert torch.equal(y[b, full * n : length], x[b, full * n : length])
+
+
 @pytest.mark.parametrize(
     ("low", "high"),
     [(-3.0, 3.0), (-1000.0, 5000.0), (-65504.0, 65504.0), (2.0**-24, 10.0), (0.0, 2.0**-24), (-1.0, 2.0), (100.0, 100.0625)],

@@ -42,9 +42,9 @@ __device__ __forceinline__ bool exists(const AttendArgs& args, const Head& head)
 // Prefetches the first KV tiles of a work tile into L2. The work tile may hold stale values, so they are checked first.
 template <class Traits>
 __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
-  if (!exists(args, head_of(tile)) ||
-      static_cast<unsigned>(tile.first) >= static_cast<unsigned>(args.cache.blocks * Traits::kTilesPerBlock))
-    return;
+  // The places of a sliding window are used in turn, so every tile lies in the cache; the limit avoids overflow.
+  const int tiles = Traits::kWindowPlaces > 0 ? 1 << 28 : args.cache.blocks * Traits::kTilesPerBlock;
+  if (!exists(args, head_of(tile)) || static_cast<unsigned>(tile.first) >= static_cast<unsigned>(tiles)) return;
   L2Prefetch<Traits>::prefetch_tiles(args, head_of(tile), first_tile<Traits>(tile, 0, warp), lane);
   if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head_of(tile), lane);
 }

@@ -32,7 +32,7 @@ struct TileAddresses {
     int64_t block = block_of(tile, min(lane, kEntries - 1), length);
     const uint8_t* base = start;
     if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
-    base += block * Traits::Format::kBlockBytes;
+    base += WindowPlaces<Traits::kWindowPlaces>::place(block) * Traits::Format::kBlockBytes;
     if constexpr (Traits::kGathered) return {nullptr, nullptr, base, true};
     const int within = tile % Traits::kTilesPerBlock, key_offset = Traits::KeyChannelParams::offset(within);
     TileAddress address{base + Traits::Format::kKeyChannelParams + key_offset,

@@ -26,7 +26,7 @@ struct L2Prefetch {
     const int within = tile % Traits::kTilesPerBlock, block = tile / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
     const int skipped = within ? Format::kHeaderBytes + within * Traits::kTileBytes : 0;
     const CacheArgs& cache = args.cache;
-    const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;
+    const int64_t begin = WindowPlaces<Traits::kWindowPlaces>::place(block) * Format::kBlockBytes + skipped;
     const int64_t end =
         min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, ResidualRows::packed_blocks(args.max_len))) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
