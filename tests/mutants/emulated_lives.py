@@ -92,6 +92,7 @@ CASES: dict[str, EmulatedCase] = {
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
     "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
+    "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
 }
 PACKED: dict[str, EmulatedCase] = {

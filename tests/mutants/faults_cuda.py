@@ -403,7 +403,7 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "mainloop/group_sums",
         (
-            "group-rescale", "channel-groups", "sums of codes in V per channel are not rescaled when the maximum moves",
+            "group-rescale", "value-channel", "sums of codes in V per channel are not rescaled when the maximum moves",
             "codes[u][c] *= factor[c], codes[u][2 + c] *= factor[c];", "codes[u][c] *= factor[c];",
         ),
         (
@@ -483,7 +483,7 @@ FAULTS: tuple[Fault, ...] = (
         "pipeline/kv_tiles",
         (
             "boost-group", "boost", "all groups of tokens have the first one's boost index",
-            "group * Traits::Format::kBoosted};", "0};",
+            "key_offset / Traits::KeyChannelParams::kBytes * Traits::Format::kBoosted;", "0;",
         ),
     ),
     *_in(
@@ -512,7 +512,7 @@ FAULTS: tuple[Fault, ...] = (
         "pipeline/kv_tiles",
         (
             "key-group", "key-groups", "the second group of K's scales in a block is taken from the first",
-            "Traits::KeyChannelParams::offset(within),", "Traits::KeyChannelParams::offset(within / 2),",
+            "key_offset = Traits::KeyChannelParams::offset(within);", "key_offset = Traits::KeyChannelParams::offset(within / 2);",
         ),
         (
             "value-channel-group", "channel-groups", "V's channel params of a block's second KV tile are those of the first",
@@ -542,8 +542,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "tiles-far", "last", "packed tokens from the 19,201st on are read 32 tokens early",
-            "const int within = tile % Traits::kTilesPerBlock;\n    return",
-            "if (tile >= 600) base -= Traits::kTileBytes;\n    const int within = tile % Traits::kTilesPerBlock;\n    return",
+            "const int within = tile % Traits::kTilesPerBlock, key_offset",
+            "if (tile >= 600) base -= Traits::kTileBytes;\n    const int within = tile % Traits::kTilesPerBlock, key_offset",
         ),
     ),
 )  # fmt: skip

@@ -66,7 +66,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "boost-levels", "boost", "boosted channels have the scale of two bits",
-            "? Key::kMaxBoosted : Key::kMaxCode;", "? Key::kMaxCode : Key::kMaxCode;",
+            "? Quant::kMaxBoosted : Quant::kMaxCode;", "? Quant::kMaxCode : Quant::kMaxCode;",
         ),
         (
             "boost-low", "boost", "the lower bits of boosted channels are those that two bits gave",
