@@ -37,6 +37,10 @@ FAULTS: tuple[Fault, ...] = (
             "range-rows", "last", "of every 16 tokens the last rows do not count for K's smallest and largest",
             "for (int step = 0; step < 16 / kRows; ++step)", "for (int step = 0; step < 16 / kRows - 1; ++step)",
         ),
+        (
+            "half-run-range-rows", "half-run", "where a load has three rows, the last of 16 tokens does not count for K's extremes",
+            "power_of_two_within(32 / kRowLanes)", "(32 / kRowLanes)",
+        ),
     ),
     *_in(
         "pack/quantize",
@@ -44,6 +48,10 @@ FAULTS: tuple[Fault, ...] = (
             "ties", "last", "codes that are close to a tie are not divided again",
             "close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;",
             "encode<Quant>(values, scalers(lane_row), codes);",
+        ),
+        (
+            "half-run-scalers", "half-run", "the channels of K's half run take the scalers of channels twice as far behind",
+            "group + Runs::lane_channel(x + i, threadIdx.x % 4)", "group + Runs::channel(x + i) + threadIdx.x % 4 * 8 % 16",
         ),
     ),
     *_in(

@@ -10,6 +10,7 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
+from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts
@@ -91,6 +92,8 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
     return {
         **gpu_facts(spec, target),
+        "cta_rows": rows_of_cta(spec),
+        "runs": runs(spec),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,
