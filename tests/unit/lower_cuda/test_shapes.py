@@ -43,15 +43,20 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return lambda case: compiled(CASES.index(case))
 
 
+def sinks_of(built: Emulated) -> torch.Tensor | None:
+    """Learned sinks, if the spec has them."""
+    return torch.linspace(-3.0, 3.0, built.spec.attention.q_heads) if built.spec.attention.sinks else None
+
+
 @by_scheduler
 @by_words
 @pytest.mark.parametrize(("lengths", "hard"), [((300, 290), True), ((400, 0, 33), False)], ids=["equal", "ragged"])
 def test_attend_agrees_with_the_reference(kernel: Make, case: Case, lengths: tuple[int, ...], hard: bool, planned: bool) -> None:
     built = kernel(case)
     held, q = reference(built, lengths, hard=hard)
-    step = Step(built, held, q, processors=16, planned=planned)
+    step = Step(built, held, q, processors=16, planned=planned, sinks=sinks_of(built))
     step.run()
-    agree(step, held.attend(q))
+    agree(step, held.attend(q, sinks=sinks_of(built)))
 
 
 @by_scheduler
@@ -63,9 +68,9 @@ def test_decode_appends_once_and_packs_after_all_runs_have_read(kernel: Make, ca
     lengths = (2 * n - 1, n - built.spec.attention.q_len, 0, 250)
     held, q = reference(built, lengths)
     new = fresh(built, len(lengths))
-    step = Step(built, held, q, new, backwards=backwards, planned=planned, processors=16)
+    step = Step(built, held, q, new, backwards=backwards, planned=planned, processors=16, sinks=sinks_of(built))
     step.run()
-    agree(step, held.decode(q, *new))
+    agree(step, held.decode(q, *new, sinks=sinks_of(built)))
     cached(step, held, lengths, held.lengths.tolist())
 
 
@@ -76,9 +81,9 @@ def test_a_step_of_fewer_queries_takes_fewer_runs(kernel: Make, case: Case, plan
     held, q = reference(built, (300, 95))
     q, new = q[:, :2].contiguous(), tuple(x[:, :2].contiguous() for x in fresh(built, 2))
     assert -(-2 * built.spec.attention.group // 8) < -(-built.spec.attention.q_len * built.spec.attention.group // 8)
-    step = Step(built, held, q, (new[0], new[1]), processors=16, planned=planned)
+    step = Step(built, held, q, (new[0], new[1]), processors=16, planned=planned, sinks=sinks_of(built))
     step.run()
-    agree(step, held.decode(q, *new))
+    agree(step, held.decode(q, *new, sinks=sinks_of(built)))
     cached(step, held, (300, 95), held.lengths.tolist())
 
 
