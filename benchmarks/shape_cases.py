@@ -145,10 +145,11 @@ SHAPES = (
     Shape("group 64", "k4v4:h512/8", cuda=MANY_ROWS, tilelang=()),
     Shape("q_len 8", "k4v4:q8", PLAIN + "q8", cuda=MANY_ROWS, tilelang=()),
     Shape("group 8, 2 bits", "k2v2:h64/8", cuda=CRUMB, tilelang=()),
-    Shape("groups of 32, 2 bits", "k2v2:kg32:vg32", cuda=("default", "w8u1d2.cl2", "w12u1d2.cl2", "w8u1d4.cl2", "w4u1d4c3"), tilelang=()),
+    Shape("groups of 32, 2 bits", "k2v2:kg32:vg32", cuda=("default", "w8u4d1.cl2", "w12u2d1.cl2", "w12u4d1.cl2", "w4u1d4c3"), tilelang=()),
     Shape("page 64, 2 bits", "k2v2:kg64:page64", cuda=CRUMB_PAGES, tilelang=()),
     Shape("K 2 bits, V 4 bits", "k2v4", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2", "default"), tilelang=()),
-    Shape("groups of 32", "k4v4:kg32:vg32", cuda=("default", "w8u1d2.cl2", "w8u1d4.cl2", "w8u1d2"), tilelang=()),
+    Shape("groups of 32", "k4v4:kg32:vg32", cuda=("default", "w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2"), tilelang=()),
+    Shape("K groups of 16", "k4v4:kg16", cuda=("default", "w8u4d1.cl2", "w8u2d2"), tilelang=()),
     Shape("group 7", "k4v4:h28/4", "16x32768", cuda=("default", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2"), tilelang=()),
     Shape("16 bits", "k16v16", "8x8192", cuda=("default", "w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1"), tilelang=()),
 )

@@ -62,13 +62,14 @@ class Case:
         return self._expected[dtype]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """fp64 attention of the first sequences, on the device: [checked, q_len, q_heads, head_dim]."""
+        """fp64 attention of the first sequences, with learned sinks where the spec has them: [checked, q_len, q_heads, head_dim]."""
         from kvgen.reference.attention import attend
+        from kvgen.reference.data import learned_sinks
 
         q, k, v = (x[: self.checked] for x in (q, k, v))
         lengths = torch.full((self.checked,), k.shape[1], dtype=torch.int32)
-        attention = self.spec.attention
-        return attend(q, k, v, lengths, softcap=attention.softcap, window=attention.window)[0]
+        attention, sinks = self.spec.attention, learned_sinks(self.spec, q.device)
+        return attend(q, k, v, lengths, softcap=attention.softcap, window=attention.window, sinks=sinks)[0]
 
     def _normal(self, dtype: torch.dtype, seed: int, tokens: int, heads: int) -> torch.Tensor:
         """Standard normal [batch, tokens, heads, head_dim], made once."""

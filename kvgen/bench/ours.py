@@ -7,6 +7,7 @@ from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import TimingPolicy
+from kvgen.reference.data import learned_sinks
 from kvgen.reference.quantize import DTYPES
 from kvgen.reference.tolerance import relative_l2
 
@@ -38,5 +39,5 @@ class Ours:
         q, k, v = (x[: case.checked] for x in (case.query(dtype), case.keys(dtype), case.values(dtype)))
         cache = self.kernel.new_cache(case.checked, case.length, case.device)
         self.kernel.prefill(cache, k, v)
-        out = self.kernel.variant(case.workload).attend(q, cache)
+        out = self.kernel.variant(case.workload).attend(q, cache, sinks=learned_sinks(case.spec, case.device))
         return relative_l2(out, case.attend(q, *self.kernel.unpack(cache)))

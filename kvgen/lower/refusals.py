@@ -9,7 +9,6 @@ from kvgen.arch import Target
 from kvgen.spec import KernelSpec, QuantSpec
 
 MAX_QUERIES = 8
-KEY_GROUPS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,12 @@ def narrow_token_group(quant: QuantSpec, channels: int) -> bool:
     return quant.quantized and quant.axis == "token" and quant.group % channels != 0
 
 
-def _odd_channel_group(quant: QuantSpec) -> bool:
-    return quant.quantized and quant.axis == "channel" and quant.group not in KEY_GROUPS
-
-
 GPU_REFUSALS: tuple[Refusal, ...] = (
     Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
-    Refusal(
-        "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
-    ),
     Refusal(
         f"more than {MAX_QUERIES} query tokens per call",
         lambda s: s.attention.q_len > MAX_QUERIES,
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
-    ),
-    Refusal(
-        f"K per channel in groups other than {', '.join(map(str, KEY_GROUPS[:-1]))} or {KEY_GROUPS[-1]} tokens",
-        lambda s: _odd_channel_group(s.key),
-        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
     ),
     Refusal(
         "K per token in groups that are no multiple of 16 channels",

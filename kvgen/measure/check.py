@@ -21,6 +21,7 @@ from kvgen.measure.steps import PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
 from kvgen.reference.data import learned_sinks
 from kvgen.reference.residual import residual_rows
+from kvgen.reference.window import first_held, window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
@@ -97,9 +98,12 @@ class Checker:
         k, v, codes = long_prefill(self.variant.spec, self.variant.layout, self.device.type)
         cache = self.variant.new_cache(1, k.shape[1], self.device)
         self.variant.prefill(cache, self._strided(k), self._strided(v))
-        blocks = blocks_of(cache)[:, :, : self.rows.packed_blocks(k.shape[1])]
+        full = self.rows.packed_blocks(k.shape[1])
+        held = slice(first_held(self.variant.spec, self.variant.layout.tokens, k.shape[1]), full)
+        blocks = self._blocks(cache, full)[:, :, held]
         for which, want in codes.items():
-            self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, want.codes, want.scale)
+            wanted = (x[:, :, held] for x in (want.codes, want.scale))
+            self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, *wanted)
 
     def _steps(self, scenario: Scenario, how: str, outputs: Sequence[Output]) -> None:
         for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):
@@ -181,12 +185,14 @@ class Checker:
         shape = (scenario.batch, cache.bound, *scenario.k.shape[2:])
         got = [torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device) for _ in range(2)]
         self.variant.unpack(cache, *got)
-        past = torch.arange(cache.bound) >= torch.tensor(scenario.lengths).unsqueeze(1)
+        token, block = torch.arange(cache.bound), self.variant.layout.tokens
+        gone = [first_held(self.variant.spec, block, length) * block for length in scenario.lengths]  # passed by a sliding window
+        past = (token >= torch.tensor(scenario.lengths).unsqueeze(1)) | (token < torch.tensor(gone).unsqueeze(1))
         past = past.to(self.device)  # [batch, tokens]
         for name, mine, want in zip(("K", "V"), got, (scenario.k, scenario.v), strict=True):
             where = f"unpacked {name} of {scenario.name}"
             if not bool((mine[past] == SENTINEL).all()):
-                raise CheckError(f"{where}: positions past the length were written")
+                raise CheckError(f"{where}: positions that the cache does not hold were written")
             for start in range(0, scenario.batch, len(want)):  # the sequences repeat
                 some, tokens = slice(start, start + len(want)), min(cache.bound, want.shape[1])  # the bound may be beyond all lengths
                 empty = past[some, :tokens][..., None, None]
@@ -196,8 +202,10 @@ class Checker:
     def _codes(self, scenario: Scenario, cache: KVCache) -> None:
         """Compare packed codes and their scales with the reference's."""
         count = torch.tensor([self.rows.packed_blocks(length) for length in scenario.lengths])
-        blocks = blocks_of(cache)
-        full = (torch.arange(blocks.shape[2]) < count.unsqueeze(1)).to(self.device)  # [batch, blocks]
+        blocks = self._blocks(cache, max((want.codes.shape[2] for want in scenario.codes.values()), default=0))
+        gone = torch.tensor([first_held(self.variant.spec, self.variant.layout.tokens, length) for length in scenario.lengths])
+        number = torch.arange(blocks.shape[2])
+        full = ((number < count.unsqueeze(1)) & (number >= gone.unsqueeze(1))).to(self.device)  # [batch, blocks]
         for which, want in scenario.codes.items():
             distinct, most = want.codes.shape[0], want.codes.shape[2]
             for start in range(0, scenario.batch, distinct):  # the sequences repeat
@@ -206,9 +214,10 @@ class Checker:
                 mine = blocks[start : start + distinct].transpose(1, 2)[held]
                 self.comparison.codes(f"of {scenario.name}", self.variant.layout, which, mine, truth[0], truth[1])
 
-
-def blocks_of(cache: KVCache) -> torch.Tensor:
-    """Packed blocks by sequence: uint8 [batch, kv_heads, blocks, block_bytes]; of a paged cache a copy."""
-    if cache.block_table is None:
-        return cache.packed
-    return cache.packed[cache.block_table.long()].transpose(1, 2).flatten(2, 3)
+    def _blocks(self, cache: KVCache, count: int) -> torch.Tensor:
+        """Packed blocks by sequence, at least `count`: uint8 [batch, kv_heads, blocks, block_bytes]; of a contiguous cache without a
+        sliding window the cache itself."""
+        if cache.block_table is not None:
+            return cache.packed[cache.block_table.long()].transpose(1, 2).flatten(2, 3)
+        places = window_places(self.variant.spec, self.variant.layout.tokens)
+        return cache.packed[:, :, torch.arange(count) % places] if places else cache.packed

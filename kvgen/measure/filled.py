@@ -16,6 +16,7 @@ import torch
 from kvgen.reference.data import learned_sinks, normal
 from kvgen.reference.packing import unpack_blocks
 from kvgen.reference.residual import residual_rows
+from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -42,6 +43,7 @@ class Pattern:
         """The pattern of a variant's layout: normal data."""
         layout, page = variant.layout, variant.spec.cache.page
         count = max(LEAST_BLOCKS, PATTERN_TOKENS[device.type] // layout.tokens)
+        count = min(count, window_places(variant.spec, layout.tokens) or count)  # none takes the place of another
         tokens = count * layout.tokens + variant.spec.cache.sink + variant.spec.cache.local
         inputs = normal(variant.spec, 1, tokens, seed=2)
         cache = variant.new_cache(1, tokens if page is None else max(tokens, page), device)
@@ -141,7 +143,7 @@ class FilledCache:
         if table is not None:
             pages = torch.randperm(packed.shape[0], generator=random)[: table.numel()].to(torch.int32)
             table.copy_(pages.reshape(table.shape))
-        blocks = packed.shape[2] * (1 if table is None else table.shape[1])
+        blocks = packed.shape[2] * (1 if table is None else table.shape[1])  # places of the blocks of a sequence
         turns = torch.rand(self.cache.batch, -(-blocks // count), count, generator=random)
         order = turns.argsort(-1).flatten(1)[:, :blocks].to(self.device)
         for b in range(self.cache.batch):
@@ -150,6 +152,8 @@ class FilledCache:
                 packed[b].copy_(mine.transpose(0, 1))
             else:
                 packed[table[b].long()] = mine.reshape(table.shape[1], packed.shape[2], *mine.shape[1:]).transpose(1, 2)
+        if places := window_places(self.spec, self.layout.tokens):  # a block is that which lies in its place
+            order = order[:, torch.arange(max(blocks, -(-self.cache.max_len // self.layout.tokens)), device=self.device) % places]
         return order
 
     def _count(self) -> torch.Tensor:

@@ -15,6 +15,7 @@ from kvgen.measure.scenario import extend_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
 from kvgen.reference.data import learned_sinks, normal
 from kvgen.reference.layout import PackedLayout
+from kvgen.reference.window import window_places
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 
@@ -138,9 +139,10 @@ class Reads:
         return _kept(self.device.type).get(self.variant, batch, tokens, self.device)
 
     def _query_lengths(self) -> Iterator[int]:
-        """All that a GPU module takes; on the CPU, which has no limit, also one number beyond a block of query rows."""
+        """All that a GPU module takes; on the CPU, which has no limit, also one number beyond a block of query rows, unless a cache with
+        a sliding window does not keep what so many see."""
         yield from query_lengths(self.variant.spec)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not window_places(self.variant.spec, self.variant.layout.tokens):
             yield extend_tokens(self.variant.spec)
 
     def _query(self, batch: int, q_len: int) -> torch.Tensor:

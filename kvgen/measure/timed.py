@@ -18,6 +18,7 @@ from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
 from kvgen.reference.residual import ResidualRows, residual_rows
+from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -128,7 +129,8 @@ class TimedCheck:
         """The block that `decode` packed, of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
         block = self._rows.packed_blocks(self._almost_full)
         if cache.block_table is None:
-            return cache.packed[self._sampled, :, block]
+            places = window_places(self._variant.spec, self._variant.layout.tokens)
+            return cache.packed[self._sampled, :, block % places if places else block]
         page, place = divmod(block, cache.packed.shape[2])
         return cache.packed[cache.block_table[self._sampled, page].long(), :, place]
 

@@ -10,6 +10,7 @@ from kvgen.errors import CacheMismatch
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.residual import residual_rows
+from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module
@@ -44,7 +45,7 @@ def new_cache(
     if page is None:
         if table is not None or pages is not None:
             raise ValueError("block_table and pages belong to paged caches, and this format is contiguous")
-        rows, blocks = size.batch, max(1, -(-size.max_len // layout.tokens))
+        rows, blocks = size.batch, _contiguous_blocks(spec, layout, size.max_len)
     else:
         table, rows = _page_table(size, -(-size.max_len // page), table, device)
         blocks = page // layout.tokens
@@ -71,7 +72,15 @@ def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCach
         )
     if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
         raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
+    if other.block_table is None:
+        blocks = _contiguous_blocks(spec, layout, other.max_len)
     return _tensors(spec, layout, rows, blocks, other.sequences)
+
+
+def _contiguous_blocks(spec: KernelSpec, layout: PackedLayout, max_len: int) -> int:
+    """Blocks of a sequence: for `max_len` tokens, with a sliding window only for what steps see."""
+    blocks = max(1, -(-max_len // layout.tokens))
+    return min(blocks, window_places(spec, layout.tokens) or blocks)
 
 
 def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences) -> KVCache:
@@ -82,7 +91,7 @@ def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, seq
         packed=torch.empty((rows, heads, blocks, layout.block_bytes), dtype=torch.uint8, device=device),
         k_residual=torch.empty(residual, dtype=dtype, device=device),
         v_residual=torch.empty(residual, dtype=dtype, device=device),
-        layout_id=layout.id,
+        layout_id=cache_id(spec, layout),
         block_tokens=layout.tokens,
         sequences=sequences,
     )

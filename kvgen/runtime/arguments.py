@@ -12,6 +12,7 @@ from kvgen.errors import CacheMismatch, UnsupportedError
 from kvgen.lower.extend import extend_refusal
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.quantize import torch_dtype
+from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.extend import Call
 from kvgen.runtime.kvcache import KVCache
@@ -31,7 +32,7 @@ class Arguments:
         attention = spec.attention
         self.dtype = torch_dtype(attention.dtype)
         self.scale = 1.0 / math.sqrt(attention.head_dim)
-        self._layout_id = layout.id
+        self._layout_id = cache_id(spec, layout)
         self._heads = attention.q_heads
         self._q_tail = (attention.q_heads, attention.head_dim)
         self._kv_tail = (attention.kv_heads, attention.head_dim)
@@ -124,12 +125,27 @@ class Arguments:
         """A call with more query tokens than modules are compiled for. Raises UnsupportedError if the GPU cannot compute it."""
         if reason := extend_refusal(self._spec, gpu=call.q.is_cuda):
             raise UnsupportedError("extend attention", reason)
+        if call.new is None:
+            self._within_window(call, cache)
         self.tensors(call.q, call.new, cache, call.out)
         if cache.gpu is not None:  # on the CPU the module checks this
             read = [("q", call.q), *zip(("k_new", "v_new"), call.new or (), strict=False), *zip(_CACHE, cache.tensors, strict=True)]
             checks.apart("out", call.out, [*read, ("lse", call.lse)])
             if call.lse is not None:
                 checks.apart("lse", call.lse, read)
+
+    def _within_window(self, call: Call, cache: KVCache) -> None:
+        """Raises ValueError if queries of an `attend` could see tokens whose places later ones have taken."""
+        window, rollback = self._spec.attention.window, self._spec.cache.rollback
+        places = window_places(self._spec, cache.block_tokens)
+        if window is None or not places:
+            return
+        held, seen = places * cache.block_tokens - rollback, min(call.bound, call.q.shape[1] + window - 1)
+        if seen > held:
+            raise ValueError(
+                f"attend with {call.q.shape[1]} query tokens sees {seen} tokens, and a contiguous cache with a window of {window} keeps "
+                f"the newest {held}: give new tokens to decode with their queries, or use a paged cache"
+            )
 
     def _new(self, new: New, tokens: int, cache: KVCache) -> None:
         shape = (cache.batch, tokens, *self._kv_tail)

@@ -225,7 +225,8 @@ class Calls:
     ) -> Any:
         """Attend with `q` [batch, q_len, q_heads, head_dim], the last q_len positions of each sequence; nothing is appended.
 
-        Returns and raises as `decode` does.
+        Returns and raises as `decode` does; also ValueError if a contiguous cache with a sliding window no longer keeps what so many query
+        tokens see.
         """
         return self._call(q, None, cache, out, lse, scale, sinks, plan)
 

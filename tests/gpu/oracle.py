@@ -16,11 +16,14 @@ from kvgen.spec import KernelSpec
 def contents(
     layout: PackedLayout, cache: KVCache, b: int, length: int, rows: ResidualRows | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of sequence b, fp64 [kv_heads, length, head_dim]; `rows` are those of a format with unquantized tokens or a rollback."""
+    """K and V of sequence b, fp64 [kv_heads, length, head_dim]; `rows` are those of a format with unquantized tokens or a rollback.
+
+    If blocks take fewer places in turn, those that a sliding window has passed read as other blocks.
+    """
     rows = rows or ResidualRows(layout.tokens, 0, 0, 0, 1)
     full = rows.packed_blocks(length)
     if cache.block_table is None:
-        blocks = cache.packed[b, :, :full]
+        blocks = cache.packed[b][:, torch.arange(full, device=cache.packed.device) % cache.packed.shape[2]]
     else:
         blocks = cache.packed[cache.block_table[b].long()].transpose(0, 1).flatten(1, 2)[:, :full]
     sinks = [rows.row(position) for position in range(min(length, rows.sink))]

@@ -11,6 +11,8 @@ FORMATS = (
     "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k16v16", "k16v4", "k4v16", "k8v2:kg64:vg32",
     "k4v4:kg32:vg32", "k2v2:kg64:vg64", "k8v8:kg32", "k2v2:kg32:vg32", "k4v4:sym", "k8v8:sym", "k2v2:sym:vg64",
     "k4v4:token", "k8v8:token", "k2v2:token", "k4v4:token:kg32:vg32", "k8v8:token:sym", "k2v2:token:kg64", "k16v8:token",
+    "k8v8:vchannel:sym", "k4v4:vchannel", "k2v2:vchannel:kg64:vg64", "k4v2:vchannel:vg32:token", "k2v2:kg16:vchannel:vg16", "k4v4:kg16",
+    "k16v4:vchannel:vg256", "k8v4:kg512:vchannel:vg512:sym",
 )  # fmt: skip
 SHAPES = (
     "k4v4:h32/32", "k8v8:h8/1", "k2v2:h6/2", "k4v4:h5/1", "k4v4:h12/2", "k8v8:h7/1", "k4v4:h16/1", "k2v2:h32/2", "k4v4:h15/1:token",
@@ -21,6 +23,8 @@ SHAPES = (
     "k4v4:h32/1", "k4v4:q8", "k2v2:h64/2:kg64:page128", "k4v4:h128/1:token", "k8v4:q8:h32/2:d80",
     "k4v8:token:q5:h20/1:d144:page32:window300:cap20",
     "k16v16:q8:h12/1:d64:bf16",
+    "k4v4:vchannel:d96:h7/1:kg32", "k2v2:vchannel:d256:bf16", "k8v8:vchannel:sym:h32/2", "k4v8:kg16:h8/8:vchannel:vg64",
+    "k4v4:vchannel:q4:page128:vg64", "k8v8:vchannel:sym:d80", "k4v4:vchannel:d112:h32/1:vg32",
     "k4v4:bf16", "k8v8:bf16", "k2v2:bf16", "k16v16:bf16", "k4v4:bf16:token:kg32:vg32", "k2v2:bf16:d64:h6/2",
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
     "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
@@ -54,6 +58,9 @@ VARIED = [
     *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     KernelCase("k8v8:h16/2", "w8u1d2.noexact"),
     *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1.two", "w8u2d1.cl8", "w8u2d1.bulk")],
+    *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.unit", "w8u4d1.cl4")],
+    *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.unit", "w8u2d2")],
+    *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.unit")],
     KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
     KernelCase("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
     *[KernelCase("k2v2:boost1/4", schedule) for schedule in BOOSTED],
@@ -74,6 +81,7 @@ OLDER = tuple(
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
             ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"), ("k4v4:q8:d80", "default"),
         ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
+        ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"),
     )
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ KERNEL_CASES = [
         "k4v4", "k8v8", "k2v2", "k8v4", "k8v2:kg64:vg32", "k2v2:kg32:vg32", "k2v2:sym:vg64", "k8v8:sym", "k4v4:token", "k8v8:token:sym",
         "k4v4:bf16:token:kg32:vg32", "k2v2:bf16", "k8v8:d96", "k2v2:d256", "k4v4:d64", "k16v4", "k16v16:bf16", "k4v4:page64:kg64",
         "k2v2:page64:token", "k4v4:page256", "k2v2:boost1/8", "k2v2:boost1/4range:kg32:page64", "k2v2:boost1/2:bf16:d96",
+        "k8v8:vchannel:sym", "k2v2:kg16:vchannel:vg16", "k4v4:kg512:vchannel:vg512", "k2v8:kg16:bf16:sym:vchannel:vg64",
     )],
     KernelCase("k4v4", target="sm80"), KernelCase("k8v8", target="sm89"), KernelCase("k2v2", target="sm80"),
 ]  # fmt: skip

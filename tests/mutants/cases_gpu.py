@@ -39,6 +39,8 @@ CASES: dict[str, Case] = {
         _case("int2", "k2v2:h8/2:d64", "w8u2d2", "4x2048"),
         _case("boost", "k2v2:h8/2:d96:kg64:boost1/2", "n128.w8u1d2", "4x2048"),
         _case("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("value-channel", "k8v8:vchannel:sym:h8/2:d64", "w8u2d1", "4x4096"),
+        _case("channel-groups", "k2v4:kg16:vchannel:vg32:h8/2:d64", "w8u2d1", "4x4096"),
         _case("tilelang", "k4v4:h8/2:d64", "w8u2s4", "1x32768 4x2048", "tilelang"),
         _case("tilelang-queries", "k4v4:q4:h4/2:d64:page128", "w8u2s4", "4x2048q4", "tilelang"),
     )

@@ -17,6 +17,7 @@ from kvgen.reference.data import normal, structured
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.plan import PlanShape
 from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda import emulate
@@ -95,6 +96,8 @@ CASES: dict[str, EmulatedCase] = {
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
     "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
+    "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
+    "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
 }
 PACKED: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h2/2:d64", 128, {}),
@@ -105,6 +108,7 @@ PACKED: dict[str, EmulatedCase] = {
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
     "half-run": EmulatedCase("k4v4:h2/2:d80:kg32", 32, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
+    "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
 }
 Plan = tuple[PlanShape, Lengths, int, bool]
 PLANS: tuple[Plan, ...] = (
@@ -195,11 +199,13 @@ def decode(built: Emulated, lengths: Lengths, processors: int, planned: bool, ba
     require(step.lengths.tolist() == (list(lengths) if planned else after), f"{where}: lengths")
     expected, table = packed_cache(built, held, max(after))
     kept, tokens = meaningful_bytes(built.layout), built.layout.tokens
+    places = window_places(built.spec, tokens)
     for b, (old, length) in enumerate(zip(lengths, after, strict=True)):
         for mine, want in zip(step.residual, held.residual(), strict=True):
             require(torch.equal(mine[b, :, : length % tokens], want[b, :, : length % tokens]), f"{where}: residual of sequence {b}")
         if length // tokens > old // tokens:
-            one, other = (sequence_blocks(packed, table, b)[:, old // tokens] for packed in (step.packed, expected))
+            place = old // tokens % (places or old + 1)
+            one, other = (sequence_blocks(packed, table, b)[:, place] for packed in (step.packed, expected))
             require(torch.equal(one[:, kept], other[:, kept]), f"{where}: packed block of sequence {b}")
 
 

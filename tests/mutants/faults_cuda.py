@@ -424,12 +424,38 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "maximum-half", "queries", "the maximum that the running maximum moves to leaves out a lane's second row",
-            "for (int half = 0; half < 2; ++half) {\n          float scale",
-            "for (int half = 0; half < 1; ++half) {\n          float scale",
+            "for (int half = 0; half < 2; ++half) {\n          float score",
+            "for (int half = 0; half < 1; ++half) {\n          float score",
+        ),
+    ),
+    *_in(
+        "mainloop/group_sums",
+        (
+            "group-rescale", "value-channel", "sums of codes in V per channel are not rescaled when the maximum moves",
+            "codes[u][c] *= factor[c], codes[u][2 + c] *= factor[c];", "codes[u][c] *= factor[c];",
+        ),
+        (
+            "group-complement", "channel-groups", "V's complemented codes are taken for all of a group's codes",
+            "ptx::mma(weights, kOnes, kOnes, kOnes, 0u,", "ptx::mma(weights, kOnes, kOnes, kOnes, kOnes,",
+        ),
+        (
+            "group-params", "channel-groups", "every group of tokens in a KV tile takes the scales of V's first",
+            "fold(params + token / Params::kTokens * Params::kGroupBytes,", "fold(params,",
+        ),
+    ),
+    *_in(
+        "mainloop/traits",
+        (
+            "int2-mixed-groups", "channel-groups", "2-bit codes of K of two groups of tokens are not separated",
+            "kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;", "kMixedKeys = true;",
         ),
     ),
     *_in(
         "mainloop/subtile",
+        (
+            "key-half", "channel-groups", "the second 16 tokens of a sub-tile take the K scales of the first",
+            "query[rows % Traits::kSubtileKeyGroups][tile];", "query[0][tile];",
+        ),
         (
             "symmetric-zero", "symmetric", "the second row of every two takes the first's scale for the middle of its codes",
             "zero[m_tile][q][1] = -v.y * Quant::kOffset;", "zero[m_tile][q][1] = -v.x * Quant::kOffset;",
@@ -445,6 +471,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "mainloop/packed_loop",
+        (
+            "key-half-zero", "channel-groups", "K's zeros of the first and the second 16 tokens of a sub-tile are swapped",
+            "m_tile) ? second : first;", "m_tile) ? first : second;",
+        ),
         (
             "key-group-sum", "token", "K's zeros of later channel groups multiply the query's sum over the first",
             "shared.query_sums[q * Traits::kQTiles * 8 + row] *", "shared.query_sums[row] *",
@@ -481,7 +511,7 @@ FAULTS: tuple[Fault, ...] = (
         "pipeline/kv_tiles",
         (
             "boost-group", "boost", "all groups of tokens have the first one's boost index",
-            "group * Traits::Format::kBoosted};", "0};",
+            "key_offset / Traits::KeyChannelParams::kBytes * Traits::Format::kBoosted;", "0;",
         ),
     ),
     *_in(
@@ -507,14 +537,18 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "bulk-bytes", "bulk-unit", "the barrier of a bulk copy expects fewer bytes than come",
-            "ptx::barrier_expect(barrier, count * kBytes + params +", "ptx::barrier_expect(barrier, count * kBytes +",
+            "ptx::barrier_expect(barrier, kBytes + key + value + index);", "ptx::barrier_expect(barrier, kBytes);",
         ),
     ),
     *_in(
         "pipeline/kv_tiles",
         (
             "key-group", "key-groups", "the second group of K's scales in a block is taken from the first",
-            "within * Traits::kTileTokens / Traits::Key::kGroup : 0;", "within * Traits::kTileTokens / (2 * Traits::Key::kGroup) : 0;",
+            "key_offset = Traits::KeyChannelParams::offset(within);", "key_offset = Traits::KeyChannelParams::offset(within / 2);",
+        ),
+        (
+            "value-channel-group", "channel-groups", "V's channel params of a block's second KV tile are those of the first",
+            "Traits::ValueChannelParams::offset(within),", "Traits::ValueChannelParams::offset(within / 2),",
         ),
         (
             "page-prefetch", "paged", "KV tiles take the prefetched page of the one before them",
@@ -540,8 +574,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "tiles-far", "last", "packed tokens from the 19,201st on are read 32 tokens early",
-            "const int within = tile % Traits::kTilesPerBlock,\n              group",
-            "if (tile >= 600) base -= Traits::kTileBytes;\n    const int within = tile % Traits::kTilesPerBlock,\n              group",
+            "const int within = tile % Traits::kTilesPerBlock, key_offset",
+            "if (tile >= 600) base -= Traits::kTileBytes;\n    const int within = tile % Traits::kTilesPerBlock, key_offset",
         ),
     ),
 )  # fmt: skip

@@ -51,7 +51,15 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "half-run-scalers", "half-run", "the channels of K's half run take the scalers of channels twice as far behind",
-            "group + Runs::lane_channel(x + i, threadIdx.x % 4)", "group + Runs::channel(x + i) + threadIdx.x % 4 * 8 % 16",
+            "of_row + Runs::lane_channel(x + i, threadIdx.x % 4)", "of_row + Runs::channel(x + i) + threadIdx.x % 4 * 8 % 16",
+        ),
+        (
+            "pack-half", "channel-groups", "the second group of a 2-bit K's 32 tokens is packed with the thresholds of the first",
+            "group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;", "group;",
+        ),
+        (
+            "pack-values", "channel-groups", "V's scalers are made while K's are still read",
+            "if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();", "",
         ),
     ),
     *_in(
@@ -66,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "boost-levels", "boost", "boosted channels have the scale of two bits",
-            "? Key::kMaxBoosted : Key::kMaxCode;", "? Key::kMaxCode : Key::kMaxCode;",
+            "? Quant::kMaxBoosted : Quant::kMaxCode;", "? Quant::kMaxCode : Quant::kMaxCode;",
         ),
         (
             "boost-low", "boost", "the lower bits of boosted channels are those that two bits gave",
@@ -116,7 +124,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",
-            "Quant::kAxis == Axis::channel || lane_row == 0 ? first :", "Quant::kAxis == Axis::channel || lane_row <= 1 ? first :",
+            "lane_row * 8 < Quant::kGroup : lane_row == 0;", "lane_row * 8 < Quant::kGroup : lane_row <= 1;",
+        ),
+        (
+            "unpack-half", "channel-groups", "unpacking gives the second group of a 2-bit K's 32 tokens the scales of the first",
+            "lane_row * 8 < Quant::kGroup : lane_row == 0;", "true : lane_row == 0;",
         ),
     ),
     *_in(

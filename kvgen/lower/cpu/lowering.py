@@ -13,6 +13,7 @@ from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.reference.layout import BOOST_CHANNELS
+from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec, KeySpec, QuantSpec
 
 TEMPLATE = "cpu/module.cpp.jinja"
@@ -102,6 +103,7 @@ class CpuBackend:
             "cache": spec.cache,
             "layout": layout,
             "page_blocks": (spec.cache.page or 0) // layout.tokens,
+            "window_places": window_places(spec, layout.tokens),
             "launch": dict(schedule.launch),
             "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),

@@ -11,8 +11,8 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
-from kvgen.lower.cuda.support import REFUSALS
+from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, pack_memory, shared_memory
+from kvgen.lower.cuda.support import REFUSALS, per_channel
 from kvgen.lower.gpu_facts import gpu_facts
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
@@ -21,6 +21,8 @@ from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "cuda"
+MOST_PACK = 48 * KB
+"""Shared memory of a kernel that does not ask for more."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 
@@ -50,7 +52,7 @@ class CudaBackend:
         problems = ["no block fits"]
         for space in (hinted, hinted.without_hints()):
             for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
-                for launch in _plain_launches():
+                for launch in _plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
                     problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]
                     if not problems:
@@ -73,11 +75,15 @@ class CudaBackend:
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
     smallest = Params(warps=2, kv_tile=32, tiles_in_flight=2, copy="cp_async", reduction="last_cta")
-    needed = shared_memory(spec, packed_layout(spec, _preferred_block(spec), "mma"), smallest).total
-    if needed <= GPUS[target].shared_per_cta:
-        return None
-    what = f"head_dim {spec.attention.head_dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
-    return f"{what} needs {needed} bytes of shared memory, more than {target} has"
+    layout = packed_layout(spec, _preferred_block(spec), "mma")
+    needed, dim = shared_memory(spec, layout, smallest).total, spec.attention.head_dim
+    if needed > GPUS[target].shared_per_cta:
+        what = f"head_dim {dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
+        return f"{what} needs {needed} bytes of shared memory, more than {target} has"
+    if pack_memory(layout) > MOST_PACK:
+        what = f"head_dim {dim} with groups of {spec.key.group} and {spec.value.group} tokens in blocks of {layout.tokens}"
+        return f"{what} has more scales than a packing kernel's shared memory holds ({pack_memory(layout)} of {MOST_PACK} bytes)"
+    return None
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
@@ -92,22 +98,26 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
     return {
         **gpu_facts(spec, target),
+        "boosted": spec.key.boost.fraction > 0,
         "cta_rows": rows_of_cta(spec),
         "runs": runs(spec),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
+        "most_pack": MOST_PACK,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
+        "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),
     }
 
 
 def _preferred_block(spec: KernelSpec) -> int:
-    return max(128, spec.key.group) if spec.key.quantized and spec.key.axis == "channel" else 128
+    return max([128, *(op.group for op in (spec.key, spec.value) if per_channel(op))])
 
 
-def _plain_launches() -> Iterator[Params]:
-    """Launches that no shape is bad at, the best first."""
+def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
+    """Launches that no shape is bad at, the best first. V per channel is scaled once per KV tile, so longer ones come first."""
+    short = ((32, 2), (64, 1))
     for warps in (8, 4, 2):
-        for kv_tile, tiles in ((128, 1), (32, 2), (64, 1), (64, 2), (32, 4), (128, 2), (64, 4)):
+        for kv_tile, tiles in ((128, 1), *(short[::-1] if per_channel(spec.value) else short), (64, 2), (32, 4), (128, 2), (64, 4)):
             launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
             yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)

@@ -11,6 +11,7 @@ from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.cuda.shared import PLANNED, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
+from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 
 _SELECTORS = {"mean_abs": "mean_abs", "range": "range", "static": "fixed"}
@@ -32,6 +33,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         cache=spec.cache,
         q_tiles=q_tiles(spec),
         page=spec.cache.page or 0,
+        window_places=window_places(spec, layout.tokens),
         launch=launch,
         **_reduction(launch.text("reduction")),
         static_memory=shared_memory(spec, layout, launch),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from kvgen.lower.cuda.rows import TILE_ROWS, q_tiles
 from kvgen.lower.schedule import Params
-from kvgen.reference.layout import PackedLayout
+from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
@@ -75,16 +75,19 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4
     cluster = _align(flags + FLAGS, 16)
     end = _align(cluster + (tiles * (tile_rows * dim * 4 + clustered * 64 + 16) if clustered else 0), 128)
-    packing = _packing(layout)
+    packing = pack_memory(layout)
     flush = 0 if packing <= pages else end
     return SharedMemory(slot, barriers, query, merge, pages, work_tiles, scalars, flags, cluster, flush, flush + packing if flush else end)
 
 
 def _slot(layout: PackedLayout, kv_tile: int) -> int:
-    """A KV tile: K's channel params and boost index, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
-    key = layout.key
-    params = layout.head_dim * key.params * 2 if key.quantized and key.axis == "channel" else 0
-    return params + key.boosted + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
+    """A KV tile: channel params of K and of V, boost index, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
+    params = sum(max(1, kv_tile // op.group) * layout.head_dim * op.params * 2 for op in _per_channel(layout))
+    return params + layout.key.boosted + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
+
+
+def _per_channel(layout: PackedLayout) -> list[Operand]:
+    return [op for op in (layout.key, layout.value) if op.quantized and op.axis == "channel"]
 
 
 def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
@@ -92,18 +95,15 @@ def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
     return layout.key.quantized and layout.key.axis == "channel" and rows <= 4
 
 
-def _packing(layout: PackedLayout) -> int:
-    """What packing a block needs: for K per channel, extremes of runs of 16 tokens, and params of groups; and what boost adds."""
-    key = layout.key
-    if not key.quantized or key.axis != "channel":
-        return 16
-    groups = layout.tokens // key.group
-    return layout.head_dim * (layout.tokens // 16 * 4 + groups * 12) + _boosting(layout, groups)
+def pack_memory(layout: PackedLayout) -> int:
+    """What packing a block needs: per channel, extremes of runs of 16 tokens, and params of groups; of K, what boost adds; then of V."""
+    return max([16, *(layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // op.group * 12) + _boosting(layout, op)
+                      for op in _per_channel(layout))])  # fmt: skip
 
 
-def _boosting(layout: PackedLayout, groups: int) -> int:
+def _boosting(layout: PackedLayout, op: Operand) -> int:
     """Four sums of magnitudes and a sort key per channel, as far as the selector needs them; which channels are chosen, per group."""
-    if layout.key.boost is None:
+    if op.boost is None:
         return 0
-    doubles = {"mean_abs": 5, "range": 1, "static": 0}[layout.key.boost.select]
-    return layout.head_dim * (doubles * 8 + groups) + groups * layout.key.boosted
+    doubles, groups = {"mean_abs": 5, "range": 1, "static": 0}[op.boost.select], layout.tokens // op.group
+    return layout.head_dim * (doubles * 8 + groups) + groups * op.boosted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, QuantSpec
 
 MAX_HEAD_DIM = 256
 MAX_Q_ROWS = 128
@@ -11,6 +11,19 @@ BOOST_STEP = 16
 """Channels of a step of matrix instructions."""
 WHOLE_PAGE = 32
 """Tokens that the kernel takes at once; of smaller pages, two."""
+
+
+CHANNEL_GROUPS = (16, 32, 64, 128, 256, 512)
+"""Tokens that share params per channel: a block holds whole groups, a KV tile whole groups or a part of one."""
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
+
+
+def per_channel(quant: QuantSpec) -> bool:
+    """Whether K or V has a scale per channel for a group of tokens."""
+    return quant.quantized and quant.axis == "channel"
 
 
 def _small_pages(spec: KernelSpec) -> bool:
@@ -38,6 +51,11 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: _boosted(s) > 0 and s.attention.head_dim % 32 != 0,
         "key.boost.fraction ({k.boost.fraction:g}) with a head_dim ({a.head_dim}) that is no multiple of 32 is not built",
     ),
+    Refusal(
+        "boosted channels in groups of 16 tokens",
+        lambda s: s.key.boost.fraction > 0 and s.key.group == 16,
+        "key.boost needs groups of 32 tokens or more, whose codes share words in a 2-bit K; key.group is {k.group}",
+    ),
     *GPU_REFUSALS,
     Refusal(
         f"more than {MAX_Q_ROWS} query heads times query tokens per KV head",
@@ -53,5 +71,15 @@ REFUSALS: tuple[Refusal, ...] = (
         "a 2-bit K in pages that are no multiple of 32 tokens",
         lambda s: _small_pages(s) and s.key.bits == 2,
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
+    ),
+    Refusal(
+        "params per channel in pages that are no multiple of 32 tokens",
+        lambda s: _small_pages(s) and any(per_channel(op) for op in (s.key, s.value)),
+        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
+    ),
+    Refusal(
+        f"params per channel in groups other than {_listed(CHANNEL_GROUPS)} tokens",
+        lambda s: any(per_channel(op) and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
+        f"groups per channel are {_listed(CHANNEL_GROUPS)} tokens, as KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
     ),
 )

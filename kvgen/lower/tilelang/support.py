@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from kvgen.extras import install_line
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal, narrow_token_group
 
+KEY_GROUPS = (32, 64, 128, 256)
 OLDEST = "0.1.15"
 """The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
 
@@ -40,6 +41,14 @@ REFUSALS: tuple[Refusal, ...] = (
         "groups of channels that are no multiple of 32",
         lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),
         "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token",
+    ),
+    Refusal(
+        "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
+    ),
+    Refusal(
+        f"K per channel in groups other than {', '.join(map(str, KEY_GROUPS[:-1]))} or {KEY_GROUPS[-1]} tokens",
+        lambda s: s.key.quantized and s.key.axis == "channel" and s.key.group not in KEY_GROUPS,
+        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
     ),
     Refusal(
         "pages of odd size",

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import Operand, PackedLayout, Which, vector_words
+from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 
 LANES = 32
@@ -29,6 +30,8 @@ class Traits:
     kv_heads: int
     max_q_len: int
     page_blocks: int
+    window_places: int
+    """Places of the packed blocks of a contiguous cache with a sliding window; 0 if every block has one of its own."""
     warps: int
     stages: int
     tile_subtiles: int
@@ -307,6 +310,7 @@ def make_traits(spec: KernelSpec, schedule: Schedule) -> Traits:
         kv_heads=attention.kv_heads,
         max_q_len=attention.q_len,
         page_blocks=(spec.cache.page or 0) // layout.tokens,
+        window_places=window_places(spec, layout.tokens),
         warps=launch.integer("warps"),
         stages=launch.integer("stages"),
         tile_subtiles=launch.integer("kv_tile") // layout.subtile,

@@ -15,7 +15,7 @@ struct Config {
   static constexpr bool sinks = false;
 
   // The packed layout: tokens and bytes.
-  static constexpr int block = 64, subtile = 32, page_blocks = 1;
+  static constexpr int block = 64, subtile = 32, page_blocks = 1, window_places = 0;
   using Residual = kvgen::ResidualRows<block, 0, 0, 0, 1>;
   static constexpr int block_bytes = 9088, header_bytes = 384, subtile_bytes = 4352;
 #line 26 "cpu/module.cpp.jinja"

@@ -15,7 +15,7 @@ struct Config {
   static constexpr bool sinks = false;
 
   // The packed layout: tokens and bytes.
-  static constexpr int block = 128, subtile = 32, page_blocks = 0;
+  static constexpr int block = 128, subtile = 32, page_blocks = 0, window_places = 0;
   using Residual = kvgen::ResidualRows<block, 0, 0, 0, 1>;
   static constexpr int block_bytes = 65536, header_bytes = 0, subtile_bytes = 16384;
 #line 26 "cpu/module.cpp.jinja"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
+from tests.support.cpu import spec_of, variant
 from tests.support.naive import naive_spec
 from tests.unit.api.conftest import naive_entry
 
@@ -123,3 +125,16 @@ def test_operators_take_turns_with_kernels_over_one_cache(kernel, spec):
 def test_scales_that_float32_does_not_hold_are_refused(kernel, spec):
     with pytest.raises(ValueError, match="must be finite"):
         torch_ops.Attention(kernel, _filled(kernel, spec), scale=float("nan"))
+
+
+def test_learned_sinks_belong_to_the_module() -> None:
+    v, generator = variant(spec_of(sinks=True)), torch.Generator().manual_seed(1)
+    q, k, x = (torch.randn(1, 1, heads, 64, generator=generator).half() for heads in (4, 2, 2))
+    plain, bound = v.new_cache(1, 64), v.new_cache(1, 64)
+    sinks, kernel = torch.tensor([-9.0, 0.0, 1.0, 5.0]), SimpleNamespace(variant=lambda _: v)
+    module = torch_ops.Attention(kernel, bound, sinks=sinks)  # type: ignore[arg-type]
+    assert torch.equal(module(q, k, x), v.decode(q, k, x, plain, sinks=sinks))
+    for got, want in zip(module.attend(q), v.attend(q, plain, lse=True, sinks=sinks), strict=True):
+        assert torch.equal(got, want)
+    with pytest.raises(ValueError, match="this format has learned sinks"):
+        torch_ops.Attention(kernel, bound)  # type: ignore[arg-type]

@@ -46,7 +46,6 @@ FORMATS = {
     "pages-of-16": spec_of(page=16, k="4t32", v="2c16"),
     "softcap-window": spec_of(dtype="float32", softcap=30.0, window=100),
     "one-kv-head": spec_of(heads="71/1", dim=32),
-    "learned-sinks": spec_of(heads="6/2", sinks=True, q_len=3),
     "sink-and-local": spec_of(k="2c32", v="2t64", page=64, cache={"sink": 5, "local": 40}),
     "long-sink": spec_of(k="4t32", v="2c16", sinks=True, cache={"sink": 100, "rollback": 3}),
     "rollback": spec_of(dtype="float32", page=32, q_len=4, cache={"local": 16, "rollback": 40}),

@@ -12,9 +12,7 @@ from tests.support.specs import kv4_spec as spec
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "float32": (spec(attention={"dtype": "float32"}), "float32"),
-    "V per channel": (spec(value={"axis": "channel"}), "value.axis"),
     "more than 8 query tokens per call": (spec(attention={"q_len": 64}), "64"),
-    "K per channel in groups other than 32, 64, 128 or 256 tokens": (spec(key={"group": 96}), "96 tokens"),
     "K per token in groups that are no multiple of 16 channels": (spec(key={"axis": "token", "group": 8}), "8 channels"),
     "V per token in groups that are no multiple of 16 channels": (spec(value={"group": 8}), "8 channels"),
 }

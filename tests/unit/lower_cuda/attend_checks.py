@@ -7,6 +7,7 @@ import torch
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import normal, structured
 from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.reference.window import window_places
 from tests.support.packed import meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, packed_cache
 
@@ -48,9 +49,10 @@ def cached(step: Step, held: ReferenceCache, before: tuple[int, ...], after: lis
         used = expected.ne(0).any(-1)
         assert torch.equal(mine[used], expected[used])
     expected, table = packed_cache(step.kernel, held, max(before) + step.q.shape[1])
-    meaningful = meaningful_bytes(step.kernel.layout)
+    meaningful, places = meaningful_bytes(step.kernel.layout), window_places(step.kernel.spec, held.block)
     for b, (old, length) in enumerate(zip(before, after, strict=True)):
         first = held.rows.packed_blocks(old)
         if held.rows.packed_blocks(length) > first:
-            one, other = (sequence_blocks(packed, table, b)[:, first] for packed in (step.packed, expected))
+            place = first % places if places else first
+            one, other = (sequence_blocks(packed, table, b)[:, place] for packed in (step.packed, expected))
             assert torch.equal(one[:, meaningful], other[:, meaningful])

@@ -41,11 +41,11 @@ extern "C" void call(bool packing, bool backwards, void* const* tensors, const i
     PackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
     args.limit = INT32_MAX;
-    cache.block_table ? launch_pack<Format_, true>(args, nullptr) : launch_pack<Format_, false>(args, nullptr);
+    cache.block_table ? launch_pack<Format_, true>(args, nullptr) : launch_pack<Format_, false, {places}>(args, nullptr);
   }} else {{
     UnpackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens;
-    cache.block_table ? launch_unpack<Format_, true>(args, nullptr) : launch_unpack<Format_, false>(args, nullptr);
+    cache.block_table ? launch_unpack<Format_, true>(args, nullptr) : launch_unpack<Format_, false, {places}>(args, nullptr);
   }}
 }}
 extern "C" void places(int64_t* bits, int64_t* params) {{
@@ -77,11 +77,11 @@ class Cache:
 
 
 class Emulated:
-    """pack and unpack of one format."""
+    """pack and unpack of one format; in contiguous caches the blocks take `places` in turn, or (0) each has its own."""
 
-    def __init__(self, layout: PackedLayout, dtype: torch.dtype, folder: Path, rows: ResidualRows | None = None) -> None:
+    def __init__(self, layout: PackedLayout, dtype: torch.dtype, folder: Path, rows: ResidualRows | None = None, places: int = 0) -> None:
         """`rows` says which tokens are unquantized; where None, those that do not fill a block."""
-        self.library = ctypes.CDLL(str(_compile(layout, dtype, rows or ResidualRows(layout.tokens, 0, 0, 0, 1), folder)))
+        self.library = ctypes.CDLL(str(_compile(layout, dtype, rows or ResidualRows(layout.tokens, 0, 0, 0, 1), folder, places)))
 
     def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> None:
         """Append; CTAs run in the order of their numbers or `backwards`."""
@@ -113,11 +113,12 @@ class Emulated:
         )
 
 
-def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, folder: Path) -> Path:
+def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, folder: Path, places: int) -> Path:
     from kvgen.lower.cuda.render import _quant
 
     element = "__half" if dtype == torch.float16 else "__nv_bfloat16"
-    return library(EXPORTS.format(element=element, key=_quant(layout.key), value=_quant(layout.value), layout=layout, rows=rows), folder)
+    key, value = _quant(layout.key), _quant(layout.value)
+    return library(EXPORTS.format(element=element, key=key, value=value, layout=layout, rows=rows, places=places), folder)
 
 
 def library(text: str, folder: Path) -> Path:

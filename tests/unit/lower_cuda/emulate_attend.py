@@ -15,6 +15,7 @@ from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.reference.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
+from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 from tests.unit.lower_cuda.emulate import library
 
@@ -191,10 +192,21 @@ def packed_cache(
             table[b, : token // page] = -1
         return packed, table
     packed = held.packed(layout, blocks)
+    if places := window_places(kernel.spec, layout.tokens):
+        return _in_places(packed, held, seen, places), None
     for b, full in enumerate(held.blocks.tolist()):
         packed[b, :, full:] = 255
         packed[b, :, : seen[b] // layout.tokens] = 255
     return packed, None
+
+
+def _in_places(packed: torch.Tensor, held: ReferenceCache, seen: Sequence[int], places: int) -> torch.Tensor:
+    """The blocks of a sliding window in the places that they take in turn; what is in no block that a query sees is poisoned."""
+    found = torch.full((*packed.shape[:2], min(places, packed.shape[2]), packed.shape[3]), 255, dtype=packed.dtype)
+    for b, length in enumerate(held.lengths.tolist()):
+        for block in range(seen[b] // held.block, length // held.block):
+            found[b, :, block % places] = packed[b, :, block]
+    return found
 
 
 def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path, calls: str = CALLS) -> ctypes.CDLL:

@@ -15,7 +15,7 @@ from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import normal
-from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
 from tests.support.packed import sequence_blocks
 from tests.unit.lower_cuda.attend_checks import agree, cached, cleared, fresh, reference
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
@@ -44,10 +44,14 @@ CASES: tuple[Case, ...] = (
     ("k2v2:h8/2:boost1/8", 128, {"kv_tile": 128}),
     ("k2v4:h16/2:d96:kg64:page128:boost1/2range", 128, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k2v2:h8/2:d64:bf16:q3:kg32:boost1/4static", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k8v8:h4/4:vchannel:sym:d64", 128, {"kv_tile": 64}),
+    ("k2v2:h8/2:vchannel:kg16:vg16:d64:page128", 64, {"kv_tile": 64}),
+    ("k8v4:q4:h4/2:vchannel:kg16:vg512:d64", 512, {"kv_tile": 128}),
 )
+PER_CHANNEL = CASES[21:]
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
 CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]
-DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:20])
+DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:23])
 EQUAL, RAGGED = (300, 290, 310), (2100, 0, 1, 128, 700)
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
@@ -78,6 +82,16 @@ def test_attend_agrees_with_the_reference(
     step = Step(built, held, q, processors=processors, planned=planned)
     step.run()
     agree(step, held.attend(q))
+
+
+@pytest.mark.parametrize("case", PER_CHANNEL, ids=lambda case: case[0])
+def test_every_row_agrees_with_v_per_channel(kernel: Make, case: Case) -> None:
+    """Each by itself: groups of tokens whose scales differ widely, and a maximum that moves within them."""
+    built = kernel(case)
+    held, q = reference(built, (2100,), hard=True, seed=4)
+    step = Step(built, held, q)
+    step.run()
+    assert worst_relative_l2(step.out, held.attend(q)[0]) <= tolerance(q.dtype)
 
 
 @by_scheduler

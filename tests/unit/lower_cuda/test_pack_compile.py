@@ -21,6 +21,8 @@ FORMATS = (
     "__half, Quant<2, Axis::channel, 128, true>, Quant<4, Axis::token, 128, true>, 128, 128",
     "__half, Quant<8, Axis::channel, 128, true>, Quant<8, Axis::token, 128, true>, 128, 128",
     "__half, Quant<8, Axis::channel, 32, false>, Quant<2, Axis::token, 32, true>, 96, 64",
+    "__half, Quant<8, Axis::channel, 128, false>, Quant<8, Axis::channel, 128, false>, 128, 128",
+    "__half, Quant<2, Axis::channel, 16, true>, Quant<2, Axis::channel, 16, true>, 128, 128",
     "__nv_bfloat16, Quant<2, Axis::channel, 128, true>, Quant<2, Axis::token, 128, false>, 128, 128",
     "__nv_bfloat16, Quant<4, Axis::token, 32, false>, Quant<8, Axis::token, 64, true>, 64, 16",
     "__half, Quant<2, Axis::token, 256, true>, Quant<4, Axis::token, 64, true>, 256, 256",

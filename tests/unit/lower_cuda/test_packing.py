@@ -35,6 +35,16 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
         "bfloat16", 64, 64, {"bits": 2, "group": 64, "boost": {"fraction": 0.5, "select": "static"}}, {"bits": 2, "group": 64},
     ),
     "k2-boost-mean-bf16": ("bfloat16", 64, 128, {"bits": 2, "group": 32, "boost": {"fraction": 0.25}}, {"bits": 8, "group": 64}),
+    "k8v8-channel-sym": ("float16", 128, 128, {"bits": 8, "zero": False}, {"bits": 8, "axis": "channel", "zero": False}),
+    "k2v2-channel-g16": ("float16", 64, 64, {"bits": 2, "group": 16}, {"bits": 2, "axis": "channel", "group": 16}),
+    "k2-g16-v4-channel-d96-bf16": (
+        "bfloat16",
+        96,
+        64,
+        {"bits": 2, "group": 16, "zero": False},
+        {"bits": 4, "axis": "channel", "group": 64},
+    ),
+    "k4t-v2-channel-g512": ("float16", 32, 512, {"bits": 4, "axis": "token", "group": 32}, {"bits": 2, "axis": "channel", "group": 512}),
     "k8-v16": ("float16", 32, 64, {"bits": 8, "group": 64}, {"bits": 16}),
     "k4v4-d80": ("float16", 80, 64, {"bits": 4, "group": 32}, {"bits": 4, "group": 80}),
     "k2-v8-d112": ("float16", 112, 32, {"bits": 2, "group": 32}, {"bits": 8, "group": 112}),
@@ -125,6 +135,36 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
         for residual, x in ((held.k_residual, k), (held.v_residual, v)):
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
+
+
+def test_blocks_of_a_sliding_window_take_their_places_in_turn(tmp_path: Path) -> None:
+    """Calls of more blocks than there are places, and of fewer; `unpack` gives the blocks that are there and the residual, nothing else."""
+    layout, places, batch = layout_of("k4v4"), 3, 3
+    n = layout.tokens
+    module = Emulated(layout, torch.float16, tmp_path, places=places)
+    held = empty_cache("k4v4", batch, places * n)
+    pieces = [[5 * n + 3, n, 0], [n - 3, 2 * n + 1, 2], [n // 2, 4 * n, 1]]
+    k, v = inputs("k4v4", batch, 8 * n, seed=0)
+    done = [0] * batch
+    for at, piece in enumerate(pieces):
+        fresh = [torch.zeros(batch, max(piece), HEADS, layout.head_dim, dtype=k.dtype) for _ in range(2)]
+        for b, count in enumerate(piece):
+            for x, new in zip((k, v), fresh, strict=True):
+                new[b, :count] = x[b, done[b] : done[b] + count]
+            done[b] += count
+        module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=at % 2 == 0)
+    kept, out = meaningful_bytes(layout), [torch.full((batch, 8 * n, HEADS, layout.head_dim), 7.0, dtype=k.dtype) for _ in range(2)]
+    module.unpack(held, *out)
+    for b, length in enumerate(done):
+        full = length // n
+        first = max(0, full - places)
+        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in (k, v)))
+        for block in range(first, full):
+            assert torch.equal(held.packed[b, :, block % places][..., kept], expected[:, block][..., kept])
+        assert all((x[b, : first * n] == 7.0).all() and (x[b, length:] == 7.0).all() for x in out)
+        assert not any((x[b, first * n : length] == 7.0).all() for x in out if length > first * n)
+        for x, y in zip((k, v), out, strict=True):
+            assert torch.equal(y[b, full * n : length], x[b, full * n : length])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def doubts(words: str, schedule: str) -> list[str]:
     [("k8v8", "w8u1d2"), ("k8v8", "w8u1d2.bulk"), ("k4v4", "w8u4d1"), ("k4v4", "w8u4d1.cl8"), ("k2v2", "w16u4d1"), ("k2v2", "w8u4d1c2"),
      ("k4v4:h8/1", "w8u4d1.two"), ("k4v4", "n256.w8u4d1"), ("k4v4:h8/1", "w8u4d1.noexact"), ("k4v4:page64:kg64", "n64.w8u2d2.unit"),
      ("k4v4:token:page16", "w8u1d4"), ("k4v4:token:page32", "w8u4d1"), ("k4v4:token:page16", "w8u4d1.unit"),
-     ("k8v8:token:page48", "w8u1d2.bulk"), ("k4v4", "w4u4d1c2"), ("k2v2", "w6u4d1c2"), ("k4v4:d64:h32/4:q8", "w4u4d2c2")],
+     ("k8v8:token:page48", "w8u1d2.bulk"), ("k4v4", "w4u4d1c2"), ("k2v2", "w6u4d1c2"),
+     ("k4v4:kg32", "w8u4d1"), ("k8v8:vchannel:sym", "w8u2d1"),
+     ("k4v4:vchannel:vg512:kg32", "n512.w8u4d1"), ("k4v4:d64:h32/4:q8", "w4u4d2c2")],
 )  # fmt: skip
 def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
     assert doubts(words, schedule) == []
@@ -52,12 +54,13 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
         ("k4v4", "n64.w8u2d1", "sm90", "a block (64) holds whole K groups (128)"),
         ("k4v4:page64:token", "n128.w8u2d1", "sm90", "a page (64) holds whole blocks (128)"),
         ("k4v4:token", "n64.w8u4d1", "sm90", "a KV tile (128 tokens) must divide a block (64)"),
-        ("k4v4:kg64", "w8u4d1", "sm90", "lies within one K group (64)"),
+        ("k4v4:vchannel:vg256", "n128.w8u4d1", "sm90", "a block (128) holds whole V groups (256)"),
+        ("k4v4:d256:kg16", "n256.w8u2d1", "sm90", "the scales of a block (256 tokens) exceed the shared memory of a packing kernel"),
         ("k8v8", "w8u4d1", "sm90", "exceed the shared memory of a CTA (232448 bytes)"),
         ("k4v4", "w8u4d1c2", "sm90", "2 CTAs exceed the shared memory of a multiprocessor"),
         ("k4v4", "w8u4d1.bulk", "sm80", "sm80 has no bulk copies"),
         ("k4v4", "w8u4d1.cl8", "sm80", "sm80 has no clusters"),
-        ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without K groups"),
+        ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without params per channel"),
         ("k4v4:token:page32", "n16.w8u1d4", "sm90", "blocks of 16 tokens are for pages that hold no blocks of 32"),
         ("k4v4", "w8u4d1", "sm89", "exceed the shared memory of a CTA (101376 bytes)"),
         ("k4v4:token:page16", "w8u4d4", "sm90", "looks up the pages of 4 + 1 KV tiles at once"),

@@ -22,6 +22,7 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
         spec(attention={"head_dim": 80}, key={"bits": 2, "boost": {"fraction": 0.2}}, value={"group": 80}),
         r"head_dim \(80\) that is no multiple of 32",
     ),
+    "boosted channels in groups of 16 tokens": (spec(key={"bits": 2, "group": 16, "boost": {"fraction": 0.125}}), "key.group is 16"),
     "more than 128 query heads times query tokens per KV head": (
         spec(attention={"q_heads": 64, "kv_heads": 2, "q_len": 5}),
         "32 query heads times 5 query tokens",
@@ -30,6 +31,14 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "a 2-bit K in pages that are no multiple of 32 tokens": (
         spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}),
         "page \\(16\\)",
+    ),
+    "params per channel in pages that are no multiple of 32 tokens": (
+        spec(key={"group": 16}, cache={"layout": "paged", "page": 48}),
+        "page \\(48\\)",
+    ),
+    "params per channel in groups other than 16, 32, 64, 128, 256 or 512 tokens": (
+        spec(value={"axis": "channel", "group": 96}),
+        "value.group 96",
     ),
 }
 
@@ -65,10 +74,9 @@ def test_every_shape_has_a_default_that_renders(dim: int, heads: int) -> None:
         assert f"kQTiles = {q_tiles(example)};" in backend.lower(example, backend.default(example, target), target).text
 
 
-def test_presets_without_refused_features_are_supported_everywhere() -> None:
+def test_every_preset_is_supported_everywhere() -> None:
     backend = get_backend("cuda")
-    refused = {name for name, preset in presets().items() if any(backend.unsupported(preset, target) for target in backend.targets)}
-    assert refused == {"int8-per-channel"}
+    assert not [name for name, preset in presets().items() if any(backend.unsupported(preset, target) for target in backend.targets)]
 
 
 def test_what_no_ring_holds_is_refused_with_its_size() -> None:
@@ -76,6 +84,8 @@ def test_what_no_ring_holds_is_refused_with_its_size() -> None:
     backend = get_backend("cuda")
     assert "shared memory, more than sm89 has" in str(backend.unsupported(large, "sm89"))
     assert backend.unsupported(large, "sm90") is None
+    fine = spec(key={"group": 16}, value={"axis": "channel", "group": 512})
+    assert "groups of 16 and 512 tokens in blocks of 512 has more scales" in str(backend.unsupported(fine, "sm90"))
     assert backend.default(large, "sm90").launch["warps"] == 2
 
 

@@ -22,7 +22,7 @@ from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 
 Case = tuple[str, int, dict[str, Value]]
 CASES: tuple[Case, ...] = (
-    ("k2v2:h8/2:d64:kg64:vg64:sink32:local128:page128", 64, {"reduction": "two_level"}),
+    ("k2v2:h8/2:d64:kg64:vg64:boost1/4:sink32:local128:page128", 64, {"reduction": "two_level"}),
     ("k4v4:h4/2:d64:kg32:sink21:local5:rollback8:q4", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v8:token:page16:h4/2:d64:sink40:rollback30:q3:sinks", 16, {"kv_tile": 64, "tiles_in_flight": 2}),
     ("k4v4:token:page64:h4/2:d64:window200:local70:sinks", 32, {"kv_tile": 32}),
@@ -69,11 +69,14 @@ def logits(built: Emulated, seed: int = 5) -> torch.Tensor | None:
 @by_scheduler
 @by_case
 def test_attend_agrees_at_every_boundary(kernel: Callable[[Case], Emulated], case: Case, planned: bool) -> None:
-    """Several splits, in either order of CTAs: the same bits."""
+    """Several splits, in either order of CTAs, with any lengths before griddepcontrol.wait: the same bits."""
     built = kernel(case)
     held, q = reference(built, lengths_of(built), hard=True)
     sinks = logits(built)
-    steps = [Step(built, held, q, processors=9, planned=planned, sinks=sinks, backwards=backwards) for backwards in (False, True)]
+    steps = [
+        Step(built, held, q, processors=9, planned=planned, sinks=sinks, backwards=other, first_load_is_current=other)
+        for other in (False, True)
+    ]
     for step in steps:
         step.run()
     agree(steps[0], held.attend(q, sinks=sinks))

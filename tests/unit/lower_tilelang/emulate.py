@@ -181,7 +181,18 @@ class Step:
         for b, length in enumerate(self.lengths.tolist()):
             packed[b, :, length // layout.tokens :] = 255
             packed[b, :, : self._unseen(length + new) // layout.tokens] = 255
+        if places := self.kernel.plan.window_places:
+            return self._in_places(packed, places, new), torch.zeros(1, 1, dtype=torch.int32)
         return packed, torch.zeros(1, 1, dtype=torch.int32)
+
+    def _in_places(self, packed: torch.Tensor, places: int, new: int) -> torch.Tensor:
+        """The blocks that queries see in the places that they take in turn; the others are poisoned."""
+        tokens = self.kernel.plan.layout.tokens
+        found = torch.full((*packed.shape[:2], min(places, packed.shape[2]), packed.shape[3]), 255, dtype=packed.dtype)
+        for b, length in enumerate(self.lengths.tolist()):
+            for block in range(self._unseen(length + new) // tokens, length // tokens):
+                found[b, :, block % places] = packed[b, :, block]
+        return found
 
     def _paged(self, page: int, batch: int, per_sequence: int, new: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Pages and block table. Pages before a sliding window are gone; page -1 is memory, so that a read of it is found out."""

@@ -16,10 +16,10 @@ from kvgen.toolchain import ArtifactCache, build
 PROBE = """
 #include "kvgen/calls.hpp"
 using namespace kvgen::ffi;
-// 4 query heads on 2 of head_dim 8, blocks of 32 tokens in 64 bytes, pages of 2 blocks
+// 4 query heads on 2 of head_dim 8, blocks of 32 tokens in 64 bytes, residuals of 48 rows, pages of 2 blocks, learned sinks
 KVGEN_EXPORT(probe) {
   return guard(result, [&](TVMFFIAny& answer) {
-    answer.v_int64 = parse_attend({4, 2, 8, 32, 64, 2, kFloat16, kDLCPU, 16}, args, count, false).cache.blocks;
+    answer.v_int64 = parse_attend({4, 2, 8, 32, 48, 64, 2, kFloat16, kDLCPU, 16, true}, args, count, false).cache.blocks;
     return true;
   });
 }
@@ -38,17 +38,18 @@ def behind(shape: tuple[int, ...], dtype: torch.dtype, elements: int) -> torch.T
     return torch.zeros(torch.Size(shape).numel() + elements, dtype=dtype)[elements:].view(shape)
 
 
-def probe(library: Any, **changes: torch.Tensor) -> int:
+def probe(library: Any, **changes: torch.Tensor | None) -> int:
     given = {
         "q": torch.zeros(3, 1, 4, 8, dtype=HALF),
         "packed": torch.zeros(9, 2, 2, 64, dtype=torch.uint8),
-        "k_residual": torch.zeros(3, 2, 32, 8, dtype=HALF),
-        "v_residual": torch.zeros(3, 2, 32, 8, dtype=HALF),
+        "k_residual": torch.zeros(3, 2, 48, 8, dtype=HALF),
+        "v_residual": torch.zeros(3, 2, 48, 8, dtype=HALF),
         "lengths": torch.zeros(3, dtype=torch.int32),
         "block_table": torch.zeros(3, 3, dtype=torch.int32),
         "residual_slots": None,
         "out": torch.zeros(3, 1, 4, 8, dtype=HALF),
         "lse": torch.zeros(3, 4, 1),
+        "sinks": torch.zeros(4),
         "workspace": torch.zeros(16, dtype=torch.uint8),
         "plan": None,
     }
@@ -62,6 +63,18 @@ def test_small_tensors_may_start_anywhere(library: Any) -> None:
     assert probe(library, block_table=torch.zeros(3, 7, dtype=torch.int32)[:, 1:4]) == 6
 
 
+def test_a_residual_has_the_variants_rows_and_sinks_are_given_where_it_has_them(library: Any) -> None:
+    with pytest.raises(ValueError, match="attend: k_residual has size 32 in dimension 2, must be 48"):
+        probe(library, k_residual=torch.zeros(3, 2, 32, 8, dtype=HALF))
+    with pytest.raises(ValueError, match="attend: this kernel needs sinks, a logit per query head"):
+        probe(library, sinks=None)
+    with pytest.raises(ValueError, match="attend: sinks has size 3 in dimension 0, must be 4"):
+        probe(library, sinks=torch.zeros(3))
+    lse = torch.zeros(3, 4, 1)
+    with pytest.raises(ValueError, match="attend: lse overlaps with sinks"):
+        probe(library, lse=lse, sinks=lse.view(-1)[4:8])
+
+
 @pytest.mark.parametrize("name", ["q", "out"])
 def test_rows_are_aligned_wherever_they_start(library: Any, name: str) -> None:
     assert probe(library, **{name: torch.zeros(3, 2, 8, 8, dtype=HALF)[:, 1:, ::2]}) == 6
@@ -72,7 +85,7 @@ def test_rows_are_aligned_wherever_they_start(library: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["packed", "k_residual", "workspace"])
 def test_blocks_start_aligned(library: Any, name: str) -> None:
-    shapes = {"packed": (9, 2, 2, 64), "k_residual": (3, 2, 32, 8), "workspace": (16,)}
+    shapes = {"packed": (9, 2, 2, 64), "k_residual": (3, 2, 48, 8), "workspace": (16,)}
     dtype = HALF if name == "k_residual" else torch.uint8
     with pytest.raises(ValueError, match=f"attend: {name} must start at a multiple of 16 bytes"):
         probe(library, **{name: behind(shapes[name], dtype, 4)})

@@ -42,7 +42,8 @@ def find_block(p: Any, k: Any, at: Any, r: Any, block: Any) -> None:
             r.page[0] * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(block % p.page_blocks, "int64") * (p.block_words // 4)
         )
     else:
-        r.source[0] = at.batch * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(block, "int64") * (p.block_words // 4)
+        place = block % p.window_places if p.window_places else block
+        r.source[0] = at.batch * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(place, "int64") * (p.block_words // 4)
 
 
 @T.macro

@@ -28,6 +28,7 @@ class Append {
   // Packs the i-th block that is due.
   void pack(int64_t i) const {
     const int64_t index = Residual::packed_blocks(length_) + i, first = Residual::kSink + index * C::block;
+    if (index < CacheView<C>::Places::first(Residual::packed_blocks(after_))) return;  // later blocks take its place
     uint8_t* block = cache_.block(batch_, head_, index);
     Quantizer<C, typename C::Key>::pack(block, [&](int t) -> const Element* {
       return first + t < length_ ? cache_.k_row(batch_, head_, first + t) : fresh(k_, first + t);

@@ -3,6 +3,7 @@
 
 #include "kvgen/calls.hpp"
 #include "kvgen/products.hpp"
+#include "kvgen/window_places.hpp"
 
 namespace kvgen {
 
@@ -10,19 +11,25 @@ template <class C>
 struct CacheView {
   using Element = typename C::Element;
   using Residual = typename C::Residual;
+  using Places = WindowPlaces<C::window_places>;
 
   ffi::Cache cache;
 
   explicit CacheView(const ffi::Cache& c) : cache(c) {}
 
   uint8_t* block(int64_t batch, int64_t head, int64_t index) const {
-    int64_t outer = batch, inner = index, per = cache.blocks;
+    int64_t outer = batch, inner = Places::place(index), per = cache.blocks;
     if constexpr (C::page_blocks > 0) {
       outer = page(batch, index / C::page_blocks);
       inner = index % C::page_blocks;
       per = C::page_blocks;
     }
     return cache.packed.template as<uint8_t>() + ((outer * C::kv_heads + head) * per + inner) * C::block_bytes;
+  }
+
+  // The first packed block that is still there, of a sequence of this length.
+  static int first_held(int64_t length) {
+    return Places::first(C::Residual::packed_blocks(static_cast<int>(length) + C::Residual::kRollback));
   }
 
   // Whether a block is there: pages that a sliding window has passed need not be.
@@ -59,7 +66,10 @@ struct CacheView {
     const int64_t after = length + more;
     if (length < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);
     const int64_t blocks = Residual::packed_blocks(static_cast<int>(std::min<int64_t>(after, INT32_MAX)));
-    if (blocks > cache.blocks)
+    if (int64_t{first_held(length)} * C::block > first_visible(first_query))
+      ffi::fail("ValueError", "sequence %lld: tokens from %lld on are needed, and the cache holds %d blocks of a sliding window",
+                (long long)batch, (long long)first_visible(first_query), C::window_places);
+    if ((Places::kInTurn && blocks > C::window_places ? C::window_places : blocks) > cache.blocks)
       ffi::fail("ValueError", "sequence %lld would have %lld tokens, more than the cache holds (%lld blocks of %d)", (long long)batch,
                 (long long)after, (long long)cache.blocks, C::block);
     if constexpr (C::page_blocks > 0) {

@@ -155,7 +155,7 @@ class Module {
     }
 #pragma omp parallel num_threads(threads())
     parallel_for(batch * C::kv_heads * per, [&](int64_t i) {
-      const int64_t index = i % per, head = i / per % C::kv_heads, b = i / per / C::kv_heads;
+      const int64_t head = i / per % C::kv_heads, b = i / per / C::kv_heads, index = i % per + cache.first_held(cache.length(b));
       const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
       if (index < full && cache.holds(b, index))
         unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::block);

@@ -34,6 +34,7 @@ struct Schedule {
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
+  static constexpr int kWindowPlaces = 0;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;

@@ -32,6 +32,7 @@ struct Schedule {
   static constexpr int kQTiles = 2;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
+  static constexpr int kWindowPlaces = 0;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = false;
   using Mask = kvgen::CausalMask;

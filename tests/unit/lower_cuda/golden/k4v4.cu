@@ -32,6 +32,7 @@ struct Schedule {
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
+  static constexpr int kWindowPlaces = 0;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;

@@ -41,6 +41,7 @@ struct Schedule {
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
+  static constexpr int kWindowPlaces = 34;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::SlidingWindow<4096>;

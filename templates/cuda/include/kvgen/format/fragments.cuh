@@ -33,8 +33,8 @@ __device__ __forceinline__ uint32_t fields(uint32_t x, uint32_t mask) {
 }
 
 // Passes the fragments of one MMA tile and k-step to `use(tile16, a0, a1, a2, a3)`. Words of 2-bit codes hold two tiles of 16 rows.
-// kComplemented complements the codes in k-slots 0..7.
-template <int kBits, class Element, bool kComplemented, class Use>
+// kComplemented complements the codes in k-slots 0..7. Without kMixed the top field of 2-bit codes is masked.
+template <int kBits, class Element, bool kComplemented, bool kMixed = true, class Use>
 __device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
   if constexpr (kBits == 16) {
     const Element* type = nullptr;
@@ -48,7 +48,8 @@ __device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
   } else {
     const uint32_t x = w[0], y = ptx::odd_bytes(x);
     use(2 * tile, fields<kComplemented>(x, 0x00030003u), fields<kComplemented>(x, 0x000c000cu), y & 0x00030003u, y & 0x000c000cu);
-    use(2 * tile + 1, fields<kComplemented>(x, 0x00300030u), fields<kComplemented>(x, 0x00ff00ffu), y & 0x00300030u, y);
+    constexpr uint32_t kTop = kMixed ? 0x00ff00ffu : 0x00c000c0u;
+    use(2 * tile + 1, fields<kComplemented>(x, 0x00300030u), fields<kComplemented>(x, kTop), y & 0x00300030u, kMixed ? y : y & kTop);
   }
 }
 

@@ -24,6 +24,8 @@ struct Quant {
   static constexpr int kBoosted = kBoosted_;
   static constexpr Select kSelect = kSelect_;
   static constexpr bool kQuantized = kBits != 16;
+  static constexpr bool kPerChannel = kQuantized && kAxis == Axis::channel;
+  static constexpr bool kPerToken = kQuantized && kAxis == Axis::token;
   static constexpr int kParams = kQuantized ? (kZero ? 2 : 1) : 0;  // scale and zero, scale, or none
   static constexpr int kOffset = kZero ? 0 : 1 << (kBits - 1);      // added to symmetric codes before they are stored
   static constexpr int kMaxCode = kZero ? (1 << kBits) - 1 : (1 << (kBits - 1)) - 1;
@@ -53,7 +55,7 @@ struct Format {
   }
   template <class Quant>
   static constexpr int channel_params_bytes() {
-    return Quant::kAxis == Axis::channel ? align_up(kTokens / Quant::kGroup * kHeadDim * Quant::kParams * 2, 16) : 0;
+    return Quant::kPerChannel ? align_up(kTokens / Quant::kGroup * kHeadDim * Quant::kParams * 2, 16) : 0;
   }
   template <class Quant>
   static constexpr int token_params_bytes() {

@@ -94,16 +94,27 @@ struct Places {
   __host__ __device__ static constexpr int param_offset(int kind, int token, int channel) {
     constexpr int kParams = Quant::kParams;
     if constexpr (Quant::kAxis == Axis::channel) {
-      static_assert(kKey, "V has params per token");
-      const int x = Runs::run_of(channel / 16), place_in_run = channel - Runs::channel(x), each = Runs::lane_channels(x);
-      const int quad = (Runs::tile(x) + place_in_run % each / 4) * 4 + place_in_run / each;
-      const int first = Quant::kZero ? 1 - kind : kind;
-      const int place = quad * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
-      return kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + place) * 2;
+      return kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + channel_param(kind, channel)) * 2;
     } else {
       const int local = token % Format::kSubtile;
       return subtile_offset(token) + kTokenParams +
              ((channel / Quant::kGroup * 8 + local % 8) * (Format::kSubtile / 8) + local / 8) * kParams * 2 + kind * 2;
+    }
+  }
+
+ private:
+  // Index of a channel's param among those of its group of tokens. K: next to the four k-slots that a lane scales. V: lane row g finds rows
+  // g, g + 8, ... next to each other.
+  __host__ __device__ static constexpr int channel_param(int kind, int channel) {
+    constexpr int kParams = Quant::kParams;
+    const int x = Runs::run_of(channel / 16), place = channel - Runs::channel(x), each = Runs::lane_channels(x);
+    const int tile = Runs::tile(x) + place % each / 4, t = place / each;
+    if constexpr (kKey) {
+      const int first = Quant::kZero ? 1 - kind : kind;
+      return (tile * 4 + t) * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
+    } else {
+      const int row = 16 * tile + channel % 4 / 2 * 8 + 2 * t + channel % 2;
+      return (row % 8 * (Format::kHeadDim / 8) + row / 8) * kParams + kind;
     }
   }
 };

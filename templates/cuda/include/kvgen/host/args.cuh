@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "kvgen/window_places.hpp"
+
 namespace kvgen {
 
 // Rows of `head_dim` contiguous elements: [batch, tokens, heads, head_dim] with any strides but the last.
@@ -29,7 +31,7 @@ struct CacheArgs {
   int table_stride = 0;
   int page_blocks = 0;  // blocks per page
   int pages = 0;        // pages in the cache
-  int blocks = 0;       // capacity of a sequence in blocks
+  int blocks = 0;       // room of a sequence in blocks
   int batch = 0;
   int kv_heads = 0;
 
@@ -42,15 +44,15 @@ struct CacheArgs {
   __device__ int64_t residual_offset(int batch, int head) const {
     return (static_cast<int64_t>(batch) * kv_heads + head) * Format::ResidualRows::kRows * Format::kHeadDim;
   }
-  // Address of block `block` of sequence `batch`, head `head`.
-  template <bool kPaged>
+  // Address of block `block` of sequence `batch`, head `head`. `kPlaces`: those of a sliding window, 0 without one or in a paged cache.
+  template <bool kPaged, int kPlaces = 0>
   __device__ uint8_t* block(int batch, int head, int block, int block_bytes) const {
     int64_t outer = batch;
     if constexpr (kPaged) {
       outer = page_of(batch, block);
       block %= page_blocks;
     }
-    return packed + outer * outer_stride_bytes + head * head_stride_bytes + static_cast<int64_t>(block) * block_bytes;
+    return packed + outer * outer_stride_bytes + head * head_stride_bytes + WindowPlaces<kPlaces>::place(block) * block_bytes;
   }
 };
 

@@ -65,7 +65,7 @@ struct Exports {
       a.tokens = detail::to_int("pack", "the number of tokens", call.k.size[1]);
       a.limit = detail::to_int("pack", "limit", call.limit);
       a.overflow = call.overflow, a.advance = call.advance;
-      detail::check(launch_pack<Format, kPaged>(a, stream(call.device)), "pack");
+      detail::check(launch_pack<Format, kPaged, Schedule::kWindowPlaces>(a, stream(call.device)), "pack");
       return false;
     });
   }
@@ -169,7 +169,7 @@ struct Exports {
       a.k = detail::rows(call.k);
       a.v = detail::rows(call.v);
       a.tokens = detail::to_int("unpack", "the number of tokens", call.k.size[1]);
-      detail::check(launch_unpack<Format, kPaged>(a, stream(call.device)), "unpack");
+      detail::check(launch_unpack<Format, kPaged, Schedule::kWindowPlaces>(a, stream(call.device)), "unpack");
       return false;
     });
   }

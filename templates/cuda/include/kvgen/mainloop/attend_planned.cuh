@@ -53,11 +53,12 @@ __device__ __forceinline__ bool exists(const AttendArgs& args, const Head& head)
 // Prefetches the first KV tiles of a work tile into L2. The work tile may hold stale values, so they are checked first.
 template <class Traits>
 __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
-  if (!exists(args, head_of<Traits>(args, tile)) ||
-      static_cast<unsigned>(tile.first) >= static_cast<unsigned>(args.cache.blocks * Traits::kTilesPerBlock))
-    return;
-  L2Prefetch<Traits>::prefetch_tiles(args, head_of<Traits>(args, tile), first_tile<Traits>(tile, 0, warp), lane);
-  if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head_of<Traits>(args, tile), lane);
+  // The places of a sliding window are used in turn, so every tile lies in the cache; the limit avoids overflow.
+  const int tiles = Traits::kWindowPlaces > 0 ? 1 << 28 : args.cache.blocks * Traits::kTilesPerBlock;
+  const Head head = head_of<Traits>(args, tile);
+  if (!exists(args, head) || static_cast<unsigned>(tile.first) >= static_cast<unsigned>(tiles)) return;
+  L2Prefetch<Traits>::prefetch_tiles(args, head, first_tile<Traits>(tile, 0, warp), lane);
+  if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head, lane);
 }
 
 // Stores the result of a work tile whose states are in shared memory. This function and `finish_work` are not inlined, since their
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, ResidualRows::first(work.length), head.run};
     ResidualTile<Traits> tile;
     tile.clear();
-    tile.fetch(residual, residual_tile<Traits>(residual, place, 0, warp), lane);
+    fetch_residual<Traits>(residual, place, warp, lane, tile);
     pipeline.fill();
     if (index > 0) {
       __syncthreads();

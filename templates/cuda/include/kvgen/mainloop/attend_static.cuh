@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   const Residual<Traits> residual(args, head, length);
   const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, ResidualRows::first(length), head.run};
   ResidualTile<Traits> tile;
-  tile.fetch(residual, residual_tile<Traits>(residual, scheduler.place, 0, warp), lane);
+  fetch_residual<Traits>(residual, scheduler.place, warp, lane, tile);
   const int first = begin_tiles(pipeline.tiles, scheduler, length, seqlen.length, args.q_len, warp);
   pipeline.fill();
   loader.publish(args, shared, warp, lane);

@@ -33,32 +33,50 @@ struct Shared {
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }
 };
 
-// The query operands of one KV tile.
+// The query operands. K per channel: of the sub-tile's groups of tokens.
 template <class Traits>
 struct TileQuery {
-  QueryFragments<Traits> fragments[Traits::kQTiles];
+  QueryFragments<Traits> fragments[Traits::kSubtileKeyGroups][Traits::kQTiles];
   BoostQuery<Traits> boost[Traits::kQTiles];
-  float affine[Traits::kQTiles][2];  // sum of q * zero in log2 units (K per channel)
+  float affine[Traits::kStepKeyGroups][Traits::kQTiles][2];  // sum of q * zero in log2 units, for the K groups of a softmax step
 };
 
 template <class Traits>
-__device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32_t params, int lane, TileQuery<Traits>& query) {
+__device__ __forceinline__ void load_query(const Shared<Traits>& shared, int lane, TileQuery<Traits>& query) {
 #pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-    if constexpr (Traits::kKeyPerChannel) {
-      query.fragments[tile].load_scaled(shared.query(), params, tile, lane, query.affine[tile]);
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) query.fragments[0][tile].load(shared.query(), tile, lane);
+}
+
+// Scales q for the K groups that begin in the sub-tile at `token` of its KV tile. `params`: the tile's channel params of K.
+template <class Traits>
+__device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32_t params, int token, int lane, TileQuery<Traits>& query) {
+  using Params = typename Traits::KeyChannelParams;
+  if (token % Params::kTokens) return;
+#pragma unroll
+  for (int i = 0; i < Traits::kSubtileKeyGroups; ++i)
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+      const int group = token / Params::kTokens + i;
+      float(&affine)[2] = query.affine[group % Traits::kStepKeyGroups][tile];
+      query.fragments[i][tile].load_scaled(shared.query(), params + group * Params::kGroupBytes, tile, lane, affine);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
-    } else {
-      query.fragments[tile].load(shared.query(), tile, lane);
+        affine[c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
     }
-  }
   if constexpr (Traits::Format::kBoosted > 0) {
     const BoostedChannels<Traits> channels(params, lane);
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile) query.boost[tile].gather(shared.query(), channels, tile, lane);
   }
+}
+
+// The sum of q * zero for the `s`-th sub-tile of a softmax step, in the 16 tokens that a lane holds of it.
+template <class Traits>
+__device__ __forceinline__ float key_offset(const TileQuery<Traits>& query, int s, int tile, int m_tile, int lane, int c) {
+  if constexpr (!Traits::kKeyPerChannel) return 0.f;
+  if constexpr (Traits::kSubtileKeyGroups == 1) return query.affine[s * Traits::kStepKeyGroups / Traits::kStepSubtiles][tile][c];
+  const float first = query.affine[2 * s][tile][c], second = query.affine[2 * s + 1][tile][c];
+  return (Traits::kQueryTwice ? lane % 4 / 2 : m_tile) ? second : first;
 }
 
 // Combines the products of all channel groups with the scales and zeros that K has per token.
@@ -101,7 +119,7 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         x[s].factor[m_tile][i] = factors[m_tile][i];
-        if constexpr (!Traits::kKeyPerToken) x[s].offset[m_tile][i] = Traits::kKeyPerChannel ? query.affine[tile][i % 2] : 0.f;
+        if constexpr (!Traits::kKeyPerToken) x[s].offset[m_tile][i] = key_offset<Traits>(query, s, tile, m_tile, lane, i % 2);
       }
   }
 }
@@ -110,17 +128,18 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
 template <class Traits>
 struct LoopQuery {
   LaneValues<Traits> factors[Traits::kQTiles];
-  TileQuery<Traits> tile;  // with K per channel: of the current KV tile
+  TileQuery<Traits> tile;
 };
 
-// Attends to kStepSubtiles sub-tiles from `subtile` on, the first of which is at `position`. `before(s)` waits for sub-tile s; `after(s)`
-// runs when no instruction reads it any more.
+// Attends to kStepSubtiles sub-tiles of the KV tile in `slot`, from the `sub`-th on, which is at `position`. `before(s)` waits for the s-th
+// of them; `after(s)` runs when no instruction reads it any more.
 template <class Traits, bool kMasked, class Before, class After>
-__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, uint32_t subtile, const LoopQuery<Traits>& query,
+__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, uint32_t slot, int sub, const LoopQuery<Traits>& query,
                                                 int position, const PackedMask<Traits>& mask, int lane,
                                                 State<Traits> (&state)[Traits::kQTiles], Before&& before, After&& after) {
   using Format = typename Traits::Format;
   constexpr int kStepSubtiles = Traits::kStepSubtiles;
+  const uint32_t subtile = slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride;
   Products<Traits> products[kStepSubtiles][Traits::kQTiles];
   ValueParams<Traits> params[kStepSubtiles];
 #pragma unroll
@@ -143,7 +162,8 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueCodes, lane, weights, s, state);
+    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueCodes, slot + Traits::KeyChannelParams::kBytes,
+                            (sub + s) * 32, lane, weights, s, state);
     after(s);
   }
 }
@@ -159,14 +179,13 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
     for (int sub = 0; sub < Traits::kTileSubtiles; sub += Traits::kStepSubtiles) {
       const auto before = [&](int s) {
         if ((sub + s) % Traits::kStageSubtiles == 0) pipeline.ring.wait(pipeline.slot, (sub + s) / Traits::kStageSubtiles);
-        if (Traits::kKeyPerChannel && sub + s == 0) scale_query<Traits>(shared, slot, lane, query.tile);
+        if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
       };
       const auto after = [&](int s) {
         if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
       };
       const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;
-      attend_subtiles<Traits, kMasked>(shared, slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride, query, position, mask, lane,
-                                       state, before, after);
+      attend_subtiles<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, before, after);
     }
     pipeline.step();
   }
@@ -186,7 +205,7 @@ __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipe
   for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.factors, i, lane, query.factors[i]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
-  if constexpr (!Traits::kKeyPerChannel) scale_query<Traits>(shared, 0, lane, query.tile);
+  if constexpr (!Traits::kKeyPerChannel) load_query<Traits>(shared, lane, query.tile);
   if constexpr (Mask::kWindowed)
     tile = run_tiles<Traits, true>(shared, pipeline, tile, min(stop, mask.first_clear_tile()), stride, mask, query, lane, state);
   if constexpr (kMaskedEnd)

@@ -49,6 +49,16 @@ struct Residual {
     return count();
   }
 
+  // Prefetches a tile's rows into L2.
+  __device__ void prefetch(int token, int lane) const {
+    constexpr int kRowBytes = Format::kHeadDim * static_cast<int>(sizeof(Element)), kLines = ceil_div(kRowBytes, 128);
+    for (int at = lane; at < 16 * kLines; at += 32) {
+      const int own = min(token + at / kLines, tile_limit(token) - 1), offset = at % kLines * 64;
+      ptx::prefetch_l2(k_row(own) + offset);
+      ptx::prefetch_l2(v_row(own) + offset);
+    }
+  }
+
   // Copies tokens [from, to), which the step leaves unquantized although it packs a block, to their rows.
   __device__ void store(int from, int to) const {
     constexpr int kVectors = Format::kHeadDim / 8;

@@ -17,6 +17,22 @@ __device__ __forceinline__ int residual_tile(const Residual<Traits>& residual, c
   return residual.tile_token((round * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank);
 }
 
+// Loads the warp's first tile of the residual, and prefetches its later ones into L2: both before the ring is filled, because the loads
+// would wait behind the ring's traffic. Without sink, local or rollback tokens nearly all warps have one tile.
+template <class Traits>
+__device__ __forceinline__ void fetch_residual(const Residual<Traits>& residual, const SplitPlace& place, int warp, int lane,
+                                               ResidualTile<Traits>& tile) {
+  tile.fetch(residual, residual_tile<Traits>(residual, place, 0, warp), lane);
+  if constexpr (Traits::Format::ResidualRows::kRows > Traits::Format::kTokens) {
+#pragma unroll 1
+    for (int round = 1;; ++round) {
+      const int token = residual_tile<Traits>(residual, place, round, warp);
+      if (token >= residual.tile_limit(token)) break;
+      residual.prefetch(token, lane);
+    }
+  }
+}
+
 // Attends to the warp's tiles of the residual, the first of which is already loaded. The warp that has the step's tokens in registers
 // appends them (in the first run of packed-GQA rows), unless the step packs a block: then `flush` takes them from the caller's tensors,
 // because the rows of the tokens behind the block may be those of the block. With rollback each token has a row of its own, which is read

@@ -2,6 +2,7 @@
 // fp16, and then to the value that makes the largest weight 2^10. So row_max may lie above or below the true maximum, and the scale of V
 // does not matter.
 #pragma once
+#include "kvgen/mainloop/group_sums.cuh"
 #include "kvgen/mainloop/traits.cuh"
 #include "kvgen/ptx.cuh"
 
@@ -19,7 +20,8 @@ struct State {
   float row_max[2];
   float row_sum[2];                       // of p
   float affine[Traits::kValueGroups][2];  // of p * zero_v
-  float out[Traits::kRowTiles][4];        // sum of p * code: channel g of the two rows, then channel g + 8
+  float out[Traits::kRowTiles][4];        // sum of p * code (V per channel: of p * v): channel g of the two rows, then channel g + 8
+  GroupSums<Traits> group;                // V per channel: of the current group of tokens
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -35,11 +37,14 @@ struct State {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       row_sum[c] *= factor[c];
+      if constexpr (Traits::kValuePerToken) {
 #pragma unroll
-      for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];
+        for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];
+      }
 #pragma unroll
       for (int u = 0; u < Traits::kRowTiles; ++u) out[u][c] *= factor[c], out[u][2 + c] *= factor[c];
     }
+    group.rescale(factor);
   }
 };
 
@@ -72,7 +77,8 @@ struct Scores {
   }
 };
 
-// Scale and zero of V for the tokens whose scores a lane holds: [m_tile][group][half]. Scales are positive.
+// Scale and zero of V for the tokens whose scores a lane holds: [m_tile][group][half]. Scales are positive; they are 1 if V has none per
+// token.
 template <class Traits>
 struct ValueParams {
   float scale[Traits::kMTiles][Traits::kValueGroups][2];
@@ -125,10 +131,14 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
       for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float scale = v[s].scale[m_tile][0][half];
+          float score = x[s].relative_to(0.f, m_tile, 2 * half + c);
+          if constexpr (Traits::kValuePerToken) {
+            float scale = v[s].scale[m_tile][0][half];
 #pragma unroll
-          for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[m_tile][q][half]);
-          best = fmaxf(best, x[s].relative_to(0.f, m_tile, 2 * half + c) + __log2f(scale));
+            for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[m_tile][q][half]);
+            score += __log2f(scale);
+          }
+          best = fmaxf(best, score);
         }
 #pragma unroll
     for (int lanes = Traits::kQueryTwice ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
@@ -172,7 +182,8 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubt
         state.row_sum[i % 2] += p[s][m_tile][i];
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q)
-          state.affine[q][i % 2] = fmaf(p[s][m_tile][i], v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
+          if constexpr (Traits::kValuePerToken)
+            state.affine[q][i % 2] = fmaf(p[s][m_tile][i], v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
       }
 }
 

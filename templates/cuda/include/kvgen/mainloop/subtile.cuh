@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
 // cores. The instruction that masks the codes also sets their sign.
 template <class Traits>
 __device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
-  if constexpr (Traits::Value::kQuantized) {
+  if constexpr (Traits::kValuePerToken) {
     load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
     constexpr float kTop = (1 << Traits::Value::kBits) - 1;
 #pragma unroll
@@ -57,7 +57,8 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
 
 // Multiplies K's codes with q of all tiles of query rows, so that each code is expanded once.
 template <class Traits>
-__device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane, const QueryFragments<Traits> (&query)[Traits::kQTiles],
+__device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
+                                              const QueryFragments<Traits> (&query)[Traits::kSubtileKeyGroups][Traits::kQTiles],
                                               const BoostQuery<Traits> (&boost)[Traits::kQTiles],
                                               Products<Traits> (&products)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Key::kBits;
@@ -71,14 +72,14 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane, const 
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
       subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
-        expand<kBits, typename Traits::Format::Element, false>(
+        expand<kBits, typename Traits::Format::Element, false, Traits::kMixedKeys>(
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
               for (int tile = 0; tile < Traits::kQTiles; ++tile) {
                 float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
-                ptx::mma(sum, a0, a1, a2, a3, query[tile].high[step][0], query[tile].high[step][1]);
-                if constexpr (QueryFragments<Traits>::kLow)
-                  ptx::mma(sum, a0, a1, a2, a3, query[tile].low[step][0], query[tile].low[step][1]);
+                const QueryFragments<Traits>& q = query[rows % Traits::kSubtileKeyGroups][tile];
+                ptx::mma(sum, a0, a1, a2, a3, q.high[step][0], q.high[step][1]);
+                if constexpr (QueryFragments<Traits>::kLow) ptx::mma(sum, a0, a1, a2, a3, q.low[step][0], q.low[step][1]);
               }
             });
       });
@@ -86,7 +87,8 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane, const 
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll
-    for (int q = 0; q < Traits::kKeyGroups; ++q) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
+    for (int q = 0; q < Traits::kKeyGroups; ++q)
+      if constexpr (Traits::kMixedKeys) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
 }
 
 // The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <
@@ -145,29 +147,46 @@ __device__ __forceinline__ void row_factors(const float* q_factors, int tile, in
     }
 }
 
-// Adds weights * V's codes to the accumulators.
+// The accumulators of weights * V's codes.
+template <class Traits>
+__device__ __forceinline__ float (&code_sums(State<Traits>& state))[Traits::kRowTiles][4] {
+  if constexpr (Traits::kValuePerChannel)
+    return state.group.codes;
+  else
+    return state.out;
+}
+
+// Adds weights * V's codes to the accumulators, for the sub-tile at `token` of its KV tile. `params`: the tile's channel params of V.
 template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ void multiply_values(uint32_t codes, int lane, const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles],
-                                                int s, State<Traits> (&state)[Traits::kQTiles]) {
+__device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params, int token, int lane,
+                                                const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles], int s,
+                                                State<Traits> (&state)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Value::kBits;
   constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
   visit_subtile<kBits, 2 * kTiles, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* words) {
-    const int k_step = pair / kTiles;
+    const int k_step = pair / kTiles, at = token + 16 * k_step;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile)
+      if (pair % kTiles == 0) state[tile].group.begin(at);
     expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles,
                                                           [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
                                                             for (int tile = 0; tile < Traits::kQTiles; ++tile) {
                                                               const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
-                                                              ptx::mma(state[tile].out[rows], a0, a1, a2, a3, b[0], b[1]);
+                                                              ptx::mma(code_sums(state[tile])[rows], a0, a1, a2, a3, b[0], b[1]);
                                                             }
                                                           });
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile)
+      if (pair % kTiles == kTiles - 1) state[tile].group.end(at, weights[tile][s][0][k_step], params, lane, state[tile].out);
   });
 }
 
-// Converts the accumulators to sums of p * code.
+// Converts the accumulators to sums of p * code. V per channel: they are sums of p * v.
 template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
+  if constexpr (Traits::kValuePerChannel) return;
   constexpr int kBits = Traits::Value::kBits;
   float none[4] = {};  // in place of the second tile of a pair that has one
 #pragma unroll
@@ -182,6 +201,7 @@ __device__ __forceinline__ void unmix_values(State<Traits>& state) {
 // Inverse of `unmix_values`, so that the MMA can add to the accumulators.
 template <class Traits>
 __device__ __forceinline__ void mix_values(State<Traits>& state) {
+  if constexpr (Traits::kValuePerChannel) return;
   constexpr int kBits = Traits::Value::kBits;
   float none[4] = {};
 #pragma unroll

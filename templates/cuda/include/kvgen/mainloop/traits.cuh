@@ -28,6 +28,20 @@ struct Planned : Schedule_ {
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
 
+// The channel params of K or V that belong to a KV tile. A tile holds whole groups of tokens, or lies within one.
+template <class Quant, int kHeadDim, int kTileTokens>
+struct ChannelParams {
+  static constexpr int kTokens = std::min(Quant::kGroup, kTileTokens);  // of a tile that share params
+  static constexpr int kGroupBytes = Quant::kPerChannel ? kHeadDim * Quant::kParams * 2 : 0;
+  static constexpr int kBytes = kTileTokens / kTokens * kGroupBytes;
+  static_assert(!Quant::kPerChannel || (kTileTokens % kTokens == 0 && Quant::kGroup % kTokens == 0 && kTokens % 16 == 0));
+
+  // Of the `within`-th tile of a block, from the operand's first params.
+  __host__ __device__ static constexpr int offset(int within) {
+    return within * kTileTokens / std::max(Quant::kGroup, kTileTokens) * kBytes;
+  }
+};
+
 template <class Format_, class Schedule>
 struct Traits : Schedule {
   using Format = Format_;
@@ -53,10 +67,12 @@ struct Traits : Schedule {
   using ValueRuns = ChannelRuns<Value, kHeadDim>;
   static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
   static constexpr int kRowTiles = kHeadDim / 16;  // 16-channel MMA tiles of V
-  static constexpr int kValueGroups = Value::kQuantized && Value::kAxis == Axis::token ? kHeadDim / Value::kGroup : 1;
-  static constexpr int kKeyGroups = Key::kQuantized && Key::kAxis == Axis::token ? kHeadDim / Key::kGroup : 1;
-  static constexpr bool kKeyPerChannel = Key::kQuantized && Key::kAxis == Axis::channel;
-  static constexpr bool kKeyPerToken = Key::kQuantized && Key::kAxis == Axis::token;
+  static constexpr int kValueGroups = Value::kPerToken ? kHeadDim / Value::kGroup : 1;
+  static constexpr int kKeyGroups = Key::kPerToken ? kHeadDim / Key::kGroup : 1;
+  static constexpr bool kKeyPerChannel = Key::kPerChannel;
+  static constexpr bool kKeyPerToken = Key::kPerToken;
+  static constexpr bool kValuePerChannel = Value::kPerChannel;
+  static constexpr bool kValuePerToken = Value::kPerToken;
 
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
@@ -65,20 +81,27 @@ struct Traits : Schedule {
   // Lanes exchange products through the shared memory of a sub-tile's K codes, if it is large enough.
   static constexpr bool kExchangeShared = kErrorInCopy && Format::template codes_bytes<Key>() >= 1024;
   static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs of a split
-  // A KV tile is the number of tokens that a warp processes at a time; they share their K channel params.
+  // A KV tile is the number of tokens that a warp processes at a time.
   static constexpr int kTileTokens = Schedule::kTileSubtiles * 32;
+  using KeyChannelParams = ChannelParams<Key, kHeadDim, kTileTokens>;
+  using ValueChannelParams = ChannelParams<Value, kHeadDim, kTileTokens>;
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
   // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
-  static constexpr int kMaxStepSubtiles = kQTiles > 2 || (kQTiles == 2 && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4) ? 1
-                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1                                         ? 2
-                                                                                                                                  : 4;
+  static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
+  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps   ? 1
+                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
+                                                                                          : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
+  // K per channel: query operands of a sub-tile, since each group of tokens has its own scales, and groups in a softmax step.
+  static constexpr int kSubtileKeyGroups = kKeyPerChannel && Key::kGroup == 16 ? 2 : 1;
+  static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;  // a byte of 2-bit codes has tokens of both groups
+  static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, Key::kGroup) : 1;
   // A KV tile lies within a block, or it is gathered from several blocks on any pages, if blocks have no params of more than one sub-tile.
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
   static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;
-  static constexpr int kTileParamBytes = kKeyPerChannel ? kHeadDim * Key::kParams * 2 : 0;
-  static constexpr int kTileHeaderBytes = kTileParamBytes + Format::kBoosted;             // K channel params and boost index of its group
+  static constexpr int kTileParamBytes = KeyChannelParams::kBytes + ValueChannelParams::kBytes;
+  static constexpr int kTileHeaderBytes = kTileParamBytes + Format::kBoosted;             // channel params and boost index
   static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;    // one sub-tile, or two of 16 tokens
   static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // distance of the two sub-tiles of 16 tokens
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
@@ -90,11 +113,9 @@ struct Traits : Schedule {
   static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;
   static_assert(kGathered ? kTileTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kTileBlocks <= 32
                           : Format::kTokens % kTileTokens == 0,
-                "a unit lies within a block, or consists of whole ones without K groups");
-  static_assert(!kKeyPerChannel || Key::kGroup % kTileTokens == 0, "a unit lies within a K group");
-  static_assert(Value::kAxis == Axis::token || !Value::kQuantized, "V per channel");
+                "a KV tile lies within a block, or consists of whole ones without channel params");
   static_assert(!kKeyPerToken || Key::kGroup % 16 == 0, "a k-step lies within a K group");
-  static_assert(Value::kGroup % 16 == 0 || !Value::kQuantized, "a row tile lies within a V group");
+  static_assert(!kValuePerToken || Value::kGroup % 16 == 0, "a row tile lies within a V group");
 
   // The runs of a step, and the row of a KV head that a CTA's row is.
   __host__ __device__ static constexpr int runs(int q_len) { return kRuns == 1 ? 1 : ceil_div(Schedule::kGroup * q_len, kQRows); }

@@ -2,6 +2,7 @@
 // call's tokens take over, so one kernel packs all blocks, and a second one stores the tokens that stay unquantized.
 #pragma once
 #include "kvgen/host/args.cuh"
+#include "kvgen/pack/occupancy.cuh"
 #include "kvgen/pack/quantize.cuh"
 
 namespace kvgen {
@@ -41,8 +42,8 @@ struct PositionRows {
 };
 
 // One CTA per (head, block that may become full, sequence).
-template <class Format, bool kPaged, int kThreads, int kCtas>
-__global__ void __launch_bounds__(kThreads, kCtas) pack_blocks_kernel(const PackArgs args) {
+template <class Format, bool kPaged, int kPlaces, int kThreads>
+__global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_kernel(const PackArgs args) {
   using ResidualRows = typename Format::ResidualRows;
   static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
   __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
@@ -50,11 +51,12 @@ __global__ void __launch_bounds__(kThreads, kCtas) pack_blocks_kernel(const Pack
   const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
   const Lengths lengths(args, sequence);
   const int block = ResidualRows::packed_blocks(lengths.before) + nth;
-  if (block >= ResidualRows::packed_blocks(lengths.after)) return;
+  const int after = ResidualRows::packed_blocks(lengths.after);
+  if (block >= after || block < WindowPlaces<kPlaces>::first(after)) return;  // later blocks take the places of earlier ones
   const int first = ResidualRows::kSink + block * Format::kTokens;
   pack_block<Format, kThreads>(PositionRows<Format>(cache, cache.k_residual, args.k, sequence, head, first, lengths.before),
                                PositionRows<Format>(cache, cache.v_residual, args.v, sequence, head, first, lengths.before),
-                               cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);
+                               cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);
 }
 
 constexpr int kStoreThreads = 256;

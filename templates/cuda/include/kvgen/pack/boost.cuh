@@ -11,21 +11,22 @@ template <class Format>
 struct BoostStats {
   static constexpr bool kUsed = Format::kBoosted > 0;
   static constexpr int kDim = Format::kHeadDim;
-  static constexpr int kGroups = ChannelStats<Format>::kGroups;
+  static constexpr int kGroups = ChannelStats<Format, Which::key>::kGroups;
   static constexpr int kSlices = kUsed && Format::Key::kSelect == Select::mean_abs ? 4 : 0;
-  static constexpr int kSums = ChannelStats<Format>::kBytes;
+  static constexpr int kSums = ChannelStats<Format, Which::key>::kBytes;
   static constexpr int kKeys = kSums + kSlices * kDim * 8;
   static constexpr int kChosen = kKeys + (kUsed && Format::Key::kSelect != Select::fixed ? kDim * 8 : 0);
   static constexpr int kIndex = kChosen + (kUsed ? kGroups * kDim : 0);
   static constexpr int kEnd = kIndex + (kUsed ? kGroups * Format::kBoosted : 0);
 };
 
-// The largest code of the i-th scaler.
-template <class Format>
+// The largest code of the i-th scaler of K or V.
+template <class Format, Which kWhich>
 __device__ __forceinline__ float levels_of(const uint8_t* smem, int i) {
-  using Key = typename Format::Key;
-  if constexpr (Format::kBoosted > 0) return smem[BoostStats<Format>::kChosen + i] ? Key::kMaxBoosted : Key::kMaxCode;
-  return Key::kMaxCode;
+  using Quant = typename Places<Format, kWhich>::Quant;
+  if constexpr (Format::kBoosted > 0 && kWhich == Which::key)
+    return smem[BoostStats<Format>::kChosen + i] ? Quant::kMaxBoosted : Quant::kMaxCode;
+  return Quant::kMaxCode;
 }
 
 // Numbers that are not negative, as integers of the same order. A NaN has a place in it too, so the number of chosen channels is fixed.
@@ -67,7 +68,7 @@ __device__ __forceinline__ void channel_keys(KRow&& k_row, int group, uint8_t* s
     if constexpr (kMean) {
       for (int slice = 0; slice < Stats::kSlices; ++slice) key += sums[slice * Stats::kDim + channel];
     } else {
-      const float2 extremes = channel_extremes<Format>(smem, group, channel);
+      const float2 extremes = channel_extremes<Format, Which::key>(smem, group, channel);
       key = __fsub_rn(extremes.y, extremes.x);
     }
     reinterpret_cast<uint64_t*>(smem + Stats::kKeys)[channel] = sort_key(key);

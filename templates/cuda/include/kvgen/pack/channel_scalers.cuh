@@ -1,5 +1,5 @@
-// Scalers of K per channel. They need the extremes of the whole block before its first token can be packed, and know then which channels
-// are boosted.
+// Scalers of K or V per channel. They need the extremes of the whole block before its first token can be packed, and of K it is known then
+// which channels are boosted.
 #pragma once
 #include "kvgen/format/places.cuh"
 #include "kvgen/pack/extremes.cuh"
@@ -8,12 +8,13 @@
 namespace kvgen::packing {
 
 // Shared memory: the extremes of every channel in runs of 16 tokens, then the scalers (or thresholds, in the same place) of every group.
-template <class Format>
+template <class Format, Which kWhich>
 struct ChannelStats {
+  using Quant = typename Places<Format, kWhich>::Quant;
   static constexpr int kDim = Format::kHeadDim;
-  static constexpr bool kUsed = Format::Key::kQuantized && Format::Key::kAxis == Axis::channel;
+  static constexpr bool kUsed = Quant::kPerChannel;
   static constexpr int kRuns = kUsed ? Format::kTokens / 16 : 0;
-  static constexpr int kGroups = kUsed ? Format::kTokens / Format::Key::kGroup : 0;
+  static constexpr int kGroups = kUsed ? Format::kTokens / Quant::kGroup : 0;
   static constexpr int kScalers = kGroups * kDim;
   static constexpr int kHighs = kRuns * kDim * 2;
   static constexpr int kScales = 2 * kHighs;
@@ -25,9 +26,9 @@ struct ChannelStats {
 // The largest power of two that is not above n.
 constexpr int power_of_two_within(int n) { return n < 2 ? n : 2 * power_of_two_within(n / 2); }
 
-template <class Format, int kThreads, class KRow>
-__device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
-  using Stats = ChannelStats<Format>;
+template <class Format, Which kWhich, int kThreads, class Row>
+__device__ __forceinline__ void channel_ranges(Row&& token_row, uint8_t* smem) {
+  using Stats = ChannelStats<Format, kWhich>;
   using Element = typename Format::Element;
   constexpr int kRowLanes = Format::kHeadDim / 8;             // lanes that load a row
   constexpr int kRows = power_of_two_within(32 / kRowLanes);  // rows per load of the warp
@@ -39,7 +40,7 @@ __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
     Range<Element> range[4];
 #pragma unroll
     for (int step = 0; step < 16 / kRows; ++step) {
-      const uint4 v = load16<Element>(k_row(run * 16 + step * kRows + row) + column);
+      const uint4 v = load16<Element>(token_row(run * 16 + step * kRows + row) + column);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t pair = component(v, i);
@@ -63,9 +64,9 @@ __device__ __forceinline__ void channel_ranges(KRow&& k_row, uint8_t* smem) {
 }
 
 // The smallest and the largest value of a channel in a group.
-template <class Format>
+template <class Format, Which kWhich>
 __device__ __forceinline__ float2 channel_extremes(const uint8_t* smem, int group, int channel) {
-  using Stats = ChannelStats<Format>;
+  using Stats = ChannelStats<Format, kWhich>;
   using Element = typename Format::Element;
   constexpr int kRunsPerGroup = Stats::kRuns / Stats::kGroups;
   const Element* lows = reinterpret_cast<const Element*>(smem);
@@ -82,19 +83,19 @@ __device__ __forceinline__ float2 channel_extremes(const uint8_t* smem, int grou
 
 // Computes the scalers of every channel and group: in shared memory and, as params, in the block. `levels(i)` is the largest code of the
 // i-th scaler.
-template <class Format, int kThreads, class Levels>
+template <class Format, Which kWhich, int kThreads, class Levels>
 __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem, Levels&& levels) {
-  using Stats = ChannelStats<Format>;
+  using Stats = ChannelStats<Format, kWhich>;
   using Element = typename Format::Element;
-  using Key = typename Format::Key;
-  using Places = kvgen::Places<Format, Which::key>;
+  using Places = kvgen::Places<Format, kWhich>;
+  using Quant = typename Places::Quant;
 #pragma unroll 1
   for (int i = threadIdx.x; i < Stats::kScalers; i += kThreads) {
     const int group = i / Format::kHeadDim, channel = i % Format::kHeadDim;
-    const float2 extremes = channel_extremes<Format>(smem, group, channel);
+    const float2 extremes = channel_extremes<Format, kWhich>(smem, group, channel);
     __half params[2];
-    const Scaler s = make_scaler<Key>(extremes.x, extremes.y, params, levels(i));
-    if constexpr (by_thresholds<Key, Element>()) {
+    const Scaler s = make_scaler<Quant>(extremes.x, extremes.y, params, levels(i));
+    if constexpr (by_thresholds<Quant, Element>()) {
       uint16_t* thresholds = reinterpret_cast<uint16_t*>(smem + Stats::kScales) + i;
       thresholds[0] = threshold<1>(s.zero, s.scale);
       thresholds[Stats::kScalers] = threshold<2>(s.zero, s.scale);
@@ -105,8 +106,8 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem, L
       reinterpret_cast<float*>(smem + Stats::kZeros)[i] = s.zero;
     }
 #pragma unroll
-    for (int kind = 0; kind < Key::kParams; ++kind)
-      *reinterpret_cast<__half*>(block + Places::param_offset(kind, group * Key::kGroup, channel)) = params[kind];
+    for (int kind = 0; kind < Quant::kParams; ++kind)
+      *reinterpret_cast<__half*>(block + Places::param_offset(kind, group * Quant::kGroup, channel)) = params[kind];
   }
 }
 
@@ -146,8 +147,8 @@ struct ChannelThresholds {
   __device__ __forceinline__ uint32_t threshold(int nth, int pair) const { return component(at[nth], pair); }
 };
 
-template <class Format>
-using ChannelCoder = std::conditional_t<by_thresholds<typename Format::Key, typename Format::Element>(),
-                                        ChannelThresholds<ChannelStats<Format>>, ChannelScalers<ChannelStats<Format>>>;
+template <class Format, Which kWhich>
+using ChannelCoder = std::conditional_t<by_thresholds<typename Places<Format, kWhich>::Quant, typename Format::Element>(),
+                                        ChannelThresholds<ChannelStats<Format, kWhich>>, ChannelScalers<ChannelStats<Format, kWhich>>>;
 
 }  // namespace kvgen::packing

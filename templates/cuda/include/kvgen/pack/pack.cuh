@@ -5,16 +5,11 @@
 #include "kvgen/host/args.cuh"
 #include "kvgen/host/launch.cuh"
 #include "kvgen/pack/append_rows.cuh"
+#include "kvgen/pack/occupancy.cuh"
 #include "kvgen/pack/quantize.cuh"
 
 namespace kvgen {
 namespace packing {
-
-// Threads of a packing CTA: one warp for every tile of 16 tokens, at most eight.
-template <class Format>
-constexpr int pack_threads() {
-  return Format::kTokens >= 128 ? 256 : Format::kTokens * 2;
-}
 
 // The rows of one head: token i at data + i * stride.
 template <class Element>
@@ -38,19 +33,9 @@ __device__ __forceinline__ void fill_residual(TokenRows<Element> k, TokenRows<El
   }
 }
 
-// CTAs per SM that limit the registers. Coding by thresholds needs few registers, a division for near ties needs more, and so do addresses
-// before SM90.
-template <class Format>
-constexpr int pack_ctas() {
-  using Element = typename Format::Element;
-  constexpr bool kCounts = by_thresholds<typename Format::Key, Element>() && by_thresholds<typename Format::Value, Element>();
-  constexpr bool kMany = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
-  return (kCounts ? 1024 : kMany ? 768 : 512) / pack_threads<Format>();
-}
-
 // One CTA per (head, block that may become full, sequence). Only the first CTA of a sequence writes to the residual: it completes the block
 // that the residual has begun, packs it from there, and stores the tokens behind the last full block.
-template <class Format, bool kPaged, int kThreads>
+template <class Format, bool kPaged, int kPlaces, int kThreads>
 __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(const PackArgs args) {
   using Element = typename Format::Element;
   constexpr int kTokens = Format::kTokens;
@@ -82,26 +67,25 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
     if (block >= full) return;
     __syncthreads();
   }
-  if (block < full) {
+  if (block < full && block >= WindowPlaces<kPlaces>::first(full)) {  // later blocks take the places of earlier ones
     const TokenRows<Element> k = begun ? TokenRows<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
     const TokenRows<Element> v = begun ? TokenRows<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
-    pack_block<Format, kThreads>(k, v, cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);
+    pack_block<Format, kThreads>(k, v, cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);
   }
   if (nth == 0) keep(full * kTokens, end - full * kTokens);
 }
 
 }  // namespace packing
 
-template <class Format, bool kPaged>
+template <class Format, bool kPaged, int kPlaces = 0>
 cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   constexpr int kThreads = packing::pack_threads<Format>();
   const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
   if constexpr (Format::ResidualRows::kRows == Format::kTokens) {
-    packing::pack_kernel<Format, kPaged, kThreads><<<grid, kThreads, 0, stream>>>(args);
+    packing::pack_kernel<Format, kPaged, kPlaces, kThreads><<<grid, kThreads, 0, stream>>>(args);
   } else {
-    constexpr int kCtas = packing::pack_ctas<Format>();
-    packing::pack_blocks_kernel<Format, kPaged, kThreads, kCtas><<<grid, kThreads, 0, stream>>>(args);
+    packing::pack_blocks_kernel<Format, kPaged, kPlaces, kThreads><<<grid, kThreads, 0, stream>>>(args);
     const int stored = std::min(args.tokens, Format::ResidualRows::kRows);
     const dim3 store_grid(args.cache.kv_heads * ceil_div(stored, packing::kStoreTokens), args.cache.batch);
     packing::store_rows_kernel<Format><<<store_grid, packing::kStoreThreads, 0, stream>>>(args);

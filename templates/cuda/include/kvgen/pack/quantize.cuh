@@ -1,6 +1,8 @@
-// Quantizes and packs one block, by a CTA. K per channel takes two passes over its tokens (extremes, codes), boosted channels a third;
+// Quantizes and packs one block, by a CTA. Params per channel take two passes over the tokens (extremes, codes), boosted channels a third;
 // other formats take one tile of rows at a time. The second read of an element hits the L1 cache.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/pack/assemble.cuh"
 #include "kvgen/pack/boost.cuh"
 #include "kvgen/pack/channel_scalers.cuh"
@@ -122,10 +124,10 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
   }
 }
 
-// Packs K per channel, whose scalers are known. The warps distribute (tile, chunk) pairs.
-template <class Format, int kThreads, class KRow>
-__device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, const uint8_t* smem) {
-  using Places = kvgen::Places<Format, Which::key>;
+// Packs K or V per channel, whose scalers are known. The warps distribute (tile, chunk) pairs.
+template <class Format, Which kWhich, int kThreads, class Row>
+__device__ __forceinline__ void pack_by_channel(Row&& row, uint8_t* block, const uint8_t* smem) {
+  using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   using Runs = typename Places::Runs;
   constexpr int kChunk = greatest_common_divisor(2, Runs::kCount);  // wide stores, and few enough loads for the registers
@@ -134,9 +136,11 @@ __device__ __forceinline__ void pack_by_channel(KRow&& k_row, uint8_t* block, co
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     const int group = token / Places::Quant::kGroup * Format::kHeadDim;
-    const LaneVectors<Places, Element, kChunk> vectors(k_row, token, x);
-    pack_chunk<Places, Element, kChunk>(vectors, token, x, block, [&](int, int i) {
-      return ChannelCoder<Format>(smem, group + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i));
+    const LaneVectors<Places, Element, kChunk> vectors(row, token, x);
+    // A tile of a 2-bit K holds 32 tokens, which may be two groups.
+    pack_chunk<Places, Element, kChunk>(vectors, token, x, block, [&](int lane_row, int i) {
+      const int of_row = group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;
+      return ChannelCoder<Format, kWhich>(smem, of_row + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i));
     });
   }
 }
@@ -166,6 +170,25 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   }
 }
 
+template <class Format, Which kWhich, int kThreads, class Row>
+__device__ __forceinline__ void pack_operand(Row&& row, uint8_t* block, uint8_t* smem) {
+  constexpr bool kBoosted = Format::kBoosted > 0 && kWhich == Which::key;
+  if constexpr (ChannelStats<Format, kWhich>::kUsed) {
+    channel_ranges<Format, kWhich, kThreads>(row, smem);
+    __syncthreads();
+    if constexpr (kBoosted) select_boosted<Format, kThreads>(row, block, smem);
+    channel_scalers<Format, kWhich, kThreads>(block, smem, [&](int i) { return levels_of<Format, kWhich>(smem, i); });
+    __syncthreads();
+    pack_by_channel<Format, kWhich, kThreads>(row, block, smem);
+    if constexpr (kBoosted) {
+      __syncthreads();
+      pack_boosted<Format, kThreads>(row, block, smem);
+    }
+  } else {
+    pack_by_token<Format, kWhich, kThreads>(row, block);
+  }
+}
+
 // Prefetches the rows of V into L2 while K is packed.
 template <class Format, int kThreads, class Row>
 __device__ __forceinline__ void prefetch_rows(Row&& row) {
@@ -179,7 +202,7 @@ __device__ __forceinline__ void prefetch_rows(Row&& row) {
 // Bytes of shared memory that `pack_block` needs.
 template <class Format>
 constexpr int pack_smem_bytes() {
-  return packing::BoostStats<Format>::kEnd > 16 ? packing::BoostStats<Format>::kEnd : 16;
+  return std::max({16, packing::BoostStats<Format>::kEnd, packing::ChannelStats<Format, Which::value>::kBytes});
 }
 
 // Quantizes and packs the Format::kTokens tokens of one block of one head. All kThreads threads of the CTA call it. `k_row(token)` and
@@ -187,24 +210,11 @@ constexpr int pack_smem_bytes() {
 // ends with a barrier.
 template <class Format, int kThreads, class KRow, class VRow>
 __device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem) {
-  static_assert(Format::Value::kAxis == Axis::token || !Format::Value::kQuantized, "V has params per token");
   static_assert(pack_smem_bytes<Format>() <= 96 * 1024 && kThreads % 32 == 0);
   packing::prefetch_rows<Format, kThreads>(v_row);
-  if constexpr (packing::ChannelStats<Format>::kUsed) {
-    packing::channel_ranges<Format, kThreads>(k_row, smem);
-    __syncthreads();
-    if constexpr (Format::kBoosted > 0) packing::select_boosted<Format, kThreads>(k_row, block, smem);
-    packing::channel_scalers<Format, kThreads>(block, smem, [&](int i) { return packing::levels_of<Format>(smem, i); });
-    __syncthreads();
-    packing::pack_by_channel<Format, kThreads>(k_row, block, smem);
-    if constexpr (Format::kBoosted > 0) {
-      __syncthreads();
-      packing::pack_boosted<Format, kThreads>(k_row, block, smem);
-    }
-  } else {
-    packing::pack_by_token<Format, Which::key, kThreads>(k_row, block);
-  }
-  packing::pack_by_token<Format, Which::value, kThreads>(v_row, block);
+  packing::pack_operand<Format, Which::key, kThreads>(k_row, block, smem);
+  if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();  // K's scalers are read
+  packing::pack_operand<Format, Which::value, kThreads>(v_row, block, smem);
   __syncthreads();
 }
 

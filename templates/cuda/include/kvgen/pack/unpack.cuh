@@ -89,8 +89,8 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
     const Affine<Places> first(block, row, channel, half);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      const Affine<Places> affine =
-          Quant::kAxis == Axis::channel || lane_row == 0 ? first : Affine<Places>(block, row + lane_row * 8, channel, half);
+      const bool same = Quant::kPerChannel ? lane_row * 8 < Quant::kGroup : lane_row == 0;  // params as the first lane row's
+      const Affine<Places> affine = same ? first : Affine<Places>(block, row + lane_row * 8, channel, half);
       alignas(16) Element values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[lane_row][i], i));
@@ -175,7 +175,7 @@ __device__ __forceinline__ void unpack_boosted(const uint8_t* block, int tokens,
 
 // One CTA per (head, run of kTokens positions, sequence): first the runs of the sink, then those of packed blocks and of the unquantized
 // tokens behind them.
-template <class Format, bool kPaged>
+template <class Format, bool kPaged, int kPlaces>
 __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs args) {
   using Element = typename Format::Element;
   using ResidualRows = typename Format::ResidualRows;
@@ -189,8 +189,9 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   const int tokens = min(end - start, Format::kTokens);
   if (tokens <= 0) return;
   const bool packed = block >= 0 && block < ResidualRows::packed_blocks(length);
+  if (packed && block < WindowPlaces<kPlaces>::first(ResidualRows::packed_blocks(length + ResidualRows::kRollback))) return;
   if (kPaged && packed && cache.page_of(sequence, block) < 0) return;  // the sliding window has passed it
-  const uint8_t* bytes = packed ? cache.block<kPaged>(sequence, head, block, Format::kBlockBytes) : nullptr;
+  const uint8_t* bytes = packed ? cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes) : nullptr;
   const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
   const auto v_row = [&](int token) { return args.v.row<Element>(sequence, start + token, head); };
   if (packed) {
@@ -215,12 +216,12 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
 
 }  // namespace unpacking
 
-template <class Format, bool kPaged>
+template <class Format, bool kPaged, int kPlaces = 0>
 cudaError_t launch_unpack(const UnpackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   const int runs = unpacking::kSinkRuns<Format> + ceil_div(std::max(args.tokens - Format::ResidualRows::kSink, 0), Format::kTokens);
   const dim3 grid(args.cache.kv_heads * runs, args.cache.batch);
-  unpacking::unpack_kernel<Format, kPaged><<<grid, unpacking::kThreads, 0, stream>>>(args);
+  unpacking::unpack_kernel<Format, kPaged, kPlaces><<<grid, unpacking::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

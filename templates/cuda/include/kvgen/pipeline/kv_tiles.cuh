@@ -32,13 +32,15 @@ struct TileAddresses {
     int64_t block = block_of(tile, min(lane, kEntries - 1), length);
     const uint8_t* base = start;
     if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::kPageBlocks;
-    base += block * Traits::Format::kBlockBytes;
-    if constexpr (Traits::kGathered) return {nullptr, base, true};
-    const int within = tile % Traits::kTilesPerBlock,
-              group = Traits::kKeyPerChannel ? within * Traits::kTileTokens / Traits::Key::kGroup : 0;
-    return {base + Traits::Format::kKeyChannelParams + group * Traits::kTileParamBytes,
-            base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true,
-            base + Traits::Format::kBoostIndex + group * Traits::Format::kBoosted};
+    base += WindowPlaces<Traits::kWindowPlaces>::place(block) * Traits::Format::kBlockBytes;
+    if constexpr (Traits::kGathered) return {nullptr, nullptr, base, true};
+    const int within = tile % Traits::kTilesPerBlock, key_offset = Traits::KeyChannelParams::offset(within);
+    TileAddress address{base + Traits::Format::kKeyChannelParams + key_offset,
+                        base + Traits::Format::kValueChannelParams + Traits::ValueChannelParams::offset(within),
+                        base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true};
+    if constexpr (Traits::Format::kBoosted > 0)
+      address.index = base + Traits::Format::kBoostIndex + key_offset / Traits::KeyChannelParams::kBytes * Traits::Format::kBoosted;
+    return address;
   }
 
  private:

@@ -26,7 +26,7 @@ struct L2Prefetch {
     const int within = tile % Traits::kTilesPerBlock, block = tile / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
     const int skipped = within ? Format::kHeaderBytes + within * Traits::kTileBytes : 0;
     const CacheArgs& cache = args.cache;
-    const int64_t begin = static_cast<int64_t>(block) * Format::kBlockBytes + skipped;
+    const int64_t begin = WindowPlaces<Traits::kWindowPlaces>::place(block) * Format::kBlockBytes + skipped;
     const int64_t end =
         min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, ResidualRows::packed_blocks(args.max_len))) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;
@@ -65,10 +65,14 @@ struct L2Prefetch {
 
   // The rows of a run, none or negative if a stale length has none there. No length gives rows beyond the residual.
   __device__ __forceinline__ static Run run_of(int which, int length) {
-    const int first = ResidualRows::row_of(length, 0), end = first + ResidualRows::count(length);
-    if (which == 0) return {first, min(end, ResidualRows::kRows) - first};
-    if (which == 1) return {0, min(length, ResidualRows::kSink)};
-    return {ResidualRows::kSink, min(end, ResidualRows::kRows + ResidualRows::kCapacity) - ResidualRows::kRows};
+    if constexpr (kRuns == 1) {
+      return {0, static_cast<int>(static_cast<unsigned>(length) % Format::kTokens)};
+    } else {
+      const int first = ResidualRows::row_of(length, 0), end = first + ResidualRows::count(length);
+      if (which == 0) return {first, min(end, ResidualRows::kRows) - first};
+      if (which == 1) return {0, min(length, ResidualRows::kSink)};
+      return {ResidualRows::kSink, min(end, ResidualRows::kRows + ResidualRows::kCapacity) - ResidualRows::kRows};
+    }
   }
 };
 

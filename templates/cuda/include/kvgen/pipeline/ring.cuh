@@ -1,5 +1,5 @@
-// A warp's ring of KV tiles in shared memory. No other warp fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's K
-// channel params, its boost index and its sub-tiles. A stage is one sub-tile or several.
+// A warp's ring of KV tiles in shared memory. No other warp fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's
+// channel params (of K, then of V), its boost index and its sub-tiles. A stage is one sub-tile or several.
 #pragma once
 #include <algorithm>
 
@@ -11,22 +11,45 @@ namespace kvgen {
 // The address of a KV tile in global memory. Addresses include the lane's offset: each lane copies every 32nd vector of 16 bytes; bulk
 // copies are issued by lane 0. Of a gathered tile, lane i has block i's address.
 struct TileAddress {
-  const uint8_t* params = nullptr;
+  const uint8_t* key_params = nullptr;
+  const uint8_t* value_params = nullptr;
   const uint8_t* subtiles = nullptr;
   bool exists = false;
   const uint8_t* index = nullptr;  // of the boosted channels
-
-  // The same addresses, from as few registers as the format allows: a block that is one tile or one K group has them at fixed distances.
-  template <class Traits>
-  __device__ __forceinline__ const uint8_t* tile_params() const {
-    return Traits::kTilesPerBlock == 1 ? subtiles - Traits::Format::kHeaderBytes + Traits::Format::kKeyChannelParams : params;
-  }
-  template <class Traits>
-  __device__ __forceinline__ const uint8_t* tile_index() const {
-    constexpr bool kOneGroup = Traits::Format::kTokens == Traits::Key::kGroup;
-    return kOneGroup ? tile_params<Traits>() + (Traits::Format::kBoostIndex - Traits::Format::kKeyChannelParams) : index;
-  }
 };
+
+// The channel params that are copied with a stage of kTokens tokens: K's of the groups that begin in it, V's (kAtEnd) of those that end in
+// it. K's are read before the first product of a group, V's after the last one, and a stage is refilled when it is no longer read.
+template <class Params, bool kAtEnd, int kTokens>
+struct StageParams {
+  static constexpr int kStages = std::max(1, Params::kTokens / kTokens);  // of a group
+  static constexpr int kBytes = std::max(1, kTokens / Params::kTokens) * Params::kGroupBytes;
+  __device__ __forceinline__ static bool any(int stage) { return kBytes > 0 && stage % kStages == (kAtEnd ? kStages - 1 : 0); }
+  __device__ __forceinline__ static int offset(int stage) { return stage / kStages * kBytes; }
+};
+template <class Traits, int kTokens>
+using KeyStageParams = StageParams<typename Traits::KeyChannelParams, false, kTokens>;
+template <class Traits, int kTokens>
+using ValueStageParams = StageParams<typename Traits::ValueChannelParams, true, kTokens>;
+
+// The addresses of a tile's channel params and boost index, from as few registers as the format allows. If a block is one tile, they
+// precede the sub-tiles; if it is one K group, the index lies at a fixed distance from K's params.
+template <class Traits>
+__device__ __forceinline__ const uint8_t* key_params(const TileAddress& tile) {
+  using Format = typename Traits::Format;
+  return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Format::kKeyChannelParams : tile.key_params;
+}
+template <class Traits>
+__device__ __forceinline__ const uint8_t* value_params(const TileAddress& tile) {
+  using Format = typename Traits::Format;
+  return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Format::kValueChannelParams : tile.value_params;
+}
+template <class Traits>
+__device__ __forceinline__ const uint8_t* boost_index(const TileAddress& tile) {
+  using Format = typename Traits::Format;
+  constexpr bool kOneGroup = Format::kTokens == Traits::Key::kGroup;
+  return kOneGroup ? key_params<Traits>(tile) + (Format::kBoostIndex - Format::kKeyChannelParams) : tile.index;
+}
 
 // Copies kBytes in rows of 512 bytes, of which each lane copies 16 bytes at `shared` and `global`. The remainder is copied with 8 or 4
 // bytes per lane where it divides evenly, since predicating lanes off costs a branch.
@@ -68,6 +91,8 @@ struct StageRuns {
 // cp.async by all lanes. Every stage commits one group, even an empty one, so the number of pending groups is the number of pending stages.
 template <class Traits>
 struct Ring<Traits, Copy::cp_async> {
+  using Key = KeyStageParams<Traits, Traits::kStageSubtiles * 32>;
+  using Value = ValueStageParams<Traits, Traits::kStageSubtiles * 32>;
   uint32_t base;
   int lane;
 
@@ -78,10 +103,13 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
     const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileHeaderBytes;
     if (tile.exists) {
-      if (stage == 0 && Traits::kTileParamBytes > 0) warp_copy_async<Traits::kTileParamBytes>(mine, tile.tile_params<Traits>(), lane);
+      if (Key::any(stage)) warp_copy_async<Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane);
+      if (Value::any(stage))
+        warp_copy_async<Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
+                                       value_params<Traits>(tile) + Value::offset(stage), lane);
       if constexpr (Traits::Format::kBoosted > 0) {
         if (stage == 0)
-          ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, tile.tile_index<Traits>(), lane);
+          ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, boost_index<Traits>(tile), lane);
       }
       if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
@@ -123,6 +151,9 @@ struct Ring<Traits, Copy::cp_async> {
 template <class Traits, bool kWholeTile>
 struct BulkRing {
   static constexpr int kBarriers = kWholeTile ? Traits::kTilesInFlight : Traits::kStages;
+  static constexpr int kCopySubtiles = kWholeTile ? Traits::kTileSubtiles : Traits::kStageSubtiles;  // of one copy
+  using Key = KeyStageParams<Traits, kCopySubtiles * 32>;
+  using Value = ValueStageParams<Traits, kCopySubtiles * 32>;
   uint32_t base;
   uint32_t barriers;
   int lane;
@@ -143,17 +174,23 @@ struct BulkRing {
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
     if (kWholeTile && stage != Traits::kTileStages - 1) return;  // the whole tile is refilled after its last stage
     if (Traits::kGathered && tile.exists) return gather(slot_idx, stage, tile.subtiles);
-    const int first = kWholeTile ? 0 : stage, count = kWholeTile ? Traits::kTileStages : 1;
-    constexpr int kBytes = Traits::kStageBytes;
-    const uint32_t to = slot(slot_idx) + Traits::kTileHeaderBytes + first * kBytes, barrier = barrier_of(slot_idx, stage);
+    const int nth = kWholeTile ? 0 : stage;
+    constexpr int kBytes = kCopySubtiles * Traits::kSubtileStride;
+    const uint32_t params = slot(slot_idx), to = params + Traits::kTileHeaderBytes + nth * kBytes, barrier = barrier_of(slot_idx, stage);
     if (lane == 0 && tile.exists) {
-      // If a block is one tile, the params precede the sub-tiles in memory, so that one copy has both, unless a boost index lies between.
-      constexpr int kIndex = Traits::Format::kBoosted;
-      const int params = first == 0 ? Traits::kTileParamBytes : 0, beside = Traits::kTilesPerBlock == 1 && kIndex == 0 ? params : 0;
-      ptx::barrier_expect(barrier, count * kBytes + params + (first == 0 ? kIndex : 0));
-      if (params > beside) ptx::copy_bulk(slot(slot_idx), tile.tile_params<Traits>(), params, barrier);
-      if (kIndex > 0 && first == 0) ptx::copy_bulk(slot(slot_idx) + Traits::kTileParamBytes, tile.tile_index<Traits>(), kIndex, barrier);
-      ptx::copy_bulk(to - beside, tile.subtiles + first * kBytes - beside, count * kBytes + beside, barrier);
+      // If a block is one tile, all its params precede the sub-tiles in memory, so that one copy may have both, unless a boost index lies
+      // between.
+      const int key = Key::any(nth) ? Key::kBytes : 0, value = Value::any(nth) ? Value::kBytes : 0;
+      const int index = nth == 0 ? Traits::Format::kBoosted : 0;
+      const bool adjacent = Traits::kTilesPerBlock == 1 && nth == 0 && Traits::Format::kBoosted == 0;
+      const int beside = adjacent && key + value == Traits::kTileParamBytes ? key + value : 0;
+      ptx::barrier_expect(barrier, kBytes + key + value + index);
+      if (key > 0 && beside == 0) ptx::copy_bulk(params + Key::offset(nth), key_params<Traits>(tile) + Key::offset(nth), key, barrier);
+      if (value > 0 && beside == 0)
+        ptx::copy_bulk(params + Traits::KeyChannelParams::kBytes + Value::offset(nth), value_params<Traits>(tile) + Value::offset(nth),
+                       value, barrier);
+      if (index > 0) ptx::copy_bulk(params + Traits::kTileParamBytes, boost_index<Traits>(tile), index, barrier);
+      ptx::copy_bulk(to - beside, tile.subtiles + nth * kBytes - beside, kBytes + beside, barrier);
     }
   }
   __device__ __forceinline__ void wait(int slot_idx, int stage) {

@@ -1,0 +1,82 @@
+// V with scales per channel (the INT8 paper's format): P * V of a group of tokens is summed as p * code; at the end of the group, or of the
+// KV tile, the sums are multiplied by the channels' scales and added to the output. Weights are p alone.
+#pragma once
+#include "kvgen/format/fragments.cuh"
+
+namespace kvgen {
+
+// Empty for other formats of V.
+template <class Traits, bool kUsed = Traits::kValuePerChannel>
+struct GroupSums {
+  __device__ __forceinline__ void rescale(const float (&)[2]) {}
+  __device__ __forceinline__ void begin(int) {}
+  __device__ __forceinline__ void end(int, const uint32_t (&)[2], uint32_t, int, float (&)[Traits::kRowTiles][4]) {}
+};
+
+template <class Traits>
+struct GroupSums<Traits, true> {
+  using Value = typename Traits::Value;
+  using Params = typename Traits::ValueChannelParams;
+  float codes[Traits::kRowTiles][4];  // of p * code, laid out as State::out, in mixed form
+  float weights[4];                   // of p: for the two rows over all tokens, then over those whose codes are complemented
+
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      weights[c] *= factor[c], weights[2 + c] *= factor[c];
+#pragma unroll
+      for (int u = 0; u < Traits::kRowTiles; ++u) codes[u][c] *= factor[c], codes[u][2 + c] *= factor[c];
+    }
+  }
+
+  // Before the 16 tokens from `token` of a KV tile on.
+  __device__ __forceinline__ void begin(int token) {
+    if (token % Params::kTokens) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weights[i] = 0.f;
+#pragma unroll
+      for (int u = 0; u < Traits::kRowTiles; ++u) codes[u][i] = 0.f;
+    }
+  }
+
+  // After those 16 tokens, whose weights are `b`. `params`: the tile's channel params of V.
+  __device__ __forceinline__ void end(int token, const uint32_t (&b)[2], uint32_t params, int lane, float (&out)[Traits::kRowTiles][4]) {
+    constexpr uint32_t kOnes = 0x3c003c00;  // rows 0..7 sum all k-slots, rows 8..15 the first eight, whose codes are complemented
+    ptx::mma(weights, kOnes, kOnes, kOnes, 0u, b[0], b[1]);
+    if ((token + 16) % Params::kTokens == 0) fold(params + token / Params::kTokens * Params::kGroupBytes, lane, out);
+  }
+
+ private:
+  // Adds scale * (sum of p * code) + zero * (sum of p) to the output.
+  __device__ __forceinline__ void fold(uint32_t params, int lane, float (&out)[Traits::kRowTiles][4]) {
+    constexpr int kBits = Value::kBits, kParams = Value::kParams;
+    constexpr float kTop = (1 << kBits) - 1;
+    const uint32_t mine = params + lane / 4 * (Traits::kRowTiles * kParams * 4);  // of rows g, g + 8, ...
+    float shift[2];  // undoes the complements, and the offset of symmetric codes
+#pragma unroll
+    for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Value::kOffset) * weights[c];
+    constexpr int kPair = Traits::kRowTiles % 2 ? 1 : 2;  // row tiles per load: an odd number of them aligns a lane's params to less
+    float none[4] = {};                                   // in place of the second one
+#pragma unroll
+    for (int u = 0; u < Traits::kRowTiles; u += kPair) {
+      uint32_t words[kPair * kParams];
+      load_words(words, mine + u * kParams * 4);
+      unmix<kBits>(codes[u], kPair == 2 ? codes[u + 1] : none);
+#pragma unroll
+      for (int row = 0; row < 2 * kPair; ++row) {
+        const float2 pair = __half22float2(ptx::as_half2(words[Value::kZero ? row : row / 2]));
+        const float scale = Value::kZero || row % 2 == 0 ? pair.x : pair.y;
+        const float factor = row_factor<kBits>(row / 2, row % 2) / kCodeUnit<Value>;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& sum = out[u + row / 2][row % 2 * 2 + c];
+          sum = fmaf(scale, fmaf(codes[u + row / 2][row % 2 * 2 + c], factor, shift[c]), sum);
+          if constexpr (Value::kZero) sum = fmaf(pair.y, weights[c], sum);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvgen
