@@ -106,10 +106,10 @@ def _attention(
     """Output [batch, q_len, q_heads, head_dim], fp32, over `held` tokens: full blocks `index` of the unique ones, then the residual."""
     out = torch.empty(q.shape, dtype=torch.float32, device="cuda")
     group, (q_len, dim) = spec.attention.group, (q.shape[1], q.shape[3])
-    rows = residual_rows(spec, read[0].shape[1])
+    kept = residual_rows(spec, read[0].shape[1])
     for b, length in enumerate(held):
-        full, sink = rows.packed_blocks(length), range(min(length, rows.sink))
-        newest = [rows.row(position) for position in range(max(rows.first(length), len(sink)), length)]
+        full, sink = kept.packed_blocks(length), range(min(length, kept.sink))
+        newest = [kept.row(position) for position in range(max(kept.first(length), len(sink)), length)]
         k, v = (
             torch.cat([r[b, :, list(sink)].float(), x[index[b, :, :full]].flatten(1, 2), r[b, :, newest].float()], 1)
             for x, r in zip(read, rest, strict=True)
