@@ -19,8 +19,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "prefill-far", "last", "a prefill packs its blocks from the 25th on over the 24th",
-            "cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);",
-            "cache.block<kPaged>(sequence, head, min(block, 23), Format::kBlockBytes), smem);",
+            "cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);",
+            "cache.block<kPaged, kPlaces>(sequence, head, min(block, 23), Format::kBlockBytes), smem);",
         ),
         (
             "prefill-begun", "last", "a begun block is completed from the first new token, wherever the residual ended",
