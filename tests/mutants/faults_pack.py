@@ -50,8 +50,9 @@ FAULTS: tuple[Fault, ...] = (
             "first + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim + i * 32", "first + i * 32",
         ),
         (
-            "pack-values", "channel-groups", "V's scalers are made while K's are still read",
-            "if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();", "",
+            "pack-values", "channel-groups", "V's scalers are made before all warps have found the extremes that they depend on",
+            "channel_ranges<Format, kWhich, kThreads>(row, smem);\n    __syncthreads();",
+            "channel_ranges<Format, kWhich, kThreads>(row, smem);\n    if constexpr (kWhich == Which::key) __syncthreads();",
         ),
     ),
     *_in(
