@@ -58,6 +58,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_dim 80": _with({"head_dim": 80}, value={"group": 80}),
     "head_dim 192": _with({"head_dim": 192}, value={"group": 192}),
     "head_dim 256": _with({"head_dim": 256}),
+    "small groups per token (16 channels)": _both(axis="token", group=16),
     "multi-head (no sharing of K and V)": _with({"kv_heads": 32}),
     "multi-query (32 query heads share K and V)": _with({"kv_heads": 1}),
     "128 query heads per KV head": _with({"q_heads": 128, "kv_heads": 1}),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kvgen.arch import Target
 from kvgen.spec import KernelSpec, QuantSpec
 
-MAX_GROUP = 16
 MAX_QUERIES = 8
 
 
@@ -36,30 +35,26 @@ def wrong_target(targets: Iterable[Target], target: Target) -> str | None:
     return None if target in known else f"it lowers for {', '.join(known)}, not for {target}"
 
 
-def _narrow_token_group(quant: QuantSpec) -> bool:
-    return quant.quantized and quant.axis == "token" and quant.group % 32 != 0
+def narrow_token_group(quant: QuantSpec, channels: int) -> bool:
+    """Whether groups of channels are no multiple of `channels`."""
+    return quant.quantized and quant.axis == "token" and quant.group % channels != 0
 
 
 GPU_REFUSALS: tuple[Refusal, ...] = (
     Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
-    Refusal(
-        f"more than {MAX_GROUP} query heads per KV head",
-        lambda s: s.attention.group > MAX_GROUP,
-        f"{{a.group}} query heads share a KV head, more than {MAX_GROUP}",
-    ),
     Refusal(
         f"more than {MAX_QUERIES} query tokens per call",
         lambda s: s.attention.q_len > MAX_QUERIES,
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
     ),
     Refusal(
-        "K per token in groups that are no multiple of 32 channels",
-        lambda s: _narrow_token_group(s.key),
-        "key.group ({k.group} channels) must be a multiple of 32",
+        "K per token in groups that are no multiple of 16 channels",
+        lambda s: narrow_token_group(s.key, 16),
+        "key.group ({k.group} channels) must be a multiple of 16",
     ),
     Refusal(
-        "V per token in groups that are no multiple of 32 channels",
-        lambda s: _narrow_token_group(s.value),
-        "value.group ({v.group} channels) must be a multiple of 32",
+        "V per token in groups that are no multiple of 16 channels",
+        lambda s: narrow_token_group(s.value, 16),
+        "value.group ({v.group} channels) must be a multiple of 16",
     ),
 )

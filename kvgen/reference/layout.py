@@ -239,8 +239,8 @@ def layout_problem(layout: PackedLayout) -> str | None:
         if layout.order == "mma":
             if op.width == 32:
                 return "fragment order holds 16-bit and narrower elements only"
-            if layout.head_dim % 32:
-                return f"fragment order needs head_dim ({layout.head_dim}) to be a multiple of 32"
+            if not op.rows_are_tokens and op.bits == 2 and layout.head_dim % 32:
+                return f"fragment order of a 2-bit V needs head_dim ({layout.head_dim}) to be a multiple of 32, whose codes share words"
             if op.boosted % BOOST_RUN:
                 return f"fragment order holds {BOOST_RUN} boosted channels together, and {op.boosted} are no multiple"
             if op.rows_are_tokens and op.bits == 2 and layout.subtile % 32:

@@ -12,31 +12,43 @@ VECTOR_LANES = 16
 # --- fragment order ------------------------------------------------------------------------------------------------
 
 
-def _channel_as_k(channel: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(k-step, slot in 0..15) of a channel on the k axis: lane t of a quad holds 8 neighbouring channels in two k-steps.
+def full_runs(op: Operand, head_dim: int) -> int:
+    """Runs of 32 channels of an operand, in which lane t of a quad holds 8 neighbouring channels; runs of 16, in which it holds 4, follow.
 
-    Of an odd number of runs of 16 channels, lane t holds 4 neighbouring channels of the last run, in one k-step.
+    The last 16 channels of an odd multiple of 16 are such a run. Where groups of channels are no multiple of 32, all runs are, so that a
+    k-step (of K) or a row tile (of V) has channels of one group.
     """
-    x, i = channel // 32, channel % 4
-    last = channel >= channels // 32 * 32
-    t = torch.where(last, channel % 16 // 4, channel % 32 // 8)
-    y = torch.where(last, 0, channel % 8 // 4)
-    return 2 * x + y, 2 * t + i % 2 + 8 * (i // 2)
+    split = op.quantized and op.axis == "token" and op.group % 32 and op.group < head_dim
+    return 0 if split else head_dim // 32
 
 
-def _channel_as_row(channel: torch.Tensor) -> torch.Tensor:
-    """Row of a channel on the 16-row side, as four 8x8 transpositions of 8-channel loads produce it."""
-    x, a, y, h, b = channel // 32, channel % 32 // 8, channel % 8 // 4, channel % 4 // 2, channel % 2
-    return 32 * x + 16 * y + 8 * h + 2 * a + b
+def _channel_in_quad(channel: torch.Tensor, full: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(16-channel tile, lane t of a quad, place in 0..3) of a channel, of which the first `full` runs have 32 channels."""
+    wide = channel < 32 * full
+    tile = torch.where(wide, 2 * (channel // 32) + channel % 8 // 4, channel // 16)
+    return tile, torch.where(wide, channel % 32 // 8, channel % 16 // 4), channel % 4
+
+
+def _channel_as_k(channel: torch.Tensor, full: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(k-step, slot in 0..15) of a channel on the k axis: a lane's channels are neighbours, in two k-steps where runs have 32."""
+    step, t, i = _channel_in_quad(channel, full)
+    return step, 2 * t + i % 2 + 8 * (i // 2)
+
+
+def _channel_as_row(channel: torch.Tensor, full: int) -> torch.Tensor:
+    """Row of a channel on the 16-row side, as 8x8 transpositions of a lane's loads produce it: four in a run of 32, two in one of 16."""
+    tile, t, i = _channel_in_quad(channel, full)
+    return 16 * tile + 8 * (i // 2) + 2 * t + i % 2
 
 
 def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: int, head_dim: int) -> torch.Tensor:
     """Bit offset of an element within the codes of its sub-tile, in fragment order."""
+    full = full_runs(op, head_dim)
     if op.rows_are_tokens:
         row, rows, steps = token, tokens, head_dim // 16
-        step, slot = _channel_as_k(channel, head_dim)
+        step, slot = _channel_as_k(channel, full)
     else:
-        row, rows, steps = _channel_as_row(channel), head_dim, tokens // 16
+        row, rows, steps = _channel_as_row(channel, full), head_dim, tokens // 16
         step, slot = token // 16, token % 16
     lane = 4 * (row % 8) + slot % 8 // 2
     if op.width == 16:
@@ -62,11 +74,11 @@ def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int,
     """
     del groups
     if op.axis == "channel" and op.rows_are_tokens:
-        step, slot = _channel_as_k(index, extent)
+        step, slot = _channel_as_k(index, full_runs(op, extent))
         quad = step * 4 + slot % 8 // 2
         first = (1 - kind) if op.zero else kind
         return quad * 4 * op.params + slot // 8 * 2 * op.params + first * 2 + slot % 2
-    row = _channel_as_row(index) if op.axis == "channel" else index
+    row = _channel_as_row(index, full_runs(op, extent)) if op.axis == "channel" else index
     return ((group * 8 + row % 8) * (extent // 8) + row // 8) * op.params + kind
 
 

@@ -17,8 +17,14 @@ FORMATS = (
 SHAPES = (
     "k4v4:h32/32", "k8v8:h8/1", "k2v2:h6/2", "k4v4:h5/1", "k4v4:h12/2", "k8v8:h7/1", "k4v4:h16/1", "k2v2:h32/2", "k4v4:h15/1:token",
     "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token", "k4v4:d96:token:h5/1", "k2v2:d64:kg32:vg32", "k4v4:d32",
-    "k4v4:d160", "k4v4:vchannel:d96:h7/1:kg32", "k2v2:vchannel:d256:bf16", "k8v8:vchannel:sym:h32/2", "k4v8:kg16:h8/8:vchannel:vg64",
-    "k4v4:vchannel:q4:page128:vg64",
+    "k4v4:d160",
+    "k4v4:d80:kg32", "k8v8:token:d80:kg16:vg16:q2", "k2v4:d112:page64:kg32", "k16v16:d112:bf16", "k4v8:d144:vg48:h6/2", "k4v4:d16:h2/1",
+    "k4v4:d192", "k8v8:d240:token:sym:h5/1",
+    "k4v4:h32/1", "k4v4:q8", "k2v2:h64/2:kg64:page128", "k4v4:h128/1:token", "k8v4:q8:h32/2:d80",
+    "k4v8:token:q5:h20/1:d144:page32:window300:cap20",
+    "k16v16:q8:h12/1:d64:bf16",
+    "k4v4:vchannel:d96:h7/1:kg32", "k2v2:vchannel:d256:bf16", "k8v8:vchannel:sym:h32/2", "k4v8:kg16:h8/8:vchannel:vg64",
+    "k4v4:vchannel:q4:page128:vg64", "k8v8:vchannel:sym:d80", "k4v4:vchannel:d112:h32/1:vg32",
     "k4v4:bf16", "k8v8:bf16", "k2v2:bf16", "k16v16:bf16", "k4v4:bf16:token:kg32:vg32", "k2v2:bf16:d64:h6/2",
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
     "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
@@ -51,6 +57,7 @@ VARIED = [
     *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
     *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     KernelCase("k8v8:h16/2", "w8u1d2.noexact"),
+    *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1.two", "w8u2d1.cl8", "w8u2d1.bulk")],
     *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.unit", "w8u4d1.cl4")],
     *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.unit", "w8u2d2")],
     *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.unit")],
@@ -72,9 +79,8 @@ OLDER = tuple(
     for target in ("sm80", "sm89")
     for words, schedule in (
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
-            ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"),
-        ("k2v2:boost1/8:page128", "default"),
-        ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
+            ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"), ("k4v4:q8:d80", "default"),
+        ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"),
     )
 )  # fmt: skip

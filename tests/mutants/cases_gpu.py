@@ -34,6 +34,8 @@ CASES: dict[str, Case] = {
         _case("token", "k4v4:token:kg32:vg32:h8/2:d64", "w8u1d2", "4x2048"),
         _case("symmetric", "k8v8:token:sym:h8/2:d64", "w8u1d2", "4x2048"),
         _case("queries", "k4v4:q4:h8/2:d64", "w8u1d2", "1x8192q4 4x2048q2"),
+        _case("half-run", "k4v4:h8/2:d80", "w8u1d2", "4x2048"),
+        _case("runs", "k4v4:q8:h24/2:d64:kg64", "n64.w4u1d2", "1x8192q8 4x2048q8"),
         _case("int2", "k2v2:h8/2:d64", "w8u2d2", "4x2048"),
         _case("boost", "k2v2:h8/2:d96:kg64:boost1/2", "n128.w8u1d2", "4x2048"),
         _case("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),

@@ -89,6 +89,10 @@ CASES: dict[str, EmulatedCase] = {
     "token": EmulatedCase("k4v4:token:kg32:vg32:h4/2:d64", 128, SMALL),
     "symmetric": EmulatedCase("k8v8:token:sym:h4/2:d64", 128, SMALL),
     "queries": EmulatedCase("k4v4:q4:h8/2:d64", 128, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257), 4),)),
+    "half-run": EmulatedCase("k4v4:h4/2:d80:kg32", 32, SMALL),
+    "runs": EmulatedCase(
+        "k4v4:q8:h24/2:d64:kg64", 64, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257, 60), 4), ((126, 129, 257, 60), 40))
+    ),
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
     "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
@@ -102,6 +106,7 @@ PACKED: dict[str, EmulatedCase] = {
     "boost": EmulatedCase("k2v2:h2/2:d96:kg64:boost1/2", 128, {}),
     "symmetric": EmulatedCase("k8v8:token:sym:h2/2:d64", 128, {}),
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
+    "half-run": EmulatedCase("k4v4:h2/2:d80:kg32", 32, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
 }
@@ -283,8 +288,8 @@ def agree(where: str, step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> No
     seen = torch.isfinite(want[1])
     require(torch.equal(torch.isfinite(step.lse), seen), f"{where}: LSE of a query that sees nothing")
     require(relative_l2(step.lse[seen], want[1][seen]) <= limit, f"{where}: LSE")
-    cells = len(step.lengths) * step.kernel.spec.attention.kv_heads
-    require(not step.workspace.view(torch.int32)[: 4 + 33 * cells].any(), f"{where}: counters that the next call finds")
+    counters = 4 + step.kernel.counters * len(step.lengths) * step.kernel.spec.attention.kv_heads
+    require(not step.workspace.view(torch.int32)[:counters].any(), f"{where}: counters that the next call finds")
 
 
 def kernel_named(where: str, planned: bool) -> str:

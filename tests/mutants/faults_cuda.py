@@ -29,8 +29,12 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "splits-counter-batch", "paged", "sequences eight apart share a counter of arrived splits",
-            "return counters + head.sequence * args.cache.kv_heads + head.head;",
-            "return counters + head.sequence % 8 * args.cache.kv_heads + head.head;",
+            "return counters + (head.sequence * args.cache.kv_heads",
+            "return counters + (head.sequence % 8 * args.cache.kv_heads",
+        ),
+        (
+            "runs-counter", "runs", "the runs of a head's rows share a counter of arrived splits",
+            "* Traits::kRuns + head.run;", "* Traits::kRuns;",
         ),
         (
             "splits-stride", "queries", "partial results of the second column tile lie over the next split's",
@@ -64,6 +68,10 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "epilogue/output",
         (
+            "runs-output", "runs", "every run of rows writes the output of the first",
+            "const int head_row = Traits::head_row(head.run, row);", "const int head_row = row;",
+        ),
+        (
             "query-guard", "queries", "a call with fewer query tokens than the kernel holds writes one token too many",
             "if (query >= args.q_len) return;", "if (query > args.q_len) return;",
         ),
@@ -96,6 +104,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "epilogue/append",
+        (
+            "runs-flush", "runs", "every run of rows packs the residual, while others still read it",
+            "if (Traits::kRuns == 1 || args.runs == 1) return true;", "return true;",
+        ),
         (
             "flush-rest", "queries", "of the new tokens behind a packed block only the first is kept",
             ": Format::kTokens, residual.count());", ": Format::kTokens, min(residual.count(), Format::kTokens + 1));",
@@ -215,8 +227,12 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "mainloop/attend_planned",
         (
+            "planned-runs-slots", "runs", "the runs of a head's rows store their partial results in the same place",
+            "return {tile.slot - tile.split_idx + run * args.slots,", "return {tile.slot - tile.split_idx + run % 1,",
+        ),
+        (
             "planned-stale", "planned", "before griddepcontrol.wait a query is read that does not exist",
-            "if (exists(args, head_of(queue.first()))) loader", "loader",
+            "if (exists(args, head_of<Traits>(args, queue.first()))) loader", "loader",
         ),
         (
             "planned-first-tile", "planned", "the warps' order does not go on over work tiles, where their copies do",
@@ -241,7 +257,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "planned-flush", "planned", "a residual that became full is not packed where several CTAs have the head",
-            "(tile.num_splits == 1 || shared.flags[i > 0])", "tile.num_splits == 1",
+            "(tile.num_splits > 1 && !shared.flags[i > 0])", "tile.num_splits > 1",
         ),
         (
             "planned-flush-head", "planned", "the residual of a CTA's first head is packed for all of its heads",
@@ -266,6 +282,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "mainloop/attend_static",
+        (
+            "static-runs-slots", "runs", "the static kernel's runs of rows store their partial results in the same place",
+            "(Traits::kRuns == 1 ? 0 : head.run * args.slots)", "0",
+        ),
         (
             "flush-boundary", "last", "a residual that is exactly full is not packed",
             "completed && full.fills_block())", "completed && full.count() > ResidualRows::kBlock)",
@@ -294,6 +314,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "mainloop/residual",
+        (
+            "half-run-values", "half-run", "V of the residual's half run is added to the channels before it",
+            "const int row_tile = Traits::ValueRuns::tile(x);", "const int row_tile = 2 * x - half;",
+        ),
         (
             "residual-causal", "queries", "in the residual a query sees the new tokens after it",
             "const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);",
@@ -330,6 +354,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "mainloop/mask",
+        (
+            "runs-position", "runs", "the rows of later runs take the positions of the first run's",
+            "return length - q_len + Traits::head_row(run, row) / Traits::kGroup;", "return length - q_len + row / Traits::kGroup;",
+        ),
         (
             "mask-token", "queries", "a query does not see itself where it is packed",
             "if (kCausal && token > position)", "if (kCausal && token >= position)",
@@ -486,6 +514,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "mainloop/query",
+        (
+            "runs-query", "runs", "every run of rows attends with the rows of the first",
+            "head_row = Traits::head_row(head.run, at)", "head_row = at",
+        ),
         (
             "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
             "args.q.row<const Element>(head.sequence, query,", "args.q.row<const Element>(min(head.sequence, 127), query,",

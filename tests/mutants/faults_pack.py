@@ -37,6 +37,10 @@ FAULTS: tuple[Fault, ...] = (
             "range-rows", "last", "of every 16 tokens the last rows do not count for K's smallest and largest",
             "for (int step = 0; step < 16 / kRows; ++step)", "for (int step = 0; step < 16 / kRows - 1; ++step)",
         ),
+        (
+            "half-run-range-rows", "half-run", "where a load has three rows, the last of 16 tokens does not count for K's extremes",
+            "power_of_two_within(32 / kRowLanes)", "(32 / kRowLanes)",
+        ),
     ),
     *_in(
         "pack/quantize",
@@ -46,8 +50,12 @@ FAULTS: tuple[Fault, ...] = (
             "encode<Quant>(values, scalers(lane_row), codes);",
         ),
         (
+            "half-run-scalers", "half-run", "the channels of K's half run take the scalers of channels twice as far behind",
+            "of_row + Runs::lane_channel(x + i, threadIdx.x % 4)", "of_row + Runs::channel(x + i) + threadIdx.x % 4 * 8 % 16",
+        ),
+        (
             "pack-half", "channel-groups", "the second group of a 2-bit K's 32 tokens is packed with the thresholds of the first",
-            "first + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim + i * 32", "first + i * 32",
+            "group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;", "group;",
         ),
         (
             "pack-values", "channel-groups", "V's scalers are made before all warps have found the extremes that they depend on",

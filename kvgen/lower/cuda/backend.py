@@ -10,6 +10,7 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
+from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, pack_memory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS, per_channel
 from kvgen.lower.gpu_facts import gpu_facts
@@ -98,6 +99,8 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     return {
         **gpu_facts(spec, target),
         "boosted": spec.key.boost.fraction > 0,
+        "cta_rows": rows_of_cta(spec),
+        "runs": runs(spec),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
         "most_pack": MOST_PACK,

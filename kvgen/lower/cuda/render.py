@@ -7,6 +7,7 @@ from typing import Any
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
 from kvgen.lower.base import FUNCTIONS, Source
+from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.cuda.shared import PLANNED, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
@@ -30,6 +31,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         element=_ELEMENTS[spec.attention.dtype],
         attention=spec.attention,
         cache=spec.cache,
+        q_tiles=q_tiles(spec),
         page=spec.cache.page or 0,
         window_places=window_places(spec, layout.tokens),
         launch=launch,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from kvgen.lower.cuda.rows import TILE_ROWS, q_tiles
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
-TILE_ROWS = 8
-"""Packed-GQA rows of a tile: the columns of an MMA."""
 MAX_BATCH = 2048
 """Sequences per call: the CTA that computes a plan keeps their positions in shared memory."""
 WORK_TILES = 128
@@ -61,7 +60,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     """Shared memory of the static kernel of a launch, for blocks of `layout`; with `PLANNED` in the launch, of the planned one."""
     warps, kv_tile, in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
     key, dim, rows = layout.key, layout.head_dim, spec.attention.group * spec.attention.q_len
-    tiles, tile_rows = -(-rows // TILE_ROWS), min(rows, TILE_ROWS)
+    tiles, tile_rows = q_tiles(spec), min(rows, TILE_ROWS)
     key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
     reduction = launch.text("reduction")
     clustered = int(reduction.removeprefix("cluster")) if reduction.startswith("cluster") else 0

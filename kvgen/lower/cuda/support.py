@@ -6,7 +6,7 @@ from kvgen.lower.refusals import GPU_REFUSALS, Refusal
 from kvgen.spec import KernelSpec, QuantSpec
 
 MAX_HEAD_DIM = 256
-MAX_COLUMNS = 64
+MAX_Q_ROWS = 128
 BOOST_STEP = 16
 """Channels of a step of matrix instructions."""
 WHOLE_PAGE = 32
@@ -36,11 +36,6 @@ def _boosted(spec: KernelSpec) -> int:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        "head_dim that 32 does not divide",
-        lambda s: s.attention.head_dim % 32 != 0,
-        "attention.head_dim ({a.head_dim}) is no multiple of 32, which fragments hold together",
-    ),
-    Refusal(
         f"head_dim above {MAX_HEAD_DIM}",
         lambda s: s.attention.head_dim > MAX_HEAD_DIM,
         f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
@@ -52,15 +47,25 @@ REFUSALS: tuple[Refusal, ...] = (
         "instructions take at once",
     ),
     Refusal(
+        "boosted channels at a head_dim that 32 does not divide",
+        lambda s: _boosted(s) > 0 and s.attention.head_dim % 32 != 0,
+        "key.boost.fraction ({k.boost.fraction:g}) with a head_dim ({a.head_dim}) that is no multiple of 32 is not built",
+    ),
+    Refusal(
         "boosted channels in groups of 16 tokens",
         lambda s: s.key.boost.fraction > 0 and s.key.group == 16,
         "key.boost needs groups of 32 tokens or more, whose codes share words in a 2-bit K; key.group is {k.group}",
     ),
     *GPU_REFUSALS,
     Refusal(
-        f"more than {MAX_COLUMNS} query heads times query tokens per KV head",
-        lambda s: s.attention.group * s.attention.q_len > MAX_COLUMNS,
-        f"{{a.group}} query heads times {{a.q_len}} query tokens have more sums than registers hold ({MAX_COLUMNS} columns)",
+        f"more than {MAX_Q_ROWS} query heads times query tokens per KV head",
+        lambda s: s.attention.group * s.attention.q_len > MAX_Q_ROWS,
+        f"{{a.group}} query heads times {{a.q_len}} query tokens share a KV head, more than {MAX_Q_ROWS} rows",
+    ),
+    Refusal(
+        "a 2-bit V whose channels do not come by 32",
+        lambda s: s.value.bits == 2 and (s.attention.head_dim % 32 != 0 or (s.value.axis == "token" and s.value.group % 32 != 0)),
+        "value.bits is 2 and head_dim ({a.head_dim}) or value.group ({v.group}) is no multiple of 32 channels, whose codes share words",
     ),
     Refusal(
         "a 2-bit K in pages that are no multiple of 32 tokens",

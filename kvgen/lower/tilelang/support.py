@@ -6,11 +6,13 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from kvgen.extras import install_line
-from kvgen.lower.refusals import GPU_REFUSALS, Refusal
+from kvgen.lower.refusals import GPU_REFUSALS, Refusal, narrow_token_group
 
 KEY_GROUPS = (32, 64, 128, 256)
 OLDEST = "0.1.15"
 """The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
+
+MAX_GROUP = 16
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal("16-bit K", lambda s: not s.key.quantized, "key.bits is 16: K is read as codes only"),
@@ -30,6 +32,16 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
     Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
     Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
+    Refusal(
+        f"more than {MAX_GROUP} query heads per KV head",
+        lambda s: s.attention.group > MAX_GROUP,
+        f"{{a.group}} query heads share a KV head, more than {MAX_GROUP}",
+    ),
+    Refusal(
+        "groups of channels that are no multiple of 32",
+        lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),
+        "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token",
+    ),
     Refusal(
         "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
     ),

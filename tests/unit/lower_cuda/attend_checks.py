@@ -40,7 +40,7 @@ def agree(step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> None:
 def cleared(step: Step) -> None:
     """Counters are back at zero."""
     heads = len(step.lengths) * step.kernel.spec.attention.kv_heads
-    assert not step.workspace.view(torch.int32)[: 4 + 33 * heads].any()
+    assert not step.workspace.view(torch.int32)[: 4 + step.kernel.counters * heads].any()
 
 
 def cached(step: Step, held: ReferenceCache, before: tuple[int, ...], after: list[int]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kvgen.lower.cuda.render import source
+from kvgen.lower.cuda.rows import runs
 from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
@@ -64,6 +65,7 @@ class Emulated:
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout = spec, packed_layout(spec, block, "mma")
         self.library = compile_variant(spec, self.layout, chosen, folder)
+        self.counters = 33 * runs(spec) + (runs(spec) > 1)  # of a head
         self.library.workspace_bytes.restype = self.library.prefetched.restype = ctypes.c_int64
         self.library.show.argtypes = [ctypes.c_bool]
 
@@ -121,7 +123,7 @@ class Step:
         self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
         size = self.kernel.library.workspace_bytes(self.processors, batch, heads, self.longest)
         self.workspace = torch.full((size // 4 + 1,), torch.nan)
-        self.workspace[: 4 + 33 * batch * heads] = 0  # counters
+        self.workspace[: self.kernel.counters * batch * heads + 4] = 0
         self.overflow = torch.zeros(1, dtype=torch.int32)
 
     def run(self) -> None:

@@ -21,6 +21,7 @@ SMALL = (
     KernelCase("k8v8:h16/2", target="sm80"),
     KernelCase("k4v4:window4096:cap30"), KernelCase("k4v8:token:page16:window1000:q3", target="sm80"),
     KernelCase("k2v2:sink32:local128:rollback4:page128:sinks"),
+    KernelCase("k4v4:q8"), KernelCase("k4v4:d80:h24/1", target="sm80"),
     KernelCase("k8v8:vchannel:sym"), KernelCase("k4v4:kg16:vchannel:vg32", target="sm80"),
     KernelCase("k2v2:h8/8:q2", target="sm89"), KernelCase("k16v4:d64", target="sm89"),
 )  # fmt: skip

@@ -6,23 +6,28 @@ import pytest
 
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
+from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
 from kvgen.spec import KernelSpec, presets
 from tests.support.specs import kv4_spec as spec
 
 REFUSED: dict[str, tuple[KernelSpec, str]] = {
-    "head_dim that 32 does not divide": (spec(attention={"head_dim": 80}, value={"group": 80}), "80"),
     "head_dim above 256": (spec(attention={"head_dim": 512}), "512"),
     "boosted channels that are no multiple of 16": (
         spec(key={"bits": 2, "boost": {"fraction": 0.0625}}),
         r"boost.fraction \(0.0625 of 128",
     ),
-    "boosted channels in groups of 16 tokens": (spec(key={"bits": 2, "group": 16, "boost": {"fraction": 0.125}}), "key.group is 16"),
-    "more than 64 query heads times query tokens per KV head": (
-        spec(attention={"q_heads": 64, "kv_heads": 4, "q_len": 5}),
-        "16 query heads times 5 query tokens",
+    "boosted channels at a head_dim that 32 does not divide": (
+        spec(attention={"head_dim": 80}, key={"bits": 2, "boost": {"fraction": 0.2}}, value={"group": 80}),
+        r"head_dim \(80\) that is no multiple of 32",
     ),
+    "boosted channels in groups of 16 tokens": (spec(key={"bits": 2, "group": 16, "boost": {"fraction": 0.125}}), "key.group is 16"),
+    "more than 128 query heads times query tokens per KV head": (
+        spec(attention={"q_heads": 64, "kv_heads": 2, "q_len": 5}),
+        "32 query heads times 5 query tokens",
+    ),
+    "a 2-bit V whose channels do not come by 32": (spec(value={"bits": 2, "group": 16}), r"value.group \(16\) is no multiple of 32"),
     "a 2-bit K in pages that are no multiple of 32 tokens": (
         spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}),
         "page \\(16\\)",
@@ -52,6 +57,21 @@ def test_a_refused_feature_is_named_and_nothing_else_is_built(feature: str) -> N
             backend.default(example, target)
         assert raised.value.reason == backend.unsupported(example, target) == first_refusal(REFUSALS, example)
         assert "{" not in raised.value.reason
+
+
+def test_a_two_bit_value_needs_whole_runs_of_channels_too() -> None:
+    for dim, refused in ((80, True), (96, False)):
+        example = spec(attention={"head_dim": dim}, value={"bits": 2, "group": dim})
+        assert (get_backend("cuda").unsupported(example, "sm90") is not None) == refused
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(16, 1), (80, 128), (112, 32), (160, 8), (192, 8), (240, 128), (256, 128)])
+def test_every_shape_has_a_default_that_renders(dim: int, heads: int) -> None:
+    """Head sizes that are multiples of 16, and up to 128 packed-GQA rows."""
+    example = spec(attention={"head_dim": dim, "q_heads": heads, "kv_heads": 1}, value={"group": dim})
+    backend = get_backend("cuda")
+    for target in backend.targets:
+        assert f"kQTiles = {q_tiles(example)};" in backend.lower(example, backend.default(example, target), target).text
 
 
 def test_every_preset_is_supported_everywhere() -> None:

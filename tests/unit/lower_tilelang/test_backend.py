@@ -99,6 +99,8 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
     [
         ("attention", {"sinks": True}, "sinks"),
         ("attention", {"head_dim": 80}, "head_dim"),
+        ("attention", {"kv_heads": 1}, "32 query heads"),
+        ("value", {"group": 16}, "multiples of 32"),
         ("attention", {"dtype": "float32"}, "float32"),
         ("key", {"bits": 16}, "key.bits is 16"),
         ("value", {"bits": 16}, "value.bits is 16"),

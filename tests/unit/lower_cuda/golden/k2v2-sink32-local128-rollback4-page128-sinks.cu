@@ -31,6 +31,7 @@ struct Schedule {
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
+  static constexpr int kQTiles = 1;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;

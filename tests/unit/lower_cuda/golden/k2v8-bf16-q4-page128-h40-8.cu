@@ -15,10 +15,10 @@ static_assert(Format::kSubtileBytes == 5248 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 11008, kBarriers = 88064, kQuery = 88064, kMerge = 94208, kPages = 127232, kWorkTiles = 127296, kScalars = 128320, kFlags = 129024, kCluster = 129040, kFlush = 0, kTotal = 129152;
+    static constexpr int kSlot = 11008, kBarriers = 88064, kQuery = 88064, kMerge = 92160, kPages = 125184, kWorkTiles = 125248, kScalars = 126272, kFlags = 126912, kCluster = 126928, kFlush = 0, kTotal = 126976;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 11008, kBarriers = 88064, kQuery = 88064, kMerge = 94208, kPages = 127232, kWorkTiles = 127296, kScalars = 128320, kFlags = 129024, kCluster = 129040, kFlush = 0, kTotal = 129152;
+    static constexpr int kSlot = 11008, kBarriers = 88064, kQuery = 88064, kMerge = 92160, kPages = 125184, kWorkTiles = 125248, kScalars = 126272, kFlags = 126912, kCluster = 126928, kFlush = 0, kTotal = 126976;
   };
   static constexpr int kWarps = 8;
   static constexpr int kTileSubtiles = 2;
@@ -29,6 +29,7 @@ struct Schedule {
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 5;
   static constexpr int kMaxQLen = 4;
+  static constexpr int kQTiles = 2;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;

@@ -29,6 +29,7 @@ struct Schedule {
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
+  static constexpr int kQTiles = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;

@@ -1,11 +1,22 @@
 // The end of a decode step: packs a block of unquantized tokens, and advances the lengths.
 #pragma once
-#include "kvgen/epilogue/workspace.cuh"
+#include "kvgen/epilogue/split_reduction.cuh"
 #include "kvgen/mainloop/packed_loop.cuh"
 #include "kvgen/mainloop/residual.cuh"
 #include "kvgen/pack/quantize.cuh"
 
 namespace kvgen {
+
+// Whether this CTA, which completed a run of the head's packed-GQA rows, is the last one to do so: then no CTA reads the residual any more.
+// All threads call it, once per run of a head that is to be flushed. `flag` is in shared memory.
+template <class Traits>
+__device__ __forceinline__ bool last_run(const AttendArgs& args, const Workspace<Traits>& work, const Head& head, int* flag) {
+  if (Traits::kRuns == 1 || args.runs == 1) return true;
+  __syncthreads();
+  if (threadIdx.x == 0) *flag = arrive_last(work.run_counter(args, head), args.runs);
+  __syncthreads();
+  return *flag;
+}
 
 // Packs the oldest unquantized block, and stores the step's other tokens, which were not appended yet. All threads of the CTA that
 // completed the head call it, when no CTA reads the residual any more.

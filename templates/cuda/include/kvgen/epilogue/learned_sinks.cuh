@@ -11,7 +11,7 @@ struct LearnedSinks {
   using Logit = float;  // in log2 units, as row_max
   template <class Traits>
   __device__ __forceinline__ static Logit load(const AttendArgs& args, const Head& head, int row) {
-    return args.sinks[head.head * Traits::kGroup + row % Traits::kGroup] * 1.4426950408889634f;
+    return args.sinks[head.head * Traits::kGroup + Traits::head_row(head.run, row) % Traits::kGroup] * 1.4426950408889634f;
   }
   // The running maximum is lazy, so the logit may lie far above or below it: the larger one becomes the reference, and no power of two
   // overflows. The maximum of a row without tokens means nothing.

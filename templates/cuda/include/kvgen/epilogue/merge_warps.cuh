@@ -41,7 +41,7 @@ __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffe
     for (int u = 0; u < Traits::kRowTiles; ++u)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        to[row_channel(16 * u) + 8 * (g / 2) + g % 2 + 2 * half] =
+        to[Traits::ValueRuns::tile_channel(u, g / 2) + g % 2 + 2 * half] =
             state.out[u][2 * half + c] + state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];
   }
 }

@@ -11,7 +11,8 @@ __device__ __forceinline__ void write_output(const AttendArgs& args, const Head&
                                              const float (&value)[kWide], const RowStats& stats,
                                              const typename Traits::Sinks::Logit& sink) {
   using Element = typename Traits::Format::Element;
-  const int query = row / Traits::kGroup, q_head = head.head * Traits::kGroup + row % Traits::kGroup;
+  const int head_row = Traits::head_row(head.run, row);
+  const int query = head_row / Traits::kGroup, q_head = head.head * Traits::kGroup + head_row % Traits::kGroup;
   if (query >= args.q_len) return;
   Element* to = args.out.row<Element>(head.sequence, query, q_head) + channel;
   // An exact division adds some hundred bytes of code that each CTA runs once; fetching them takes longer than running them.
@@ -32,7 +33,7 @@ template <class Traits>
 __device__ __noinline__ void write_empty(const AttendArgs& args, int sequence) {
   const float zero[] = {0.f};
   for (int head = 0; head < args.cache.kv_heads; ++head)
-    for (int at = threadIdx.x; at < Traits::kQRows * Traits::kHeadDim; at += Traits::kThreads) {
+    for (int at = threadIdx.x; at < Traits::kHeadQRows * Traits::kHeadDim; at += Traits::kThreads) {
       const int row = at / Traits::kHeadDim;
       const auto sink = Traits::Sinks::template load<Traits>(args, Head{sequence, head}, row);
       write_output<Traits>(args, Head{sequence, head}, row, at % Traits::kHeadDim, 1, zero, RowStats{}, sink);

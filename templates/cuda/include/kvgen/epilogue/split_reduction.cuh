@@ -105,7 +105,7 @@ struct SplitReduction {
     const int width = levels(slots).width;
     if (width == 1) return true;
     const int group = slots.rank / width, members = min(width, slots.count - group * width);
-    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads +
+    int* arrivals = work.counters + args.cache.batch * args.cache.kv_heads * Traits::kRuns +
                     (work.counter(args, head) - work.counters) * Workspace<Traits>::kGroupCounters + group;
     __syncthreads();
     if (threadIdx.x == 0) flags[0] = arrive_last(arrivals, members);

@@ -77,7 +77,7 @@ struct Format {
   static constexpr int kSubtileBytes = kValueTokenParams + token_params_bytes<Value>();
   static constexpr int kBlockBytes = align_up(kHeaderBytes + kSubtiles * kSubtileBytes, 128);
 
-  static_assert(kHeadDim % 32 == 0, "fragment order holds 32 channels together");
+  static_assert(kHeadDim % 16 == 0, "fragments have 16 channels");
   static_assert(kTokens % kSubtile == 0 && kSubtile % 16 == 0);
   static_assert(ResidualRows::kBlock == kTokens);
 };
@@ -99,15 +99,49 @@ __host__ __device__ constexpr int k_slot_channel(int step, int slot, int channel
   if (step == channels / 32 * 2) return 16 * step + 4 * (slot % 8 / 2) + 2 * (slot / 8) + slot % 2;
   return 32 * (step / 2) + 8 * (slot % 8 / 2) + 4 * (step % 2) + 2 * (slot / 8) + slot % 2;
 }
+// The runs of channels of an operand. In a run of 32 channels, lane (g, t) = (lane / 4, lane % 4) has the eight from 8t on: 16 bytes of
+// dtype, two k-steps of K, two row tiles of V. In a half run of 16 channels it has the four from 4t on: 8 bytes, one k-step, one row tile.
+// The last 16 channels of an odd multiple of 16 are a half run. If groups of channels are no multiple of 32, all runs are halves, so that
+// a k-step or a row tile has channels of one group.
+template <class Quant, int kHeadDim>
+struct ChannelRuns {
+  static constexpr bool kSplit = Quant::kQuantized && Quant::kAxis == Axis::token && Quant::kGroup % 32 != 0 && Quant::kGroup < kHeadDim;
+  static constexpr int kFull = kSplit ? 0 : kHeadDim / 32;
+  static constexpr int kHalf = (kHeadDim - 32 * kFull) / 16;
+  static constexpr int kCount = kFull + kHalf;
 
-// Channel of row `row` of V: the order in which 8x8 transposes of 16-byte loads produce channels.
-__host__ __device__ constexpr int row_channel(int row) {
-  return 32 * (row / 32) + 8 * (row % 8 / 2) + 4 * (row % 32 / 16) + 2 * (row % 16 / 8) + row % 2;
+  __host__ __device__ static constexpr bool is_half(int x) { return kHalf > 0 && (kFull == 0 || x >= kFull); }
+  // First 16-channel tile (k-step of K, row tile of V) of a run, and its first channel.
+  __host__ __device__ static constexpr int tile(int x) { return kFull == 0 ? x : is_half(x) ? kFull + x : 2 * x; }
+  __host__ __device__ static constexpr int channel(int x) { return 16 * tile(x); }
+  // The first of the channels that lane t of a quad has, and their number.
+  __host__ __device__ static constexpr int lane_channels(int x) { return is_half(x) ? 4 : 8; }
+  __host__ __device__ static constexpr int lane_channel(int x, int t) { return channel(x) + lane_channels(x) * t; }
+  // A lane's vector of a run, in a row. The lane's part of the offset comes first, because runs of a size share it.
+  template <class Element>
+  __host__ __device__ static constexpr Element* at(Element* row, int x, int t) {
+    return row + lane_channels(x) * t + channel(x);
+  }
+  // The same of a 16-channel tile: channel 2i + b of a lane (b = 0, 1) is in row or k-slot 8i + 2t + b.
+  __host__ __device__ static constexpr int run_of(int tile) { return tile < 2 * kFull ? tile / 2 : tile - kFull; }
+  __host__ __device__ static constexpr int tile_channel(int tile, int t) {
+    return lane_channel(run_of(tile), t) + (tile < 2 * kFull ? tile % 2 * 4 : 0);
+  }
+};
+
+// A lane's vector of a run: 16 bytes, or 8 of a half run, which are repeated so that the extremes of a vector are those of its channels.
+template <class Element>
+__device__ __forceinline__ uint4 load_run(const Element* from, bool half) {
+  if (!half) return *reinterpret_cast<const uint4*>(from);
+  const uint2 v = *reinterpret_cast<const uint2*>(from);
+  return make_uint4(v.x, v.y, v.x, v.y);
 }
-
-// Inverse of `row_channel`.
-__host__ __device__ constexpr int channel_row(int channel) {
-  return 32 * (channel / 32) + 16 * (channel % 8 / 4) + 8 * (channel % 4 / 2) + 2 * (channel % 32 / 8) + channel % 2;
+template <class Element>
+__device__ __forceinline__ void store_run(Element* to, const uint4& v, bool half) {
+  if (half)
+    *reinterpret_cast<uint2*>(to) = make_uint2(v.x, v.y);
+  else
+    *reinterpret_cast<uint4*>(to) = v;
 }
 
 }  // namespace kvgen

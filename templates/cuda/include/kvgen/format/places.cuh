@@ -11,38 +11,43 @@ enum class Which { key, value };
 
 constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
-// K or V of a format. Tokens come in tiles. Of every 32 consecutive channels, lane (g, t) = (lane / 4, lane % 4) loads the eight from 8t
-// on, of the tile's rows g, g + 8, ... (lane rows 0, 1, ...), and stores them as kWordsPerRun words.
+// K or V of a format. Tokens come in tiles. Of every run of channels (ChannelRuns), lane (g, t) = (lane / 4, lane % 4) loads its eight
+// channels, of the tile's rows g, g + 8, ... (lane rows 0, 1, ...), and stores them as kWordsPerRun words; of a half run it has four
+// channels, which are the first half of these words.
 template <class Format, Which kWhich>
 struct Places {
   static constexpr bool kKey = kWhich == Which::key;
   using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
   static constexpr int kBits = Quant::kBits;
   static constexpr int kPerByte = Fragment<kBits>::kPerByte;
-  static constexpr int kChannelRuns = Format::kHeadDim / 32;  // runs of 32 channels
+  using Runs = ChannelRuns<Quant, Format::kHeadDim>;
   static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
   static constexpr int kLaneRows = kTileTokens / 8;
   static constexpr int kTiles = Format::kSubtile / kTileTokens;  // per sub-tile
   static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // of 32 channels, per lane
-  static constexpr int kTileWords = kWordsPerRun * kChannelRuns;
+  static constexpr int kTileWords = kTileTokens * Format::kHeadDim * kBits / 1024;
   static constexpr int kVector = vector_words(kTileWords * kTiles);
   static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;
   static constexpr int kTokenParams = kKey ? Format::kKeyTokenParams : Format::kValueTokenParams;
   static constexpr int kChannelParams = kKey ? Format::kKeyChannelParams : Format::kValueChannelParams;
   static_assert(kTiles >= 1, "a two-bit K needs blocks of 32 tokens or more");
+  static_assert(Runs::kHalf == 0 || kWordsPerRun % 2 == 0, "32 channels of a two-bit V share words");
 
   __host__ __device__ static constexpr int subtile_offset(int token) {
     return Format::kHeaderBytes + token / Format::kSubtile * Format::kSubtileBytes;
   }
 
-  // Byte offset in the block of a lane's word. The words of a lane in a sub-tile are ordered by tile, run of 32 channels, and word.
+  // Words of a lane in run x.
+  __host__ __device__ static constexpr int run_words(int x) { return Runs::is_half(x) ? kWordsPerRun / 2 : kWordsPerRun; }
+  // Byte offset in the block of a lane's word. The words of a lane in a sub-tile are ordered by tile, run of channels, and word.
   __host__ __device__ static constexpr int word_offset(int token, int x, int word, int lane) {
-    const int index = token % Format::kSubtile / kTileTokens * kTileWords + x * kWordsPerRun + word;
+    const int before = Runs::kHalf ? Runs::tile(x) * kWordsPerRun / 2 : x * kWordsPerRun;
+    const int index = token % Format::kSubtile / kTileTokens * kTileWords + before + word;
     return subtile_offset(token) + kCodes + ((index / kVector * 32 + lane) * kVector + index % kVector) * 4;
   }
 
-  // The element in a field of a lane's word: field `field` of byte `byte` is channel 8t + `channel` of row g + 8 * `lane_row`. Words of V
-  // are transposed afterwards as 8x8 matrices of 16-bit elements, which turns rows = tokens into rows = channels.
+  // The element in a field of a lane's word: field `field` of byte `byte` is the lane's channel `channel` of row g + 8 * `lane_row`. Words
+  // of V are transposed afterwards as 8x8 matrices of 16-bit elements, which turns rows = tokens into rows = channels.
   struct Element {
     int lane_row, channel;
   };
@@ -54,7 +59,7 @@ struct Places {
       return {byte % 2, 2 * (word * kPerByte + field) + byte / 2};
     }
   }
-  // The same for 16-bit elements: a word has the two channels from 2 * `channel` on, of row g + 8 * `lane_row`.
+  // The same for 16-bit elements: a word has the lane's two channels from 2 * `channel` on, of row g + 8 * `lane_row`.
   __host__ __device__ static constexpr Element pair(int word) {
     if constexpr (kKey) return {word % 2, word / 4 * 2 + word % 4 / 2};
     return {word % 4 / 2, word / 4 * 2 + word % 2};
@@ -62,7 +67,8 @@ struct Places {
 
   // Bit offset of an element's code in the block.
   __host__ __device__ static constexpr int64_t code_bit(int token, int channel) {
-    const int row = token % kTileTokens, lane_row = row / 8, t = channel % 32 / 8, c = channel % 8;
+    const int x = Runs::run_of(channel / 16), place = channel - Runs::channel(x), each = Runs::lane_channels(x);
+    const int row = token % kTileTokens, lane_row = row / 8, t = place / each, c = place % each;
     int lane = 0, word = 0, bit = 0;
     if constexpr (kKey) {
       lane = row % 8 * 4 + t;
@@ -81,7 +87,7 @@ struct Places {
         bit = 8 * (row % 2 * 2 + lane_row) + kBits * (c / 2 % kPerByte);
       }
     }
-    return static_cast<int64_t>(word_offset(token, channel / 32, word, lane)) * 8 + bit;
+    return static_cast<int64_t>(word_offset(token, x, word, lane)) * 8 + bit;
   }
 
   // Byte offset in the block of the scale (kind 0) or zero (kind 1) of an element's group.
@@ -101,12 +107,13 @@ struct Places {
   // g, g + 8, ... next to each other.
   __host__ __device__ static constexpr int channel_param(int kind, int channel) {
     constexpr int kParams = Quant::kParams;
+    const int x = Runs::run_of(channel / 16), place = channel - Runs::channel(x), each = Runs::lane_channels(x);
+    const int tile = Runs::tile(x) + place % each / 4, t = place / each;
     if constexpr (kKey) {
-      const int quad = channel / 32 * 8 + channel % 8 / 4 * 4 + channel % 32 / 8;
       const int first = Quant::kZero ? 1 - kind : kind;
-      return quad * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
+      return (tile * 4 + t) * 4 * kParams + channel % 4 / 2 * 2 * kParams + first * 2 + channel % 2;
     } else {
-      const int row = channel_row(channel);
+      const int row = 16 * tile + channel % 4 / 2 * 8 + 2 * t + channel % 2;
       return (row % 8 * (Format::kHeadDim / 8) + row / 8) * kParams + kind;
     }
   }

@@ -56,10 +56,11 @@ struct CacheArgs {
   }
 };
 
-// A KV head of a sequence.
+// A KV head of a sequence, and the run of its packed-GQA rows that a CTA attends with (Traits::kRuns).
 struct Head {
   int sequence = 0;
   int head = 0;
+  int run = 0;
 };
 
 struct AttendArgs {
@@ -74,7 +75,8 @@ struct AttendArgs {
   int q_len = 1;
   int max_len = 0;        // upper bound of every length after the call; only the size of the launch depends on it
   int limit = 0;          // maximum length of a sequence
-  int slots = 0;          // partial results in the workspace
+  int slots = 0;          // partial results in the workspace, of each run of packed-GQA rows
+  int runs = 1;           // runs of packed-GQA rows of this call
   float scale = 1.f;      // multiplies q * k
   bool advance = false;   // decode: the launch advances the lengths
   bool one_wave = false;  // all CTAs of the launch are resident at once

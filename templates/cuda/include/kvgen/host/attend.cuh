@@ -17,9 +17,9 @@ struct Attend {
   static constexpr int kMaxSplits = 256;
   static constexpr int kMaxBatch = kMaxPlanBatch;
 
-  // Splits per head of the static scheduler: the number of least cost.
-  static int splits(int batch, int kv_heads, int max_len) {
-    const int heads = batch * kv_heads, tiles = visible_tiles(max_len), at_once = resident_splits();
+  // Splits per head (or run of its packed-GQA rows) of the static scheduler: the number of least cost.
+  static int splits(int heads, int max_len) {
+    const int tiles = visible_tiles(max_len), at_once = resident_splits();
     if (Schedule::kReduction == Reduction::cluster) return std::clamp(std::min(at_once / heads, tiles / Schedule::kCluster), 1, kMaxSplits);
     const SplitModel model{heads, at_once, StaticTraits::kTileBytes};
     return model.cheapest(tiles, model.most(kMaxSplits));
@@ -28,13 +28,16 @@ struct Attend {
   // The workspace has slots for the splits of any length and for the work tiles of a plan.
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
     const int heads = batch * kv_heads;
-    return Workspace<StaticTraits>::bytes(heads, std::max(heads * most_splits(heads), heads + resident_ctas()));
+    int slots = heads * StaticTraits::kRuns + std::max(resident_ctas(), StaticTraits::kRuns);
+    for (int runs = 1; runs <= StaticTraits::kRuns; ++runs) slots = std::max(slots, heads * runs * most_splits(heads * runs));
+    return Workspace<StaticTraits>::bytes(heads, slots);
   }
 
   // Tokens of a split if all lengths are `max_len`; 0 if sequences are not split. Verification chooses its lengths by it.
-  static int64_t split_tokens(int batch, int kv_heads, int max_len, int) {
+  static int64_t split_tokens(int batch, int kv_heads, int max_len, int q_len) {
     if (batch == 0) return 0;
-    const int count = splits(batch, kv_heads, max_len) * StaticTraits::kClusterSize, tiles = visible_tiles(max_len);
+    const int count = splits(batch * kv_heads * StaticTraits::runs(q_len), max_len) * StaticTraits::kClusterSize,
+              tiles = visible_tiles(max_len);
     return count == 1 ? 0 : static_cast<int64_t>(ceil_div(tiles, count)) * StaticTraits::kTileTokens;
   }
 
@@ -43,7 +46,8 @@ struct Attend {
     // end at the barriers), because they are refilled.
     constexpr int kHeadBytes = kStartBytes / Schedule::kCtasPerSm + PlannedTraits::Memory::kBarriers;
     PlanShape shape;
-    shape.batch = batch, shape.heads = kv_heads, shape.workers = resident_ctas();
+    shape.batch = batch, shape.heads = kv_heads;
+    shape.workers = std::max(1, resident_ctas() / PlannedTraits::runs(q_len));
     shape.tile_tokens = PlannedTraits::kTileTokens, shape.block_tokens = Format::kTokens;
     shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kWarps;
     shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
@@ -66,17 +70,18 @@ struct Attend {
   template <bool kAppend>
   static cudaError_t launch_step(AttendArgs args, cudaStream_t stream) {
     const int batch = args.cache.batch, kv_heads = args.cache.kv_heads, heads = batch * kv_heads;
+    args.runs = StaticTraits::runs(args.q_len);
     if (args.plan) {
       const PlanShape shape = plan_shape(batch, kv_heads, args.q_len, kAppend);
       args.slots = shape.most_work_tiles();
       constexpr int kBytes = PlannedTraits::Memory::kTotal;
-      Launch launch(dim3(shape.workers), PlannedTraits::kThreads, kBytes, stream, Schedule::kOverlap);
+      Launch launch(dim3(shape.workers * args.runs), PlannedTraits::kThreads, kBytes, stream, Schedule::kOverlap);
       return launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
     }
-    const int count = splits(batch, kv_heads, args.max_len);
-    args.slots = heads * count, args.one_wave = heads * count <= resident_splits();
-    Launch launch(dim3(kv_heads * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads, StaticTraits::Memory::kTotal, stream,
-                  Schedule::kOverlap, StaticTraits::kClusterSize);
+    const int count = splits(heads * args.runs, args.max_len);
+    args.slots = heads * count, args.one_wave = heads * args.runs * count <= resident_splits();
+    Launch launch(dim3(kv_heads * args.runs * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads,
+                  StaticTraits::Memory::kTotal, stream, Schedule::kOverlap, StaticTraits::kClusterSize);
     return launch.run(attend_static<StaticTraits, kAppend>, args);
   }
 

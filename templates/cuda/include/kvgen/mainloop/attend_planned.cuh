@@ -10,9 +10,20 @@
 
 namespace kvgen {
 
-__device__ __forceinline__ Head head_of(const WorkTile& tile) { return {tile.sequence, tile.head}; }
-__device__ __forceinline__ SplitSlots slots_of(const WorkTile& tile) {
-  return {tile.slot - tile.split_idx, tile.num_splits, tile.split_idx};
+// A worker of the plan is one CTA for each run of packed-GQA rows. The CTAs of a worker go through the same work tiles at the same time, so
+// all but one of them read K and V from L2.
+template <class Traits>
+__device__ __forceinline__ int worker_of(const AttendArgs& args) {
+  return static_cast<int>(blockIdx.x) / (Traits::kRuns == 1 ? 1 : args.runs);
+}
+template <class Traits>
+__device__ __forceinline__ Head head_of(const AttendArgs& args, const WorkTile& tile) {
+  return {tile.sequence, tile.head, Traits::kRuns == 1 ? 0 : static_cast<int>(blockIdx.x) % args.runs};
+}
+template <class Traits>
+__device__ __forceinline__ SplitSlots slots_of(const AttendArgs& args, const WorkTile& tile) {
+  const int run = head_of<Traits>(args, tile).run;
+  return {tile.slot - tile.split_idx + run * args.slots, tile.num_splits, tile.split_idx};
 }
 
 // A warp's first KV tile of a work tile. The warps take the KV tiles of a CTA round-robin, and the round goes on over work tiles: `done`
@@ -25,7 +36,7 @@ __device__ __forceinline__ int first_tile(const WorkTile& tile, int done, int wa
 template <class Traits>
 __device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, const WorkTile& tile, int done, int* words, int warp,
                                                     int lane) {
-  KvTiles<Traits> tiles(args, head_of(tile), Traits::kWarps, words, lane);
+  KvTiles<Traits> tiles(args, head_of<Traits>(args, tile), Traits::kWarps, words, lane);
   // The blocks before the window may have no page, so the iterator replaces them by the window's first block.
   const int first = Traits::Mask::first_token(max(tile.length + (args.k_new.data ? args.q_len : 0) - args.q_len, 0));
   tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, tile.length, first / Traits::Format::kTokens);
@@ -44,16 +55,18 @@ template <class Traits>
 __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
   // The places of a sliding window are used in turn, so every tile lies in the cache; the limit avoids overflow.
   const int tiles = Traits::kWindowPlaces > 0 ? 1 << 28 : args.cache.blocks * Traits::kTilesPerBlock;
-  if (!exists(args, head_of(tile)) || static_cast<unsigned>(tile.first) >= static_cast<unsigned>(tiles)) return;
-  L2Prefetch<Traits>::prefetch_tiles(args, head_of(tile), first_tile<Traits>(tile, 0, warp), lane);
-  if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head_of(tile), lane);
+  const Head head = head_of<Traits>(args, tile);
+  if (!exists(args, head) || static_cast<unsigned>(tile.first) >= static_cast<unsigned>(tiles)) return;
+  L2Prefetch<Traits>::prefetch_tiles(args, head, first_tile<Traits>(tile, 0, warp), lane);
+  if (warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head, lane);
 }
 
 // Stores the result of a work tile whose states are in shared memory. This function and `finish_work` are not inlined, since their
 // registers would add to those of the loop.
 template <class Traits>
 __device__ __noinline__ void store_work_tile(const AttendArgs& args, uint8_t* memory, const WorkTile& tile, int q_tile) {
-  store_result<Traits>(args, Shared<Traits>(memory), Workspace<Traits>(args), head_of(tile), slots_of(tile), q_tile);
+  store_result<Traits>(args, Shared<Traits>(memory), Workspace<Traits>(args), head_of<Traits>(args, tile), slots_of<Traits>(args, tile),
+                       q_tile);
 }
 
 // Ends a CTA that had `count` work tiles: stores the last result, reduces the heads that are split over CTAs, and packs the residuals that
@@ -68,15 +81,17 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   store_work_tile<Traits>(args, memory, end(1), Traits::kQTiles - 1);
   __syncthreads();
   if (const int i = threadIdx.x / 32; i < 2 && threadIdx.x % 32 == 0)
-    shared.flags[i] = i < count && end(i).num_splits > 1 && reduction.last(head_of(end(i)), slots_of(end(i)));
+    shared.flags[i] = i < count && end(i).num_splits > 1 && reduction.last(head_of<Traits>(args, end(i)), slots_of<Traits>(args, end(i)));
   __syncthreads();
-  if (const int i = threadIdx.x / Traits::kReduceThreads; shared.flags[i]) reduction.reduce(head_of(end(i)), slots_of(end(i)));
+  if (const int i = threadIdx.x / Traits::kReduceThreads; shared.flags[i])
+    reduction.reduce(head_of<Traits>(args, end(i)), slots_of<Traits>(args, end(i)));
   if constexpr (kAppend) {
     if (!flushes) return;
     for (int i = 0; i < count; ++i) {
       const WorkTile tile = queue.in_plan(i);
-      const Residual<Traits> residual(args, head_of(tile), tile.length);
-      if (residual.fills_block() && (tile.num_splits == 1 || shared.flags[i > 0])) flush<Traits>(args, shared, residual);
+      const Residual<Traits> residual(args, head_of<Traits>(args, tile), tile.length);
+      if (!residual.fills_block() || (tile.num_splits > 1 && !shared.flags[i > 0])) continue;
+      if (last_run<Traits>(args, work, residual.head, shared.flags + 2)) flush<Traits>(args, shared, residual);
     }
   }
 }
@@ -98,13 +113,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared<Traits> shared(memory);
   const Plan plan(args.plan, shape);
-  WorkQueue queue(plan, shared.work_tiles + warp * (WorkQueue::kWarpBytes / static_cast<int>(sizeof(WorkTile))), lane);
+  WorkQueue queue(plan, worker_of<Traits>(args), shared.work_tiles + warp * (WorkQueue::kWarpBytes / static_cast<int>(sizeof(WorkTile))),
+                  lane);
   prefetch_first<Traits>(args, queue.load_speculative(), warp, lane);
   ptx::griddepcontrol_wait();
 
   QueryLoader<Traits> loader;
-  if (exists(args, head_of(queue.first()))) loader.fetch(args, head_of(queue.first()), warp, lane);
-  if (queue.load_confirmed() && queue.has(0)) loader.fetch(args, head_of(queue.first()), warp, lane);
+  if (exists(args, head_of<Traits>(args, queue.first()))) loader.fetch(args, head_of<Traits>(args, queue.first()), warp, lane);
+  if (queue.load_confirmed() && queue.has(0)) loader.fetch(args, head_of<Traits>(args, queue.first()), warp, lane);
   if (!queue.has(0)) {
     ptx::copy_wait_all();
     return write_empties<Traits>(args, shape);
@@ -116,10 +132,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   bool flushes = false;
   for (int index = 0, done = 0;; ++index) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // derived values are computed again, which keeps them out of the loop's registers
-    const Head head = head_of(work);
+    const Head head = head_of<Traits>(args, work);
     const SplitPlace place{work.split_idx, work.num_splits};
     const Residual<Traits> residual(args, head, work.length);
-    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, ResidualRows::first(work.length)};
+    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, ResidualRows::first(work.length), head.run};
     ResidualTile<Traits> tile;
     tile.clear();
     fetch_residual<Traits>(residual, place, warp, lane, tile);
@@ -156,7 +172,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     }
     done += queue[index].end - queue[index].first;
     work = queue[index + 1];
-    loader.fetch(args, head_of(work), warp, lane);
+    loader.fetch(args, head_of<Traits>(args, work), warp, lane);
     pipeline.begin(tiles_of<Traits>(args, work, done, words, warp, lane));
   }
 }

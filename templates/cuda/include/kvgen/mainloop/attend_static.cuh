@@ -9,19 +9,25 @@
 
 namespace kvgen {
 
-// The grid is (KV heads x cluster size, splits, sequences). The warps of all CTAs of a head take its KV tiles round-robin, so a warp's
-// first tile does not depend on the sequence length.
+// The grid is (KV heads x runs of packed-GQA rows x cluster size, splits, sequences). The warps of all CTAs of a run take the head's KV
+// tiles round-robin, so a warp's first tile does not depend on the sequence length. The runs of a head are next to each other in the grid:
+// they read the same tiles at the same time, so most of them come from L2.
 template <class Traits>
 struct StaticScheduler {
-  Head head{static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.x) / Traits::kClusterSize};
+  Head head;
   SplitPlace place{static_cast<int>(blockIdx.y) * Traits::kClusterSize + static_cast<int>(blockIdx.x) % Traits::kClusterSize,
                    static_cast<int>(gridDim.y) * Traits::kClusterSize};
 
+  __device__ explicit StaticScheduler(const AttendArgs& args) {
+    const int x = static_cast<int>(blockIdx.x) / Traits::kClusterSize, runs = Traits::kRuns == 1 ? 1 : args.runs;
+    head = {static_cast<int>(blockIdx.z), x / runs, x % runs};
+  }
   __device__ int first_tile(int warp) const { return warp * place.ctas + place.rank; }
   __device__ int stride() const { return Traits::kWarps * place.ctas; }
   __device__ SplitSlots slots(const AttendArgs& args) const {
     const int splits = static_cast<int>(gridDim.y);
-    return {(head.sequence * args.cache.kv_heads + head.head) * splits, splits, static_cast<int>(blockIdx.y)};
+    const int first = (head.sequence * args.cache.kv_heads + head.head) * splits;
+    return {first + (Traits::kRuns == 1 ? 0 : head.run * args.slots), splits, static_cast<int>(blockIdx.y)};
   }
 };
 
@@ -55,7 +61,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::open(memory);
 #endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const StaticScheduler<Traits> scheduler;
+  const StaticScheduler<Traits> scheduler(args);
   const Head& head = scheduler.head;
   if constexpr (kEarlyTiles<Traits>) L2Prefetch<Traits>::prefetch_tiles(args, head, scheduler.first_tile(warp), lane);
   if (args.one_wave && scheduler.place.rank == 0 && warp == Traits::kWarps - 1) L2Prefetch<Traits>::prefetch_residual(args, head, lane);
@@ -73,7 +79,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   const Workspace<Traits> work(args);
   if (kAppend && length > args.limit - args.q_len) return skip_step<Traits>(args, warp, lane);
   const Residual<Traits> residual(args, head, length);
-  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, ResidualRows::first(length)};
+  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, ResidualRows::first(length), head.run};
   ResidualTile<Traits> tile;
   fetch_residual<Traits>(residual, scheduler.place, warp, lane, tile);
   const int first = begin_tiles(pipeline.tiles, scheduler, length, seqlen.length, args.q_len, warp);
@@ -95,7 +101,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
 
   if constexpr (kAppend) {
     const int length_again = ptx::pinned(length);  // keeps the residual's addresses out of the loop's registers
-    if (const Residual<Traits> full(args, head, length_again); completed && full.fills_block()) flush<Traits>(args, shared, full);
+    if (const Residual<Traits> full(args, head, length_again); completed && full.fills_block())
+      if (last_run<Traits>(args, work, head, shared.flags)) flush<Traits>(args, shared, full);
     if (args.advance) advance_lengths(args, work, readers, warp, lane);
   }
 }

@@ -56,13 +56,15 @@ struct GroupSums<Traits, true> {
     float shift[2];  // undoes the complements, and the offset of symmetric codes
 #pragma unroll
     for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Value::kOffset) * weights[c];
+    constexpr int kPair = Traits::kRowTiles % 2 ? 1 : 2;  // row tiles per load: an odd number of them aligns a lane's params to less
+    float none[4] = {};                                   // in place of the second one
 #pragma unroll
-    for (int u = 0; u < Traits::kRowTiles; u += 2) {
-      uint32_t words[2 * kParams];
+    for (int u = 0; u < Traits::kRowTiles; u += kPair) {
+      uint32_t words[kPair * kParams];
       load_words(words, mine + u * kParams * 4);
-      unmix<kBits>(codes[u], codes[u + 1]);
+      unmix<kBits>(codes[u], kPair == 2 ? codes[u + 1] : none);
 #pragma unroll
-      for (int row = 0; row < 4; ++row) {
+      for (int row = 0; row < 2 * kPair; ++row) {
         const float2 pair = __half22float2(ptx::as_half2(words[Value::kZero ? row : row / 2]));
         const float scale = Value::kZero || row % 2 == 0 ? pair.x : pair.y;
         const float factor = row_factor<kBits>(row / 2, row % 2) / kCodeUnit<Value>;

@@ -20,11 +20,16 @@ struct SeqlenInfo {
   int length;  // of the sequence, including the step's tokens; the queries have its last q_len positions
   int q_len;
   int packed_end;  // the first position after the packed blocks
+  int run;         // of packed-GQA rows
 
   // Position of the query that a packed-GQA row belongs to.
   template <class Traits>
   __device__ __forceinline__ int position(int row) const {
-    return length - q_len + row / Traits::kGroup;
+    return length - q_len + Traits::head_row(run, row) / Traits::kGroup;
+  }
+  template <class Traits>
+  __device__ __forceinline__ int q_head(int row) const {
+    return head * Traits::kGroup + Traits::head_row(run, row) % Traits::kGroup;
   }
 };
 

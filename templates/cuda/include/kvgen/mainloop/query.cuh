@@ -1,6 +1,7 @@
-// Loads q of one KV head as B fragments in shared memory: [tile of query rows][head_dim / 32][32 lanes] of 16 bytes, two k-steps each. Each
-// row is multiplied by a power of two that brings its largest element to [8, 16), so that q * scale keeps its bits. Where columns 4..7 of
-// the MMA carry the rounding error of q * scale, a second copy holds -q for them and zeros for columns 0..3.
+// Loads q of one KV head as B fragments in shared memory: [tile of query rows][run of channels][32 lanes] of 16 bytes, two k-steps, or of 8
+// bytes, one k-step of a half run. Each row is multiplied by a power of two that brings its largest element to [8, 16), so that q * scale
+// keeps its bits. Where columns 4..7 of the MMA carry the rounding error of q * scale, a second copy holds -q for them and zeros for
+// columns 0..3.
 #pragma once
 #include <type_traits>
 
@@ -10,10 +11,27 @@
 
 namespace kvgen {
 
+// Byte offset of a lane's fragments of a run, within q's.
+template <class Traits>
+__device__ __forceinline__ int query_offset(int tile, int x, int lane) {
+  using Runs = typename Traits::KeyRuns;
+  return tile * Traits::kHeadDim * 16 + Runs::channel(x) * 16 + lane * (Runs::is_half(x) ? 8 : 16);
+}
+
+// Loads a lane's fragments of a run; of a half run they are in x and y.
+template <class Traits>
+__device__ __forceinline__ uint4 load_query(uint32_t fragments, int tile, int x, int lane) {
+  const uint32_t at = fragments + query_offset<Traits>(tile, x, lane);
+  if (!Traits::KeyRuns::is_half(x)) return ptx::load_shared16(at);
+  const uint2 v = ptx::load_shared8(at);
+  return make_uint4(v.x, v.y, 0, 0);
+}
+
 template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
-  static constexpr int kVectors = Traits::kHeadDim / 32;
+  using Runs = typename Traits::KeyRuns;
+  static constexpr int kVectors = Runs::kCount;
   static constexpr int kRounds = ceil_div(Traits::kQTiles, Traits::kWarps);  // tiles of query rows that a warp loads
   uint4 raw[kRounds][kVectors];
 
@@ -22,14 +40,14 @@ struct QueryLoader {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const int tile = round * Traits::kWarps + warp, at = tile * 8 + (Traits::kQueryTwice ? lane / 4 % 4 : lane / 4),
-                query = at / Traits::kGroup;
+                head_row = Traits::head_row(head.run, at), query = head_row / Traits::kGroup;
       const bool valid = tile < Traits::kQTiles && head.sequence < args.cache.batch && at < Traits::kQRows && query < args.q_len;
 #pragma unroll
       for (int x = 0; x < kVectors; ++x) raw[round][x] = make_uint4(0, 0, 0, 0);
       if (!valid) continue;
-      const Element* row = args.q.row<const Element>(head.sequence, query, head.head * Traits::kGroup + at % Traits::kGroup) + lane % 4 * 8;
+      const Element* row = args.q.row<const Element>(head.sequence, query, head.head * Traits::kGroup + head_row % Traits::kGroup);
 #pragma unroll
-      for (int x = 0; x < kVectors; ++x) raw[round][x] = *reinterpret_cast<const uint4*>(row + 32 * x);
+      for (int x = 0; x < kVectors; ++x) raw[round][x] = load_run(Runs::at(row, x, lane % 4), Runs::is_half(x));
     }
   }
 
@@ -54,12 +72,13 @@ struct QueryLoader {
     const __half2 upper = __float2half2_rn(lane < 16 ? 0.f : -1.f);
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) {
-      const uint4 v = scaled(raw[x], shift, group_sums[x * 32 * Traits::kKeyGroups / Traits::kHeadDim]);
-      uint4* place = reinterpret_cast<uint4*>(shared.fragments) + (tile * kVectors + x) * 32 + lane;
-      *place = v;
+      const bool half = Runs::is_half(x);
+      const uint4 v = scaled(raw[x], shift, half, group_sums[Runs::channel(x) * Traits::kKeyGroups / Traits::kHeadDim]);
+      uint8_t* place = shared.fragments + query_offset<Traits>(tile, x, lane);
+      store_run(place, v, half);
       if constexpr (Traits::kErrorInCopy)
-        place[Traits::kQueryPlainBytes / 16] =
-            make_uint4(multiply(v.x, upper), multiply(v.y, upper), multiply(v.z, upper), multiply(v.w, upper));
+        store_run(place + Traits::kQueryPlainBytes,
+                  make_uint4(multiply(v.x, upper), multiply(v.y, upper), multiply(v.z, upper), multiply(v.w, upper)), half);
     }
     const int at = tile * 8 + lane / 4;
     if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
@@ -92,12 +111,13 @@ struct QueryLoader {
     const float2 f = floats(reinterpret_cast<uint32_t&>(most));
     return fmaxf(f.x, f.y);
   }
-  // Multiplies by 2^shift, which may exceed the range of fp16: two exact multiplications replace one.
-  __device__ static uint4 scaled(const uint4& v, int shift, float& sum) {
+  // Multiplies by 2^shift, which may exceed the range of fp16: two exact multiplications replace one. Adds the lane's channels to `sum`.
+  __device__ static uint4 scaled(const uint4& v, int shift, bool half, float& sum) {
     uint32_t words[4] = {v.x, v.y, v.z, v.w};
     const int first = min(shift, 15);
 #pragma unroll
-    for (uint32_t& word : words) {
+    for (int i = 0; i < 4; ++i) {
+      uint32_t& word = words[i];
       if constexpr (kBfloat) {
         const float2 f = floats(word);
         word = ptx::pack_half2(f.x * power_of_two(shift), f.y * power_of_two(shift));
@@ -106,7 +126,7 @@ struct QueryLoader {
       }
       if constexpr (Traits::kKeyPerToken) {
         const float2 f = __half22float2(ptx::as_half2(word));
-        sum += f.x + f.y;
+        if (!half || i < 2) sum += f.x + f.y;
       }
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
@@ -116,6 +136,7 @@ struct QueryLoader {
 // Byte offset of a channel from the first one of its row, in a tile of B fragments in shared memory.
 template <class Traits>
 __device__ __forceinline__ int query_offset(int channel) {
+  static_assert(Traits::KeyRuns::kHalf == 0);
   return channel / 32 * 512 + channel % 32 * 2;
 }
 
@@ -133,6 +154,7 @@ __device__ __forceinline__ uint32_t scaled_pair(uint32_t q, uint32_t negated, ui
 // B fragments of a tile of query rows for every k-step: `high`, and the rounding error `low` where it has its own registers.
 template <class Traits>
 struct QueryFragments {
+  using Runs = typename Traits::KeyRuns;
   static constexpr bool kLow = Traits::kCarryError && !Traits::kQueryTwice;
   uint32_t high[Traits::kSteps][2];
   uint32_t low[kLow ? Traits::kSteps : 1][2];
@@ -140,29 +162,30 @@ struct QueryFragments {
   // Loads q unscaled, for K with scales per token or without scales.
   __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
 #pragma unroll
-    for (int x = 0; x < Traits::kSteps / 2; ++x)
-      set_plain(x, ptx::load_shared16(fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16));
+    for (int x = 0; x < Runs::kCount; ++x) {
+      const uint4 q = load_query<Traits>(fragments, tile, x, lane);
+      const int step = Runs::tile(x);
+      high[step][0] = q.x, high[step][1] = q.y;
+      if (!Runs::is_half(x)) high[step + 1][0] = q.z, high[step + 1][1] = q.w;
+    }
   }
 
   // Loads q times the scales of a K group. Also computes the rows' sums of q * zero (symmetric codes: q * scale).
   __device__ __forceinline__ void load_scaled(uint32_t fragments, uint32_t params, int tile, int lane, float (&affine)[2]) {
     float even[4] = {}, odd[4] = {};
 #pragma unroll
-    for (int x = 0; x < Traits::kSteps / 2; ++x) {
-      const uint32_t at = fragments + ((tile * (Traits::kSteps / 2) + x) * 32 + lane) * 16;
-      const uint4 q = ptx::load_shared16(at);
+    for (int x = 0; x < Runs::kCount; ++x) {
+      const uint4 q = load_query<Traits>(fragments, tile, x, lane);
       uint4 negated = make_uint4(0, 0, 0, 0);
-      if constexpr (Traits::kErrorInCopy) negated = ptx::load_shared16(at + Traits::kQueryPlainBytes);
-      scale_step(2 * x, q.x, q.y, negated.x, negated.y, params, lane, even);
-      scale_step(2 * x + 1, q.z, q.w, negated.z, negated.w, params, lane, odd);
+      if constexpr (Traits::kErrorInCopy) negated = load_query<Traits>(fragments + Traits::kQueryPlainBytes, tile, x, lane);
+      const int step = Runs::tile(x);
+      scale_step(step, q.x, q.y, negated.x, negated.y, params, lane, even);
+      if (!Runs::is_half(x)) scale_step(step + 1, q.z, q.w, negated.z, negated.w, params, lane, odd);
     }
     affine[0] = even[0] + odd[0], affine[1] = even[1] + odd[1];
   }
 
  private:
-  __device__ __forceinline__ void set_plain(int x, const uint4& q) {
-    high[2 * x][0] = q.x, high[2 * x][1] = q.y, high[2 * x + 1][0] = q.z, high[2 * x + 1][1] = q.w;
-  }
   __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t negated0, uint32_t negated1, uint32_t params,
                                              int lane, float (&affine)[4]) {
     uint32_t scale0, scale1, zero0, zero1;

@@ -79,21 +79,24 @@ struct Residual {
   __device__ static void copy16(Element* to, const Element* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
 };
 
-// Sixteen tokens of K and V in registers. A lane has 16 bytes of token 8 * half + lane / 4, from channel 32 * vector + 8 * (lane % 4) on.
-// Rows past the end repeat the last token.
+// Sixteen tokens of K and V in registers. Of every run of channels, a lane has its vector of token 8 * half + lane / 4. Rows past the end
+// repeat the last token.
 template <class Traits>
 struct ResidualTile {
-  static constexpr int kTokens = 16, kVectors = Traits::kHeadDim / 32;
+  using KeyRuns = typename Traits::KeyRuns;
+  using ValueRuns = typename Traits::ValueRuns;
+  static constexpr int kTokens = 16;
   int first = 0;  // the first token
   int valid = 0;
-  uint4 keys[kVectors][2], values[kVectors][2];
+  uint4 keys[KeyRuns::kCount][2], values[ValueRuns::kCount][2];
 
   // Clears the registers, so that the compiler does not keep the values of the last work tile.
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int x = 0; x < kVectors; ++x)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) keys[x][half] = values[x][half] = make_uint4(0, 0, 0, 0);
+    for (int half = 0; half < 2; ++half) {
+      for (auto& vector : keys) vector[half] = make_uint4(0, 0, 0, 0);
+      for (auto& vector : values) vector[half] = make_uint4(0, 0, 0, 0);
+    }
   }
 
   // Loads the tokens from `first` on, if the residual has any.
@@ -104,10 +107,11 @@ struct ResidualTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = min(first + 8 * half + lane / 4, limit - 1);
-      const auto *k = residual.k_row(token) + lane % 4 * 8, *v = residual.v_row(token) + lane % 4 * 8;
+      const auto *k = residual.k_row(token), *v = residual.v_row(token);
 #pragma unroll
-      for (int x = 0; x < kVectors; ++x)
-        keys[x][half] = *reinterpret_cast<const uint4*>(k + 32 * x), values[x][half] = *reinterpret_cast<const uint4*>(v + 32 * x);
+      for (int x = 0; x < KeyRuns::kCount; ++x) keys[x][half] = load_run(KeyRuns::at(k, x, lane % 4), KeyRuns::is_half(x));
+#pragma unroll
+      for (int x = 0; x < ValueRuns::kCount; ++x) values[x][half] = load_run(ValueRuns::at(v, x, lane % 4), ValueRuns::is_half(x));
     }
   }
   // Appends the step's tokens to the residual. No CTA reads these rows in this launch.
@@ -116,12 +120,12 @@ struct ResidualTile {
     for (int half = 0; half < 2; ++half) {
       const int row = 8 * half + lane / 4, token = first + row;
       if (row >= valid || token < residual.old) continue;
-      const int64_t at = static_cast<int64_t>(residual.row_of(token)) * Traits::kHeadDim + lane % 4 * 8;
+      const int64_t at = static_cast<int64_t>(residual.row_of(token)) * Traits::kHeadDim;
+      auto *k = residual.k_residual + at, *v = residual.v_residual + at;
 #pragma unroll
-      for (int x = 0; x < kVectors; ++x) {
-        *reinterpret_cast<uint4*>(residual.k_residual + at + 32 * x) = keys[x][half];
-        *reinterpret_cast<uint4*>(residual.v_residual + at + 32 * x) = values[x][half];
-      }
+      for (int x = 0; x < KeyRuns::kCount; ++x) store_run(KeyRuns::at(k, x, lane % 4), keys[x][half], KeyRuns::is_half(x));
+#pragma unroll
+      for (int x = 0; x < ValueRuns::kCount; ++x) store_run(ValueRuns::at(v, x, lane % 4), values[x][half], ValueRuns::is_half(x));
     }
   }
 };
@@ -133,10 +137,11 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
   const typename Traits::Format::Element* type = nullptr;
   float products[2][4] = {};
 #pragma unroll
-  for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
-    const uint4 &a = rows.keys[vector][0], &b = rows.keys[vector][1];
-    const uint4 q = ptx::load_shared16(fragments + ((tile * (Traits::kHeadDim / 32) + vector) * 32 + lane) * 16);
+  for (int x = 0; x < Traits::KeyRuns::kCount; ++x) {
+    const uint4 &a = rows.keys[x][0], &b = rows.keys[x][1];
+    const uint4 q = load_query<Traits>(fragments, tile, x, lane);
     ptx::mma(products[0], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
+    if (Traits::KeyRuns::is_half(x)) continue;
     ptx::mma(products[0], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
   }
   own_products<Traits>(products[0], products[1], lane, x.product);
@@ -160,24 +165,27 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
     }
 }
 
-// Adds weights * V of a residual tile. V's 16-byte loads, transposed as 8x8 matrices, are A fragments of V transposed.
+// Adds weights * V of a residual tile. A lane's vectors of V, transposed as 8x8 matrices, are A fragments of V transposed.
 template <class Traits>
 __device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kQTiles][1],
                                                 State<Traits> (&state)[Traits::kQTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
-  for (int vector = 0; vector < Traits::kHeadDim / 32; ++vector) {
-    const uint4 &a = rows.values[vector][0], &b = rows.values[vector][1];
+  for (int x = 0; x < Traits::ValueRuns::kCount; ++x) {
+    const bool half = Traits::ValueRuns::is_half(x);
+    const int row_tile = Traits::ValueRuns::tile(x);
+    const uint4 &a = rows.values[x][0], &b = rows.values[x][1];
     const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
     uint32_t complemented[4][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < (half ? 2 : 4); ++i)
       complemented[i][0] = ptx::transpose(half2_from(low[i], type)), complemented[i][1] = ptx::transpose(half2_from(high[i], type));
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile) {
       const uint32_t(&w)[2] = weights[tile][0][0][0];
-      ptx::mma(state[tile].out[2 * vector], complemented[0][0], complemented[1][0], complemented[0][1], complemented[1][1], w[0], w[1]);
-      ptx::mma(state[tile].out[2 * vector + 1], complemented[2][0], complemented[3][0], complemented[2][1], complemented[3][1], w[0], w[1]);
+      ptx::mma(state[tile].out[row_tile], complemented[0][0], complemented[1][0], complemented[0][1], complemented[1][1], w[0], w[1]);
+      if (half) continue;
+      ptx::mma(state[tile].out[row_tile + 1], complemented[2][0], complemented[3][0], complemented[2][1], complemented[3][1], w[0], w[1]);
     }
   }
 }

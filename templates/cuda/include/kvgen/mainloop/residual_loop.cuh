@@ -34,8 +34,9 @@ __device__ __forceinline__ void fetch_residual(const Residual<Traits>& residual,
 }
 
 // Attends to the warp's tiles of the residual, the first of which is already loaded. The warp that has the step's tokens in registers
-// appends them, unless the step packs a block: then `flush` takes them from the caller's tensors, because the rows of the tokens behind the
-// block may be those of the block. With rollback each token has a row of its own, which is read again if the block is taken back.
+// appends them (in the first run of packed-GQA rows), unless the step packs a block: then `flush` takes them from the caller's tensors,
+// because the rows of the tokens behind the block may be those of the block. With rollback each token has a row of its own, which is read
+// again if the block is taken back.
 template <class Traits>
 __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
                                                 const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,
@@ -43,7 +44,9 @@ __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, co
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int round = 1; tile.valid > 0; ++round) {
-    if (residual.fresh && (Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block())) tile.append(residual, lane);
+    if (residual.fresh && (Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block()) &&
+        (Traits::kRuns == 1 || seqlen.run == 0))
+      tile.append(residual, lane);
     attend_residual_tile<Traits>(tile, seqlen, shared.query(), shared.factors, lane, state);
     tile.fetch(residual, residual_tile<Traits>(residual, place, round, warp), lane);
   }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void modify_scores(const SeqlenInfo& seqlen, int firs
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = q_row<Traits>(tile, lane, i);
-        const ScorePlace place{seqlen.head * Traits::kGroup + row % Traits::kGroup, seqlen.position<Traits>(row),
+        const ScorePlace place{seqlen.q_head<Traits>(row), seqlen.position<Traits>(row),
                                first + first_row<Traits>(m_tile, lane) + i / 2 * 8};
         x.product[m_tile][i] = Modifier::apply(x.relative_to(0.f, m_tile, i), place);
         x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;

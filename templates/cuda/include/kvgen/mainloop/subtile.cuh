@@ -188,11 +188,13 @@ template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   if constexpr (Traits::kValuePerChannel) return;
   constexpr int kBits = Traits::Value::kBits;
+  float none[4] = {};  // in place of the second tile of a pair that has one
 #pragma unroll
   for (int u = 0; u < Traits::kRowTiles; u += 2) {
-    unmix<kBits>(state.out[u], state.out[u + 1]);
+    unmix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
+    for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
+      state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
   }
 }
 
@@ -201,11 +203,13 @@ template <class Traits>
 __device__ __forceinline__ void mix_values(State<Traits>& state) {
   if constexpr (Traits::kValuePerChannel) return;
   constexpr int kBits = Traits::Value::kBits;
+  float none[4] = {};
 #pragma unroll
   for (int u = 0; u < Traits::kRowTiles; u += 2) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
-    mix<kBits>(state.out[u], state.out[u + 1]);
+    for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
+      state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
+    mix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
   }
 }
 

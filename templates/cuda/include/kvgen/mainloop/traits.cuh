@@ -51,15 +51,20 @@ struct Traits : Schedule {
   static constexpr int kThreads = Schedule::kWarps * 32;
   static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
 
-  // Packed-GQA rows are (query, head of the group) pairs. The MMA has them in its 8 columns, so a tile holds 8 rows.
-  static constexpr int kQRows = Schedule::kGroup * Schedule::kMaxQLen;
-  static constexpr int kQTiles = ceil_div(kQRows, 8);
+  // Packed-GQA rows are (query, head of the group) pairs, ordered by query. The MMA has them in its 8 columns, so a tile holds 8 rows. A
+  // CTA has kQTiles tiles. The rows of a KV head that need more are split into runs, which are CTAs of their own.
+  static constexpr int kHeadQRows = Schedule::kGroup * Schedule::kMaxQLen;
+  static constexpr int kQTiles = Schedule::kQTiles;
+  static constexpr int kRuns = ceil_div(kHeadQRows, 8 * kQTiles);
+  static constexpr int kQRows = kRuns == 1 ? kHeadQRows : 8 * kQTiles;  // of a CTA
   // With four query rows or fewer, the 8 columns hold them twice: the first copy serves the tokens of one MMA tile, the second those of the
   // other (or the rounding error of q).
   static constexpr bool kQueryTwice = kQRows <= 4;
   static constexpr int kMTiles = kQueryTwice ? 1 : 2;  // 16-token MMA tiles of a sub-tile whose scores one lane holds
   static constexpr int kTileQRows = kQRows < 8 ? kQRows : 8;
 
+  using KeyRuns = ChannelRuns<Key, kHeadDim>;
+  using ValueRuns = ChannelRuns<Value, kHeadDim>;
   static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
   static constexpr int kRowTiles = kHeadDim / 16;  // 16-channel MMA tiles of V
   static constexpr int kValueGroups = Value::kPerToken ? kHeadDim / Value::kGroup : 1;
@@ -109,8 +114,12 @@ struct Traits : Schedule {
   static_assert(kGathered ? kTileTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kTileBlocks <= 32
                           : Format::kTokens % kTileTokens == 0,
                 "a KV tile lies within a block, or consists of whole ones without channel params");
-  static_assert(!kKeyPerToken || Key::kGroup % 32 == 0, "K groups of fewer than 32 channels");
-  static_assert(!kValuePerToken || Value::kGroup % 32 == 0, "V groups of fewer than 32 channels");
+  static_assert(!kKeyPerToken || Key::kGroup % 16 == 0, "a k-step lies within a K group");
+  static_assert(!kValuePerToken || Value::kGroup % 16 == 0, "a row tile lies within a V group");
+
+  // The runs of a step, and the row of a KV head that a CTA's row is.
+  __host__ __device__ static constexpr int runs(int q_len) { return kRuns == 1 ? 1 : ceil_div(Schedule::kGroup * q_len, kQRows); }
+  __device__ static constexpr int head_row(int run, int row) { return kRuns == 1 ? row : run * kQRows + row; }
 
   static_assert(Schedule::kMaxQLen <= Format::kTokens, "a step packs one block at most");
   static_assert(Schedule::Mask::kWindow == 0 || Format::ResidualRows::kSink == 0, "a sliding window hides the sink");

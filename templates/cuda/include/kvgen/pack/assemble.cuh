@@ -13,7 +13,8 @@ __host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1
 #endif
 }
 
-// The bytes of a lane's words of 32 channels, before they are joined. The lane has eight channels of every lane row.
+// The bytes of a lane's words of a run, before they are joined. The lane has eight channels of every lane row; in a half run it has four,
+// twice, and the second half of the words is not stored.
 template <class Places>
 struct Fields {
   uint32_t bytes[Places::kWordsPerRun][4];
@@ -56,16 +57,16 @@ __host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = pairs[Places::pair(w).lane_row][Places::pair(w).channel];
 }
 
-// Number of runs of 32 channels whose words a lane stores together, so that stores are as wide as the order allows.
+// Number of runs whose words a lane stores together, so that stores are as wide as the order allows.
 template <class Places>
 constexpr int chunk_runs() {
-  return greatest_common_divisor(Places::kWordsPerRun >= 4 ? 1 : 4 / Places::kWordsPerRun, Places::kChannelRuns);
+  return greatest_common_divisor(Places::kWordsPerRun >= 4 ? 1 : 4 / Places::kWordsPerRun, Places::Runs::kCount);
 }
 
-// Words per store, for a lane that has kCount such runs.
+// Words per store, for a lane that has kCount such runs. With half runs the words of a tile may begin in the middle of a vector.
 template <class Places, int kCount>
 constexpr int store_words() {
-  return greatest_common_divisor(kCount * Places::kWordsPerRun, Places::kVector);
+  return greatest_common_divisor(greatest_common_divisor(kCount * Places::kWordsPerRun, Places::kVector), Places::kTileWords);
 }
 
 }  // namespace kvgen

@@ -23,12 +23,15 @@ struct ChannelStats {
   static constexpr int kBytes = kZeros + kScalers * 4;
 };
 
+// The largest power of two that is not above n.
+constexpr int power_of_two_within(int n) { return n < 2 ? n : 2 * power_of_two_within(n / 2); }
+
 template <class Format, Which kWhich, int kThreads, class Row>
 __device__ __forceinline__ void channel_ranges(Row&& token_row, uint8_t* smem) {
   using Stats = ChannelStats<Format, kWhich>;
   using Element = typename Format::Element;
-  constexpr int kRowLanes = Format::kHeadDim / 8;  // lanes that load a row
-  constexpr int kRows = 32 / kRowLanes;            // rows per load of the warp
+  constexpr int kRowLanes = Format::kHeadDim / 8;             // lanes that load a row
+  constexpr int kRows = power_of_two_within(32 / kRowLanes);  // rows per load of the warp
   const int lane = threadIdx.x % 32;
   const int row = min(lane / kRowLanes, kRows - 1);  // surplus lanes repeat the last row
   const int column = lane % kRowLanes * 8;
@@ -108,36 +111,38 @@ __device__ __forceinline__ void channel_scalers(uint8_t* block, uint8_t* smem, L
   }
 }
 
-// The scalers of eight consecutive channels. Encoding reads the registers; the rare corrections read shared memory.
+// The scalers of eight consecutive channels, or of four of a half run, twice. Encoding reads the registers; the rare corrections read
+// shared memory.
 template <class Stats>
 struct ChannelScalers {
   const uint8_t* at;
+  bool half;
   float inverses[8], zeros[8];
 
-  __device__ __forceinline__ ChannelScalers(const uint8_t* smem, int channel) : at(smem + channel * 4) {
+  __device__ __forceinline__ ChannelScalers(const uint8_t* smem, int channel, bool half_) : at(smem + channel * 4), half(half_) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
-      reinterpret_cast<float4&>(inverses[i]) = *reinterpret_cast<const float4*>(at + Stats::kInverses + i * 4);
-      reinterpret_cast<float4&>(zeros[i]) = *reinterpret_cast<const float4*>(at + Stats::kZeros + i * 4);
+      reinterpret_cast<float4&>(inverses[i]) = *reinterpret_cast<const float4*>(at + Stats::kInverses + (half ? 0 : i) * 4);
+      reinterpret_cast<float4&>(zeros[i]) = *reinterpret_cast<const float4*>(at + Stats::kZeros + (half ? 0 : i) * 4);
     }
   }
   __device__ __forceinline__ float zero(int i) const { return zeros[i]; }
   __device__ __forceinline__ float inverse(int i) const { return inverses[i]; }
   __device__ __forceinline__ Scaler scaler(int i) const {
+    if (half) i %= 4;
     return {stored(Stats::kZeros, i), stored(Stats::kScales, i), stored(Stats::kInverses, i)};
   }
   __device__ __forceinline__ float stored(int which, int i) const { return reinterpret_cast<const float*>(at + which)[i]; }
 };
 
-// The thresholds of eight consecutive channels.
+// The thresholds of eight consecutive channels, or of four of a half run, twice.
 template <class Stats>
 struct ChannelThresholds {
   uint4 at[3];
 
-  __device__ __forceinline__ ChannelThresholds(const uint8_t* smem, int channel) {
+  __device__ __forceinline__ ChannelThresholds(const uint8_t* smem, int channel, bool half) {
 #pragma unroll
-    for (int nth = 0; nth < 3; ++nth)
-      at[nth] = *reinterpret_cast<const uint4*>(smem + Stats::kScales + (nth * Stats::kScalers + channel) * 2);
+    for (int nth = 0; nth < 3; ++nth) at[nth] = load_run(smem + Stats::kScales + (nth * Stats::kScalers + channel) * 2, half);
   }
   __device__ __forceinline__ uint32_t threshold(int nth, int pair) const { return component(at[nth], pair); }
 };

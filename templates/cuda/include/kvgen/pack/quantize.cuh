@@ -42,7 +42,7 @@ __device__ __forceinline__ auto picked(Get&& get, int index) {
   return x;
 }
 
-// Encodes a lane's words of 32 channels. Near ties are corrected after all rows are encoded: one branch, which is rarely taken and short.
+// Encodes a lane's words of a run. Near ties are corrected after all rows are encoded: one branch, which is rarely taken and short.
 template <class Places, class Element, class Vector, class Scalers>
 __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers, uint32_t (&words)[Places::kWordsPerRun]) {
   using Quant = typename Places::Quant;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void count_words(Vector&& vector, Scalers&& scalers, 
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = fields.word(w);
 }
 
-// Packs 32 * kCount channels from 32 * x of the tile at `token`. `vector(lane_row, i)` gives the lane's vector of the i-th run,
+// Packs kCount runs from run x on, of the tile at `token`. `vector(lane_row, i)` gives the lane's vector of the i-th run,
 // `scalers(lane_row, i)` its scaler.
 template <class Places, class Element, int kCount, class Vector, class Scalers>
 __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, uint8_t* block, Scalers&& scalers) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
       words[i * Places::kWordsPerRun + w] = Places::kKey ? run_words[w] : ptx::transpose(run_words[w]);
 #pragma unroll
     for (int w = 0; w < kCount * Places::kWordsPerRun; w += kStore)  // stored as soon as the last word is complete
-      if ((w + kStore - 1) / Places::kWordsPerRun == i)
+      if ((w + kStore - 1) / Places::kWordsPerRun == i && w - i * Places::kWordsPerRun < Places::run_words(x + i))
         store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, threadIdx.x % 32),
                                words + w);
   }
@@ -129,16 +129,18 @@ template <class Format, Which kWhich, int kThreads, class Row>
 __device__ __forceinline__ void pack_by_channel(Row&& row, uint8_t* block, const uint8_t* smem) {
   using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
-  constexpr int kChunk = greatest_common_divisor(2, Places::kChannelRuns);  // wide stores, and few enough loads for the registers
-  constexpr int kChunks = Places::kChannelRuns / kChunk;
+  using Runs = typename Places::Runs;
+  constexpr int kChunk = greatest_common_divisor(2, Runs::kCount);  // wide stores, and few enough loads for the registers
+  constexpr int kChunks = Runs::kCount / kChunk;
 #pragma unroll 1
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
-    const int first = token / Places::Quant::kGroup * Format::kHeadDim + x * 32 + threadIdx.x % 4 * 8;
+    const int group = token / Places::Quant::kGroup * Format::kHeadDim;
     const LaneVectors<Places, Element, kChunk> vectors(row, token, x);
     // A tile of a 2-bit K holds 32 tokens, which may be two groups.
     pack_chunk<Places, Element, kChunk>(vectors, token, x, block, [&](int lane_row, int i) {
-      return ChannelCoder<Format, kWhich>(smem, first + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim + i * 32);
+      const int of_row = group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;
+      return ChannelCoder<Format, kWhich>(smem, of_row + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i));
     });
   }
 }
@@ -149,13 +151,14 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   using Quant = typename Places::Quant;
-  constexpr int kGroupRuns = Quant::kQuantized ? Quant::kGroup / 32 : greatest_common_divisor(2, Places::kChannelRuns);
+  constexpr int kRuns = Places::Runs::kCount;
+  constexpr int kGroupRuns = Quant::kQuantized ? kRuns * Quant::kGroup / Format::kHeadDim : greatest_common_divisor(2, kRuns);
   using Group = LaneVectors<Places, Element, kGroupRuns>;
   constexpr int kChunk = Group::kInRegisters ? kGroupRuns : greatest_common_divisor(chunk_runs<Places>(), kGroupRuns);
 #pragma unroll 1
   for (int token = threadIdx.x / 32 * Places::kTileTokens; token < Format::kTokens; token += kThreads / 32 * Places::kTileTokens) {
 #pragma unroll 1
-    for (int start = 0; start < Places::kChannelRuns; start += kGroupRuns) {
+    for (int start = 0; start < kRuns; start += kGroupRuns) {
       const Group vectors(row, token, start);
       TokenCoder<Places, Element> scalers[Places::kLaneRows];
       if constexpr (Quant::kQuantized) token_scalers(vectors, token, start, block, scalers);

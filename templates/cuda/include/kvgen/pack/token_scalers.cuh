@@ -15,23 +15,25 @@ __device__ __forceinline__ void lane_rows(Row&& row, int token, const Element* (
   for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) rows[lane_row] = row(token + lane_row * 8 + threadIdx.x % 32 / 4);
 }
 
-// A lane's vectors of kCount runs of 32 channels of its rows. If they fit, they are loaded together and stay in registers; otherwise each
-// is loaded where it is used.
+// A lane's vectors of kCount runs of channels of its rows, from run x on. If they fit, they are loaded together and stay in registers;
+// otherwise each is loaded where it is used.
 template <class Places, class Element, int kCount>
 struct LaneVectors {
+  using Runs = typename Places::Runs;
   static constexpr bool kInRegisters = Places::kLaneRows * kCount <= kMaxHeldVectors;
+  int first;  // run
   const Element* rows[Places::kLaneRows];
   uint4 registers[kInRegisters ? Places::kLaneRows : 1][kInRegisters ? kCount : 1];
 
   template <class Row>
-  __device__ __forceinline__ LaneVectors(Row&& row, int token, int x) {
+  __device__ __forceinline__ LaneVectors(Row&& row, int token, int x) : first(x) {
     lane_rows<Places>(row, token, rows);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      rows[lane_row] += x * 32 + threadIdx.x % 4 * 8;
+      if constexpr (Runs::kHalf == 0) rows[lane_row] = Runs::at(rows[lane_row], x, threadIdx.x % 4);
       if constexpr (kInRegisters) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) registers[lane_row][i] = load16<Element>(rows[lane_row] + i * 32);
+        for (int i = 0; i < kCount; ++i) registers[lane_row][i] = load(lane_row, i);
       }
     }
   }
@@ -39,7 +41,13 @@ struct LaneVectors {
     if constexpr (kInRegisters)
       return registers[lane_row][i];
     else
-      return load16<Element>(rows[lane_row] + i * 32);
+      return load(lane_row, i);
+  }
+
+ private:
+  __device__ __forceinline__ uint4 load(int lane_row, int i) const {
+    if constexpr (Runs::kHalf == 0) return load16<Element>(rows[lane_row] + i * 32);
+    return load_run(Runs::at(rows[lane_row], first + i, threadIdx.x % 4), Runs::is_half(first + i));
   }
 };
 
@@ -95,7 +103,7 @@ __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element,
   if (lane % 4 < kLaneRows) {
 #pragma unroll
     for (int kind = 0; kind < Quant::kParams; ++kind)
-      *reinterpret_cast<__half*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, x * 32)) = params[kind];
+      *reinterpret_cast<__half*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, Places::Runs::channel(x))) = params[kind];
   }
   const int row = lane / 4 * 4;
   if constexpr (by_thresholds<Quant, Element>()) {

@@ -34,19 +34,20 @@ __device__ __forceinline__ float param(const uint8_t* block, int kind, int token
   return __half2float(*reinterpret_cast<const __half*>(block + Places::param_offset(kind, token, channel)));
 }
 
-// Scales and zeros of eight consecutive channels of a token.
+// Scales and zeros of eight consecutive channels of a token, or of four of a half run, twice.
 template <class Places>
 struct Affine {
   using Quant = typename Places::Quant;
   static constexpr int kCount = Quant::kAxis == Axis::channel ? 8 : 1;
   float scale[kCount], zero[kCount];
 
-  __device__ __forceinline__ Affine(const uint8_t* block, int token, int channel) {
+  __device__ __forceinline__ Affine(const uint8_t* block, int token, int channel, bool half) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      scale[i] = param<Places>(block, 0, token, channel + i);
+      const int at = channel + (half ? i % 4 : i);
+      scale[i] = param<Places>(block, 0, token, at);
       zero[i] = 0.f;
-      if constexpr (Quant::kZero) zero[i] = param<Places>(block, 1, token, channel + i);
+      if constexpr (Quant::kZero) zero[i] = param<Places>(block, 1, token, at);
     }
   }
   __device__ __forceinline__ float operator()(uint32_t code, int i) const {
@@ -54,7 +55,7 @@ struct Affine {
   }
 };
 
-// Extracts the codes of eight channels of every lane row from a lane's words of 32 channels.
+// Extracts the codes of eight channels of every lane row from a lane's words of a run.
 template <class Places>
 __device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&codes)[Places::kLaneRows][8]) {
   constexpr int kBits = Places::kBits;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&
       }
 }
 
-// Dequantizes eight channels of every lane row of a tile, 16 bytes each, from a lane's words of the 32 channels from 32 * x on.
+// Dequantizes eight channels of every lane row of a tile, 16 bytes each, from a lane's words of run x.
 template <class Places, class Element>
 __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kLaneRows]) {
   using Quant = typename Places::Quant;
@@ -81,14 +82,15 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row)
       out[lane_row] = make_uint4(pairs[lane_row][0], pairs[lane_row][1], pairs[lane_row][2], pairs[lane_row][3]);
   } else {
-    const int row = token + static_cast<int>(threadIdx.x % 32 / 4), channel = x * 32 + static_cast<int>(threadIdx.x % 4) * 8;
+    const int row = token + static_cast<int>(threadIdx.x % 32 / 4), channel = Places::Runs::lane_channel(x, threadIdx.x % 4);
     uint32_t codes[Places::kLaneRows][8];
     extract_codes<Places>(words, codes);
-    const Affine<Places> first(block, row, channel);
+    const bool half = Places::Runs::is_half(x);
+    const Affine<Places> first(block, row, channel, half);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
       const bool same = Quant::kPerChannel ? lane_row * 8 < Quant::kGroup : lane_row == 0;  // params as the first lane row's
-      const Affine<Places> affine = same ? first : Affine<Places>(block, row + lane_row * 8, channel);
+      const Affine<Places> affine = same ? first : Affine<Places>(block, row + lane_row * 8, channel, half);
       alignas(16) Element values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[lane_row][i], i));
@@ -117,17 +119,19 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
   using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   constexpr int kChunk = chunk_runs<Places>();
-  constexpr int kChunks = Places::kChannelRuns / kChunk;
+  constexpr int kChunks = Places::Runs::kCount / kChunk;
   constexpr int kLoad = store_words<Places, kChunk>();
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     if (token >= tokens) return;
-    uint32_t words[kChunk * Places::kWordsPerRun];
+    uint32_t words[kChunk * Places::kWordsPerRun] = {};
 #pragma unroll
-    for (int w = 0; w < kChunk * Places::kWordsPerRun; w += kLoad)
+    for (int w = 0; w < kChunk * Places::kWordsPerRun; w += kLoad) {
+      if (w % Places::kWordsPerRun >= Places::run_words(x + w / Places::kWordsPerRun)) continue;
       load_words_at<kLoad>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, lane), words + w);
+    }
     if constexpr (!Places::kKey) {
 #pragma unroll
       for (uint32_t& word : words) word = ptx::transpose(word);  // undoes the packer's transpose
@@ -139,7 +143,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
 #pragma unroll
       for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
         const int at = token + lane_row * 8 + lane / 4;
-        if (at < tokens) *reinterpret_cast<uint4*>(row(at) + (x + i) * 32 + lane % 4 * 8) = out[lane_row];
+        if (at < tokens) store_run(Places::Runs::at(row(at), x + i, lane % 4), out[lane_row], Places::Runs::is_half(x + i));
       }
     }
   }

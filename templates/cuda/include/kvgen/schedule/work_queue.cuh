@@ -28,8 +28,8 @@ class WorkQueue {
   static constexpr int kWarpBytes = 4 * sizeof(WorkTile);
 
   // kWarpBytes of shared memory for each warp
-  __device__ WorkQueue(const Plan& plan, WorkTile* memory, int lane)
-      : tiles_(plan.tiles), range_address_(plan.ranges + blockIdx.x), max_tiles_(plan.max_tiles), memory_(memory), lane_(lane) {}
+  __device__ WorkQueue(const Plan& plan, int worker, WorkTile* memory, int lane)
+      : tiles_(plan.tiles), range_address_(plan.ranges + worker), max_tiles_(plan.max_tiles), memory_(memory), lane_(lane) {}
 
   // Speculative first work tile: loaded before griddepcontrol.wait, so it may hold stale values and serves prefetches only.
   // `load_confirmed` loads it again.
