@@ -64,6 +64,8 @@ class Shape:
     def points(self, backend: str) -> list[Schedule]:
         """Schedules of a back end for this shape; what it refuses, and why, is told."""
         spec, found = self.spec, get_backend(backend)
+        if not getattr(self, backend):
+            return []
         try:
             space = found.space(spec, TARGET)
         except KvgenError as error:
@@ -139,7 +141,7 @@ SHAPES = (
     Shape("head_dim 64, 64 heads, 16x16384", "k4v4:d64:h64/8", "16x16384", cuda=SHORT_HEADS, tilelang=()),
     Shape("head_dim 64, 64 heads, 64x4096", "k4v4:d64:h64/8", "64x4096", cuda=SHORT_HEADS, tilelang=()),
     Shape("head_dim 80", "k4v4:d80", cuda=SHORT_HEADS, tilelang=()),
-    Shape("head_dim 112", "k4v4:d112", cuda=SHORT_HEADS, tilelang=()),
+    Shape("head_dim 112", "k4v4:d112", cuda=("default", "w8u4d1.cl2", "w8u4d1", "w8u2d2.cl2"), tilelang=()),
     Shape("head_dim 192", "k4v4:d192", cuda=("default", "w8u2d1.cl2", "w8u2d1", "w8u1d2.cl2"), tilelang=()),
     Shape("group 32", "k4v4:h256/8", cuda=MANY_ROWS, tilelang=()),
     Shape("group 64", "k4v4:h512/8", cuda=MANY_ROWS, tilelang=()),

@@ -47,7 +47,7 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
     "k4t-v2-channel-g512": ("float16", 32, 512, {"bits": 4, "axis": "token", "group": 32}, {"bits": 2, "axis": "channel", "group": 512}),
     "k8-v16": ("float16", 32, 64, {"bits": 8, "group": 64}, {"bits": 16}),
     "k4v4-d80": ("float16", 80, 64, {"bits": 4, "group": 32}, {"bits": 4, "group": 80}),
-    "k2-v8-d112": ("float16", 112, 32, {"bits": 2, "group": 32}, {"bits": 8, "group": 112}),
+    "k2-g16-v8-channel-d112": ("float16", 112, 32, {"bits": 2, "group": 16}, {"bits": 8, "axis": "channel", "group": 32, "zero": False}),
     "k8t-v4-g16-d80-bf16": ("bfloat16", 80, 16, {"bits": 8, "axis": "token", "group": 16}, {"bits": 4, "group": 16}),
     "k2t-v16-d48": ("float16", 48, 32, {"bits": 2, "axis": "token", "group": 48}, {"bits": 16}),
     "k16-v4-g48-d144": ("float16", 144, 32, {"bits": 16}, {"bits": 4, "group": 48, "zero": False}),

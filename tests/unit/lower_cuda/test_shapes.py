@@ -22,7 +22,7 @@ CASES: tuple[Case, ...] = (
     ("k8v8:token:d112:h5/1:sym:page32", 32, {"kv_tile": 64}),
     ("k16v16:d80:bf16:h12/2", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k2v4:token:d144:kg16:vg48:h2/2", 64, {"kv_tile": 64, "reduction": "cluster2"}),
-    ("k4v4:d112:h64/2:kg64", 64, {"kv_tile": 32, "tiles_in_flight": 2, "reduction": "two_level"}),
+    ("k4v4:vchannel:d112:h64/2:kg64:vg32", 64, {"kv_tile": 32, "tiles_in_flight": 2, "reduction": "two_level"}),
     ("k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v8:token:q5:h20/1:d144:page16:window100:cap20", 16, {"kv_tile": 32, "reduction": "cluster2"}),
 )

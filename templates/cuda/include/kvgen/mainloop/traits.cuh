@@ -76,7 +76,7 @@ struct Traits : Schedule {
 
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
-  static constexpr bool kCarryError = kKeyPerChannel && (kQueryTwice || (Schedule::kExactQ && kQTiles == 1));
+  static constexpr bool kCarryError = kKeyPerChannel && (kQueryTwice || Schedule::kExactQ);
   static constexpr bool kErrorInCopy = kCarryError && kQueryTwice;  // in columns 4..7
   // Lanes exchange products through the shared memory of a sub-tile's K codes, if it is large enough.
   static constexpr bool kExchangeShared = kErrorInCopy && Format::template codes_bytes<Key>() >= 1024;
