@@ -54,7 +54,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "two-level-totals", "two-level", "the second of two levels takes the sums of each group's first split for the group's",
-            "each_sum(width > 1 ? 1 : 0, groups, slot,", "each_sum(0, groups, slot,",
+            "each_sum(head, width > 1 ? 1 : 0, groups, slot,", "each_sum(head, 0, groups, slot,",
         ),
         (
             "two-level-last-group", "two-level", "a last group of fewer splits is left out",
@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "lse-empty", "last", "the LSE of a query that sees nothing is finite",
-            "args.lse[at] = stats.row_sum == 0.f ? -INFINITY :", "args.lse[at] = stats.row_sum == 0.f ? -1e30f :",
+            "args.lse[at] = total.row_sum == 0.f ? -INFINITY :", "args.lse[at] = total.row_sum == 0.f ? -1e30f :",
         ),
     ),
     *_in(
@@ -110,13 +110,12 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "flush-rest", "queries", "of the new tokens behind a packed block only the first is kept",
-            "residual.store(Format::kTokens, residual.count(), 0);",
-            "residual.store(Format::kTokens, min(residual.count(), Format::kTokens + 1), 0);",
+            ": Format::kTokens, residual.count());", ": Format::kTokens, min(residual.count(), Format::kTokens + 1));",
         ),
         (
             "flush-block", "paged", "a residual that became full is packed one block too early in its page",
-            "length / Format::kTokens, Format::kBlockBytes);\n  __syncthreads();",
-            "length / Format::kTokens - length / Format::kTokens % 2, Format::kBlockBytes);\n  __syncthreads();",
+            "ResidualRows::packed_blocks(residual.length), Format::kBlockBytes);",
+            "ResidualRows::packed_blocks(residual.length) / 2 * 2, Format::kBlockBytes);",
         ),
         (
             "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
@@ -218,7 +217,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "queue-range", "planned", "the first work tile is the one of the range that was read before griddepcontrol.wait",
-            "if (range_.begin != guess) load_first(range_.begin);", "",
+            "if (range_.begin != guess) store_first(first_field(range_.begin));", "",
         ),
         (
             "queue-head", "planned", "the query of another head of the same sequence is kept, which a stale plan named",
@@ -266,7 +265,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "planned-flush-full", "planned", "a residual that is exactly full is not packed by the CTAs of a plan",
-            "flushes |= kAppend && residual.count() >= kTokens;", "flushes |= kAppend && residual.count() > kTokens;",
+            "flushes |= kAppend && residual.fills_block();", "flushes |= kAppend && residual.count() > ResidualRows::kBlock;",
         ),
         (
             "planned-residual", "planned", "every split of a head attends to the residual of the first",
@@ -289,7 +288,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "flush-boundary", "last", "a residual that is exactly full is not packed",
-            "completed && full.count() >= kTokens)", "completed && full.count() > kTokens)",
+            "completed && full.fills_block())", "completed && full.count() > ResidualRows::kBlock)",
         ),
         (
             "static-decode", "queries", "`decode` hides packed tokens from its queries, as if the new ones were among them",
@@ -334,8 +333,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "residual-head", "last", "the second KV head attends to the first's residual",
-            "at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head) * Format::kTokens",
-            "at = (static_cast<int64_t>(head.sequence) * args.cache.kv_heads + head.head / 2 * 2) * Format::kTokens",
+            "residual_offset<Format>(head.sequence, head.head);", "residual_offset<Format>(head.sequence, head.head / 2 * 2);",
         ),
         (
             "residual-window", "window", "the sliding window does not hide tokens of the residual",
@@ -343,15 +341,15 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "residual-cap", "cap", "scores of the residual are not capped",
-            "modify_scores<Traits>(seqlen, seqlen.packed + rows.first, tile, lane, x);", "",
+            "modify_scores<Traits>(seqlen, seqlen.packed_end + rows.first, tile, lane, x);", "",
         ),
     ),
     *_in(
         "mainloop/residual_loop",
         (
             "residual-second-round", "residual", "of a residual of more tiles than warps, some tiles are skipped",
-            "tile.fetch(residual, residual_tile<Traits>(place, round, warp), lane);",
-            "tile.fetch(residual, residual_tile<Traits>(place, round + 1, warp), lane);",
+            "tile.fetch(residual, residual_tile<Traits>(residual, place, round, warp), lane);",
+            "tile.fetch(residual, residual_tile<Traits>(residual, place, round + 1, warp), lane);",
         ),
     ),
     *_in(
@@ -366,12 +364,12 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "mask-clear", "queries", "packed tokens that some queries must not see are not masked",
-            "int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed;",
-            "int tokens = kCausal ? seqlen.length : seqlen.packed;",
+            "int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed_end;",
+            "int tokens = kCausal ? seqlen.length : seqlen.packed_end;",
         ),
         (
             "mask-missing", "gathered", "of a block that stands in for a missing one, the first token counts",
-            "if (Traits::kGathered && token >= seqlen.packed)", "if (Traits::kGathered && token > seqlen.packed)",
+            "if (Traits::kGathered && token >= seqlen.packed_end)", "if (Traits::kGathered && token > seqlen.packed_end)",
         ),
         (
             "window-packed", "window", "the first packed token of a window is masked",
@@ -565,7 +563,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "gathered-missing", "gathered", "missing blocks of a last tile are read from where no page is",
-            "const int block = min(tile * Traits::kTileBlocks + which, length / Traits::Format::kTokens - 1);",
+            "const int block = min(tile * Traits::kTileBlocks + which, Traits::Format::ResidualRows::packed_blocks(length) - 1);",
             "const int block = tile * Traits::kTileBlocks + which;",
         ),
         (

@@ -19,8 +19,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "prefill-far", "last", "a prefill packs its blocks from the 25th on over the 24th",
-            "cache.block<kPaged>(sequence, head, block, Format::kBlockBytes), smem);",
-            "cache.block<kPaged>(sequence, head, min(block, 23), Format::kBlockBytes), smem);",
+            "cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);",
+            "cache.block<kPaged, kPlaces>(sequence, head, min(block, 23), Format::kBlockBytes), smem);",
         ),
         (
             "prefill-begun", "last", "a begun block is completed from the first new token, wherever the residual ended",
@@ -58,8 +58,9 @@ FAULTS: tuple[Fault, ...] = (
             "group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;", "group;",
         ),
         (
-            "pack-values", "channel-groups", "V's scalers are made while K's are still read",
-            "if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();", "",
+            "pack-values", "channel-groups", "V's scalers are made before all warps have found the extremes that they depend on",
+            "channel_ranges<Format, kWhich, kThreads>(row, smem);\n    __syncthreads();",
+            "channel_ranges<Format, kWhich, kThreads>(row, smem);\n    if constexpr (kWhich == Which::key) __syncthreads();",
         ),
     ),
     *_in(
