@@ -15,8 +15,6 @@ OLDEST = "0.1.15"
 MAX_GROUP = 16
 
 REFUSALS: tuple[Refusal, ...] = (
-    Refusal("16-bit K", lambda s: not s.key.quantized, "key.bits is 16: K is read as codes only"),
-    Refusal("16-bit V", lambda s: not s.value.quantized, "value.bits is 16: V is read as codes only"),
     Refusal(
         "other head_dims",
         lambda s: s.attention.head_dim not in (64, 96, 128, 256),

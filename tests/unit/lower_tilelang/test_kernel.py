@@ -20,10 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Make = Callable[..., Emulated]
 CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v4:h8/2", {}),
+    ("k16v16:bf16:h8/2:page128", {"kv_tile": 64, "stages": 2}),
     ("k2v4:token:sym:h4/2", {"kv_tile": 32, "reduction": "cluster"}),
     ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"kv_tile": 64, "stages": 2}),
     ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
+    ("k16v16:h20/2:d64", {"block": 64, "kv_tile": 64, "stages": 2, "q_tiles": 2}),
 )
 
 
@@ -93,7 +95,7 @@ def test_decode_with_soft_caps_and_windows_flushes(kernel: Make, words: str, lau
     assert step.lengths.tolist() == cache.lengths.tolist()
 
 
-@pytest.mark.parametrize(("words", "launch"), CASES[:4])
+@pytest.mark.parametrize(("words", "launch"), CASES[:5])
 def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, launch: dict[str, Value]) -> None:
     built = kernel(words, **launch)
     cache, q = reference(built, [200, 0, 130])
