@@ -29,7 +29,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
     Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
-    Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
     Refusal(
         f"more than {MAX_GROUP} query heads per KV head",
         lambda s: s.attention.group > MAX_GROUP,

@@ -41,6 +41,8 @@ class Traits:
     cluster: bool
     softcap: float
     window: int | None
+    sinks: bool
+    """Whether each query head has a learned logit in the denominator."""
 
     # --- query -----------------------------------------------------------------------------------------------------
 
@@ -329,4 +331,5 @@ def make_traits(spec: KernelSpec, schedule: Schedule) -> Traits:
         cluster=launch.text("reduction") == "cluster",
         softcap=attention.softcap,
         window=attention.window,
+        sinks=attention.sinks,
     )

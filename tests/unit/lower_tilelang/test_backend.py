@@ -100,7 +100,6 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "reason"),
     [
-        ("attention", {"sinks": True}, "sinks"),
         ("attention", {"head_dim": 80}, "head_dim"),
         ("attention", {"kv_heads": 1}, "32 query heads"),
         ("value", {"group": 16}, "multiples of 32"),

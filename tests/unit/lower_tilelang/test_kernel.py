@@ -187,6 +187,20 @@ def test_a_planned_decode_keeps_tokens_and_flushes(kernel: Make, words: str, lau
 
 
 @pytest.mark.parametrize("workers", [0, 5])
+def test_learned_sinks_join_the_denominator_once(kernel: Make, workers: int) -> None:
+    """However many splits there are, far above and below all scores, and where there is no token: the LSE is the sink then."""
+    built = kernel("k8v4:h8/2:q2:window40:sinks", kv_tile=64)
+    cache, q = reference(built, [513, 0, 130, 1])
+    sinks = torch.tensor([-300.0, 300.0, -2.0, 0.0, 2.0, 4.0, 5.0, 8.0])
+    step = Step(built, cache, q, 3, workers=workers, sinks=sinks)
+    step.run()
+    out, lse = cache.attend(q, sinks=sinks)
+    assert relative_l2(step.out, out) <= tolerance(q.dtype)
+    assert (step.lse - lse).abs().max() <= 1e-2
+    assert torch.equal(step.lse[1], sinks[:, None].expand(-1, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 5])
 def test_a_sequence_without_room_is_left_as_it_is(kernel: Make, workers: int) -> None:
     built = kernel("k4v4:h8/2")
     cache, q = reference(built, [300, 100, 299])
