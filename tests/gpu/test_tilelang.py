@@ -20,6 +20,9 @@ FORMATS = (
     "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token",
     "k4v4:q4", "k2v2:q4:h8/1", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16",
     "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
+    "k16v16", "k16v16:bf16:page64:h16/1", "k16v16:q8:h4/4:d64", "k16v16:d256", "k16v4:d96:vg32", "k4v16:bf16:h16/2",
+    "k8v16:token:window300", "k16v2:q4:cap30",
+    "k4v4:sinks", "k2v2:token:bf16:sinks:q4:h16/1",
 )  # fmt: skip
 SEEN = (
     "k4v4:cap50", "k8v8:token:cap30:q4:h32/4", "k2v2:bf16:cap50:window100", "k4v4:window1024:page128", "k4v4:window40:q8:h8/4",
@@ -31,6 +34,7 @@ SCHEDULES = {
         "w8u4s4", "w12u4s4.cl", "w16u2s2", "w16u4s4", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl", "w4u4s4c2", "w4u2s4c2",
         "w8u4s4.wave", "n256.w8u4s4",
     ),
+    "k4v4:sinks:window300": ("w8u2s2.cl", "w4u2s2.gemm"),
     "k4v4": ("w8u4s4", "w8u4s2", "w8u2s2.cl", "w8u2s2c2", "w12u2s2.cl", "w4u4s4c2.cl"),
     "k4v4:cap50:window1024": ("w8u2s2.cl", "w8u4s4.wave"),
     "k4v4:h5/1": ("w8u2s2.noexact",),
@@ -90,7 +94,7 @@ def test_pages_before_a_window_are_not_read(schedule: str) -> None:
 
 PLANNED = (
     ("k4v4", "default"), ("k2v2:h16/1:q4:page128", "w8u4s4"), ("k8v8:token:cap30:window300:q2", "default"), ("k2v2", "w12u4s4.cl"),
-    ("k4v4:h10/2:page256", "w4u2s2.gemm"),
+    ("k4v4:h10/2:page256", "w4u2s2.gemm"), ("k16v16:bf16:q2", "default"),
 )  # fmt: skip
 
 

@@ -25,8 +25,9 @@ def quant(operand: Operand) -> str:
 
 
 def arguments(program: Program) -> str:
-    """What the host hands to a program, by the names of its parameters."""
-    return textwrap.fill(", ".join(f"t.{name}" for name in program.parameters), 120, break_long_words=False, break_on_hyphens=False)
+    """What the host hands to a program, by the names of its parameters. Learned sinks are the caller's own."""
+    values = ("args.sinks" if name == "sinks" else f"t.{name}" for name in program.parameters)
+    return textwrap.fill(", ".join(values), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def source(plan: Traits, programs: Lowered, launch: Params, target: Target) -> Source:

@@ -15,8 +15,6 @@ OLDEST = "0.1.15"
 MAX_GROUP = 16
 
 REFUSALS: tuple[Refusal, ...] = (
-    Refusal("16-bit K", lambda s: not s.key.quantized, "key.bits is 16: K is read as codes only"),
-    Refusal("16-bit V", lambda s: not s.value.quantized, "value.bits is 16: V is read as codes only"),
     Refusal(
         "other head_dims",
         lambda s: s.attention.head_dim not in (64, 96, 128, 256),
@@ -31,7 +29,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
     Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
-    Refusal("attention sinks", lambda s: s.attention.sinks, "attention.sinks (a learned logit per head) is not built"),
     Refusal(
         f"more than {MAX_GROUP} query heads per KV head",
         lambda s: s.attention.group > MAX_GROUP,

@@ -41,6 +41,8 @@ class Traits:
     cluster: bool
     softcap: float
     window: int | None
+    sinks: bool
+    """Whether each query head has a learned logit in the denominator."""
 
     # --- query -----------------------------------------------------------------------------------------------------
 
@@ -162,6 +164,15 @@ class Traits:
         return self.key.axis == "channel"
 
     @property
+    def token_scaled(self) -> bool:
+        """Whether K has scales per token, which multiply products; a K of 16 bits has neither."""
+        return self.key.quantized and not self.channel_scaled
+
+    def operand_type(self, which: Which) -> str:
+        """Type of K's or V's operands: codes are denormals of fp16, elements of 16 bits are what they are."""
+        return "fp16" if self.layout.operand(which).quantized else self.mma_type
+
+    @property
     def row_tiles(self) -> int:
         """16-token tiles of a sub-tile."""
         return self.layout.subtile // 16
@@ -209,7 +220,7 @@ class Traits:
 
     def fragment_words(self, which: Which) -> int:
         """Words of an A operand (of two, where codes have 2 bits)."""
-        return 2 if self.layout.operand(which).bits == 8 else 1
+        return {16: 4, 8: 2}.get(self.layout.operand(which).bits, 1)
 
     def fragments(self, which: Which) -> int:
         """A operands in a load, in memory order."""
@@ -320,4 +331,5 @@ def make_traits(spec: KernelSpec, schedule: Schedule) -> Traits:
         cluster=launch.text("reduction") == "cluster",
         softcap=attention.softcap,
         window=attention.window,
+        sinks=attention.sinks,
     )

@@ -120,6 +120,7 @@ class Step:
     skip_empty: bool = False
     limit: int = 2**30
     advance: bool = True
+    sinks: torch.Tensor | None = None
     overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
@@ -152,6 +153,7 @@ class Step:
             "table": table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
             "arrivals": self.counters[0], "flushed": self.counters[1], "readers": self.counters[2],
             "plan": torch.tensor(numbers, dtype=torch.int32), "overflow": self.overflow, "limit": self.limit,
+            "sinks": torch.full((q_heads,), torch.nan) if self.sinks is None else self.sinks,
             "advance": int(self.advance and fresh > 0), "tiles_at": shape.tiles_at // 8, "empty_at": shape.empty_at,
             "packed_outer": packed.stride(0) // 16, "packed_head": packed.stride(1) // 16, "table_stride": table.stride(0),
             "q_len": q_len, "with_lse": 1, "scale": spec.attention.head_dim**-0.5 * LOG2E, "fresh": fresh,

@@ -18,7 +18,10 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang import isolate, support
 from kvgen.spec import KernelSpec
 
-WORDS = ("k4v4", "k8v8", "k2v2", "k8v8:d256", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token:kg32:vg32", "k8v8:d256:h16/1:q2")
+WORDS = (
+    "k4v4", "k8v8", "k2v2", "k8v8:d256", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token:kg32:vg32", "k8v8:d256:h16/1:q2",
+    "k16v16:bf16",
+)  # fmt: skip
 KERNELS = {
     which: {"name": f"attend_{which}_kernel", "text": f"// {which}\n", "parameters": ["q", "splits"], "shared_bytes": 1024}
     for which in ("static", "planned")
@@ -97,13 +100,10 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "reason"),
     [
-        ("attention", {"sinks": True}, "sinks"),
         ("attention", {"head_dim": 80}, "head_dim"),
         ("attention", {"kv_heads": 1}, "32 query heads"),
         ("value", {"group": 16}, "multiples of 32"),
         ("attention", {"dtype": "float32"}, "float32"),
-        ("key", {"bits": 16}, "key.bits is 16"),
-        ("value", {"bits": 16}, "value.bits is 16"),
         ("value", {"axis": "channel"}, "value.axis"),
         ("key", {"group": 48}, "key.group"),
         ("cache", {"sink": 4}, "sink"),

@@ -20,10 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Make = Callable[..., Emulated]
 CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v4:h8/2", {}),
+    ("k16v16:bf16:h8/2:page128", {"kv_tile": 64, "stages": 2}),
     ("k2v4:token:sym:h4/2", {"kv_tile": 32, "reduction": "cluster"}),
     ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"kv_tile": 64, "stages": 2}),
     ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
+    ("k16v16:h20/2:d64", {"block": 64, "kv_tile": 64, "stages": 2, "q_tiles": 2}),
 )
 
 
@@ -93,7 +95,7 @@ def test_decode_with_soft_caps_and_windows_flushes(kernel: Make, words: str, lau
     assert step.lengths.tolist() == cache.lengths.tolist()
 
 
-@pytest.mark.parametrize(("words", "launch"), CASES[:4])
+@pytest.mark.parametrize(("words", "launch"), CASES[:5])
 def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, launch: dict[str, Value]) -> None:
     built = kernel(words, **launch)
     cache, q = reference(built, [200, 0, 130])
@@ -182,6 +184,20 @@ def test_a_planned_decode_keeps_tokens_and_flushes(kernel: Make, words: str, lau
         for b in (1, 2):
             rest = (old[b] + q.shape[1]) % built.plan.tokens
             assert torch.equal(held[b, :, :rest], expected[b, :, :rest])
+
+
+@pytest.mark.parametrize("workers", [0, 5])
+def test_learned_sinks_join_the_denominator_once(kernel: Make, workers: int) -> None:
+    """However many splits there are, far above and below all scores, and where there is no token: the LSE is the sink then."""
+    built = kernel("k8v4:h8/2:q2:window40:sinks", kv_tile=64)
+    cache, q = reference(built, [513, 0, 130, 1])
+    sinks = torch.tensor([-300.0, 300.0, -2.0, 0.0, 2.0, 4.0, 5.0, 8.0])
+    step = Step(built, cache, q, 3, workers=workers, sinks=sinks)
+    step.run()
+    out, lse = cache.attend(q, sinks=sinks)
+    assert relative_l2(step.out, out) <= tolerance(q.dtype)
+    assert (step.lse - lse).abs().max() <= 1e-2
+    assert torch.equal(step.lse[1], sinks[:, None].expand(-1, 2))
 
 
 @pytest.mark.parametrize("workers", [0, 5])

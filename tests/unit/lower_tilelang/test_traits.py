@@ -11,7 +11,7 @@ from kvgen.reference.layout import Which
 from kvgen.reference.places import code_bits
 from tests.unit.lower_tilelang.emulate import schedule
 
-WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64")
+WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64", "k16v16:d96")
 
 
 def plan(words: str, block: int = 128, **launch: int) -> Traits:
@@ -44,8 +44,8 @@ def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> N
                         slot = 2 * (lane % 4) + 8 * high
                         token, channel = element(p, which, tile + half // 2, step, lane, half % 2, slot)
                         lane_vector = p.codes(which) + (vector * 32 + lane) * p.vector(which)
-                        word = lane_vector + i * p.fragment_words(which) + (half if bits == 8 else 0)
-                        shift = 8 * high + (0 if bits == 8 else bits * half)
+                        word = lane_vector + i * p.fragment_words(which) + {16: 2 * high + half, 8: half}.get(bits, 0)
+                        shift = {16: 0, 8: 8 * high}.get(bits, 8 * high + bits * half)
                         assert int(places[token, channel]) == 32 * word + shift
                         seen += 1
     assert seen == p.layout.subtile * p.dim // 2 // 32 * 3

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="untyped-decorator"
 """Codes as A operands: masked fields of a word read as fp16 denormals. The top field is left mixed with the lower ones, which
-saves an instruction per word; sums of rows are separated afterwards, once."""
+saves an instruction per word; sums of rows are separated afterwards, once. Elements of 16 bits are operands as they are."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from kvgen.lower.tilelang.mma.state import static
 
 def row_factor(bits: int, tile: int, half: int) -> float:
     """What a sum over rows `half` * 8 .. + 7 of 16-row tile `tile` is to be multiplied by: fields sit at different bits."""
-    field = {8: 0, 4: half, 2: tile % 2 * 2 + half}[bits]
+    field = {16: 0, 8: 0, 4: half, 2: tile % 2 * 2 + half}[bits]
     return 2.0 ** (-bits * field)
 
 
 @T.macro
 def expand(bits: Any, r: Any, at: Any) -> None:
-    """The A operand (two for 2-bit codes) in word `at` (and the next, for 8-bit codes) of the vector last loaded."""
-    if bits == 8:
+    """The A operand (two for 2-bit codes) in the words from `at` on of the vector last loaded: four of 16 bits, two of 8, else one."""
+    if bits == 16:
+        for i in static(4):
+            r.a[i] = r.words[at + i]
+    elif bits == 8:
         r.a[0] = r.words[at] & T.uint32(0x00FF00FF)
         r.a[1] = r.words[at + 1] & T.uint32(0x00FF00FF)
         r.a[2] = T.call_extern("uint32", "kvgen::ptx::odd_bytes", r.words[at])

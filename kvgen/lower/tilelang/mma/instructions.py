@@ -8,6 +8,11 @@ from typing import Any
 import tilelang.language as T
 
 
+def packer(kind: str) -> str:
+    """The function that rounds two floats to a word of `kind`."""
+    return {"fp16": "kvgen::ptx::pack_half2", "bf16": "kvgen::pack_bf16"}[kind]
+
+
 @T.macro
 def multiply(a: Any, a_at: Any, b: Any, b_at: Any, c: Any, c_at: Any, kind: Any = "fp16") -> None:
     """c[c_at:+4] += a[a_at:+4] b[b_at:+2], fragments of a lane; `kind` is the type of a and b."""

@@ -28,6 +28,7 @@ def kernel(p: Traits, planned: bool, words: int, allocate: Any, attend_tile: Any
         lengths: array("int32"), table: array("int32"), out: array("uint32"), lse: array("float32"),
         partial: array("float32"), stats: array("float32"),
         arrivals: array("int32"), flushed: array("int32"), readers: array("int32"), plan: array("int32"), overflow: array("int32"),
+        sinks: array("float32"),
         q_batch: T.int64, q_token: T.int64, q_head: T.int64, out_batch: T.int64, out_token: T.int64, out_head: T.int64,
         fresh_k: T.int64, fresh_v: T.int64, fresh_k_batch: T.int64, fresh_k_token: T.int64, fresh_k_head: T.int64,
         fresh_v_batch: T.int64, fresh_v_token: T.int64, fresh_v_head: T.int64,
@@ -42,7 +43,7 @@ def kernel(p: Traits, planned: bool, words: int, allocate: Any, attend_tile: Any
             tiles = allocate(p)
             k = Args(
                 planned, q, packed, k_residual, v_residual, lengths, table, out, lse, partial, stats,
-                arrivals, flushed, readers, plan, overflow,
+                arrivals, flushed, readers, plan, overflow, sinks,
                 (q_batch, q_token, q_head), (out_batch, out_token, out_head),
                 (fresh_k, fresh_k_batch, fresh_k_token, fresh_k_head), (fresh_v, fresh_v_batch, fresh_v_token, fresh_v_head),
                 (packed_outer, packed_head), table_stride, fresh, q_len, with_lse, scale, ctas, runs, limit, advance, tiles_at, empty_at,

@@ -9,7 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.kernel import kernel
 from kvgen.lower.tilelang.mma.mask import set_limits
-from kvgen.lower.tilelang.mma.query import normalize_query, store_query, sum_query
+from kvgen.lower.tilelang.mma.query import normalize_query, scale_scores, set_ones, store_query, sum_query
 from kvgen.lower.tilelang.mma.reduction import reduce_all_splits, reduce_all_warps
 from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
 from kvgen.lower.tilelang.mma.ring import issue_copy, prefetch_page
@@ -52,8 +52,13 @@ def attend(p: Any, k: Any, at: Any, work: Any, r: Any, _: Any, memory: Any) -> N
         issue_copy(p, k, at, work, r, memory, stage // p.tile_subtiles, stage % p.tile_subtiles, stage)
     begin_state(p, r)
     set_limits(p, k, at, work, r)
-    normalize_query(p, k, at, r)
-    sum_query(p, r)
+    if p.key.quantized:
+        normalize_query(p, k, at, r)
+    else:
+        scale_scores(p, k, r)
+    set_ones(r)
+    if p.key.quantized:
+        sum_query(p, r)
     if p.channel_scaled:
         store_query(p, at, r, memory)
     attend_residual(p, k, at, work, r)

@@ -61,6 +61,13 @@ def normalize_query(p: Any, k: Any, at: Any, r: Any) -> None:
 
 
 @T.macro
+def scale_scores(p: Any, k: Any, r: Any) -> None:
+    """A K of 16 bits is multiplied by the query as it was loaded."""
+    for i in static(p.q_tiles * 2):
+        r.score_scale[i] = scaled(p, k.scale)
+
+
+@T.macro
 def store_query(p: Any, at: Any, r: Any, memory: Any) -> None:
     """Store the fragments to shared memory, where all warps load them for every KV tile: they are the same for all."""
     if at.warp == 0:
@@ -71,11 +78,16 @@ def store_query(p: Any, at: Any, r: Any, memory: Any) -> None:
 
 
 @T.macro
-def sum_query(p: Any, r: Any) -> None:
-    """Sum of the query over the channels of each of K's groups: what a zero per token multiplies."""
+def set_ones(r: Any) -> None:
+    """The A operand that sums columns: rows 0 to 7 are ones."""
     for i in static(2):
         r.ones[i * 2] = T.uint32(ONES)
         r.ones[i * 2 + 1] = T.uint32(0)
+
+
+@T.macro
+def sum_query(p: Any, r: Any) -> None:
+    """Sum of the query over the channels of each of K's groups: what a zero per token multiplies."""
     for i in T.unroll(p.groups("key") * p.q_tiles * 4):
         r.q_sum[i] = 0.0
     for n in static(p.q_tiles):

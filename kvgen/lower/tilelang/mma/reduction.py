@@ -9,6 +9,8 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import separate
+from kvgen.lower.tilelang.mma.instructions import packer
+from kvgen.lower.tilelang.mma.sinks import join_sink
 from kvgen.lower.tilelang.mma.state import MIN_SCORE, q_rows, static
 from kvgen.lower.tilelang.mma.step import arrive, count_reader
 from kvgen.lower.tilelang.mma.values import true_output
@@ -75,14 +77,16 @@ def reduce_warps(p: Any, r: Any, memory: Any, q_row: Any, channel: Any) -> None:
 
 @T.macro
 def write_output(p: Any, k: Any, at: Any, r: Any, q_row: Any, channel: Any) -> None:
-    """Divide and store two channels of a q row. A row that sees nothing gives 0 and an LSE of minus infinity; a NaN stays one."""
-    pack = "kvgen::pack_bf16" if p.bf16 else "kvgen::ptx::pack_half2"
+    """Divide and store two channels of a q row. A row that sees nothing gives 0 and an LSE of minus infinity, or its learned sink; a NaN
+    stays one. With learned sinks `top` and `factor` change."""
     token = (at.q_row + q_row) // p.group
     head = at.head * p.group + (at.q_row + q_row) % p.group
     if token < k.q_len:
+        if p.sinks:
+            join_sink(k, r, head)
         inverse = T.if_then_else(r.top[1] == 0.0, T.float32(0.0), T.float32(1.0) / r.top[1])
         k.out[(at.batch * k.out_strides[0] + token * k.out_strides[1] + head * k.out_strides[2]) * 4 + channel // 2] = T.call_extern(
-            "uint32", pack, r.factor[0] * inverse, r.factor[1] * inverse
+            "uint32", packer(p.mma_type), r.factor[0] * inverse, r.factor[1] * inverse
         )
         if k.with_lse != 0 and channel == 0:
             k.lse[(at.batch * (p.kv_heads * p.group) + head) * k.q_len + token] = T.if_then_else(

@@ -10,7 +10,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import mix
-from kvgen.lower.tilelang.mma.instructions import multiply
+from kvgen.lower.tilelang.mma.instructions import multiply, packer
 from kvgen.lower.tilelang.mma.mask import sees
 from kvgen.lower.tilelang.mma.score_modifier import modify, scaled, score_base
 from kvgen.lower.tilelang.mma.softmax import raise_row_max
@@ -100,7 +100,6 @@ def row_score(p: Any, k: Any, r: Any, i: int) -> Any:
 @T.macro
 def weigh_rows(p: Any, r: Any) -> None:
     """Probabilities of the tile, as B operand in the rows' type."""
-    pack = "kvgen::pack_bf16" if p.bf16 else "kvgen::ptx::pack_half2"
     for n, e in q_rows(p):
         r.top[n * 2 + e] = T.max(r.p[n * 8 + e], r.p[n * 8 + 2 + e])
     raise_row_max(p, r, T.float32(0.0))
@@ -111,7 +110,7 @@ def weigh_rows(p: Any, r: Any) -> None:
             r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + r.p[i]
     for n in static(p.q_tiles):
         for half in static(2):
-            pair = T.call_extern("uint32", pack, r.p[n * 8 + half * 2], r.p[n * 8 + half * 2 + 1])
+            pair = T.call_extern("uint32", packer(p.mma_type), r.p[n * 8 + half * 2], r.p[n * 8 + half * 2 + 1])
             r.pb[n * 4 + half] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
 
 
@@ -148,5 +147,6 @@ def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
             add_rows(p, r)
             if p.residual_rounds > 1:
                 load_residual(p, k, at, work, r, index + 1)
-    if first_token(p, at, 0) < work.residual:
-        to_code_units(p, r)
+    if p.value.quantized:
+        if first_token(p, at, 0) < work.residual:
+            to_code_units(p, r)

@@ -11,7 +11,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.mask import first_tile
 from kvgen.lower.tilelang.mma.query import load_query
-from kvgen.lower.tilelang.mma.reduction import write_output
+from kvgen.lower.tilelang.mma.reduction import begin_partials, write_output
 from kvgen.lower.tilelang.mma.residual import clear_rows
 from kvgen.lower.tilelang.mma.state import Place, Work, registers
 from kvgen.lower.tilelang.mma.step import advance_length
@@ -128,7 +128,7 @@ def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attend: A
 
 @T.macro
 def write_empty_sequences(p: Any, k: Any, worker: Any, r: Any) -> None:
-    """The output of sequences that have no tokens: zeros, and an LSE of minus infinity. Workers take them in turn."""
+    """The output of sequences that have no tokens: zeros, and an LSE of minus infinity or the learned sink. Workers take them in turn."""
     r.top[1] = 0.0
     r.factor[0] = 0.0
     r.factor[1] = 0.0
@@ -138,4 +138,6 @@ def write_empty_sequences(p: Any, k: Any, worker: Any, r: Any) -> None:
             for index in T.serial(T.ceildiv(p.group * k.q_len * p.dim // 2, p.threads)):
                 item = index * p.threads + at.thread
                 if item < p.group * k.q_len * p.dim // 2:
+                    if p.sinks:
+                        begin_partials(r)
                     write_output(p, k, at, r, item // (p.dim // 2), item % (p.dim // 2) * 2)

@@ -66,17 +66,20 @@ def load_codes(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any, v
 
 @T.macro
 def load_row_params(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
-    """Scales (and zeros) of the lane's rows in every group."""
-    size = p.own_params(which)
-    own = at.t // 2 * size if p.halves else 0
-    for group in static(p.groups(which)):
-        for i in T.vectorized(size):
-            r.params[group * size + i] = memory[subtile + p.params(which) + (group * 8 + at.g) * p.row_params(which) + own + i]
+    """Scales (and zeros) of the lane's rows in every group. Elements of 16 bits have none."""
+    if p.layout.operand(which).quantized:
+        size = p.own_params(which)
+        own = at.t // 2 * size if p.halves else 0
+        for group in static(p.groups(which)):
+            for i in T.vectorized(size):
+                r.params[group * size + i] = memory[subtile + p.params(which) + (group * 8 + at.g) * p.row_params(which) + own + i]
 
 
 def row_scale(p: Any, which: Any, r: Any, group: Any, row: int, tile: Any = 0) -> Any:
     """Scale of the lane's row g + 8 * `row` of those that it weighs, from 16-row tile `tile` on, as float."""
     at = group * p.own_params(which)
+    if not p.layout.operand(which).quantized:
+        return T.float32(1.0)
     if p.layout.operand(which).zero:
         return T.call_extern("float32", "kvgen::half_low", r.params[at + tile * 2 + row])
     return T.call_extern("float32", "kvgen::half_high" if row % 2 else "kvgen::half_low", r.params[at + tile + row // 2])
@@ -94,12 +97,12 @@ def row_centre(p: Any, r: Any, group: int, row: int) -> Any:
 
 @T.macro
 def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
-    """c = codes times query; K per token folds each group of channels into x, scaled."""
+    """c = codes (or a K of 16 bits) times query; K per token folds each group of channels into x, scaled."""
     for i in T.unroll(p.product_groups * p.q_tiles * 8):
         r.c[i] = 0.0
     for i in T.unroll(p.q_tiles * 8):
         r.x[i] = 0.0
-    if not p.channel_scaled:
+    if p.token_scaled:
         load_row_params(p, "key", at, r, memory, subtile)
     for vector in T.unroll(p.vectors("key")):
         load_codes(p, "key", at, r, memory, subtile, vector)
@@ -110,7 +113,7 @@ def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
             if (step + 1) % p.group_steps("key") == 0:
                 for n in static(p.q_tiles):
                     separate(p.key.bits, r.c, product_at(p, n, tile, step // p.group_steps("key")))
-                    if not p.channel_scaled and not p.halves:
+                    if p.token_scaled and not p.halves:
                         fold_group(p, r, n, tile, step // p.group_steps("key"))
     if p.halves:
         for group in static(p.product_groups):
@@ -133,12 +136,19 @@ def own_products(p: Any, at: Any, r: Any, group: Any) -> None:
             r.v[1] = T.if_then_else(at.t < 2, r.c[first + i], r.c[first + 4 + i])
             if p.doubled:
                 r.v[1] = r.v[1] + T.shfl_xor(T.if_then_else(at.t < 2, r.c[first + 4 + i], r.c[first + i]), 2)
-            if p.channel_scaled:
+            if not p.token_scaled:
                 r.x[i] = r.v[1]
             else:
                 q_sum = r.q_sum[group * 4 + e]
                 zero = row_zero(p, "key", r, group, row) if p.key.zero else -row_scale(p, "key", r, group, row) * T.float32(p.offset(p.key))
                 r.x[i] = r.x[i] + row_scale(p, "key", r, group, row) * (r.v[1] * r.row_factor[i]) + zero * q_sum
+
+
+def query_operand(p: Any, r: Any) -> Any:
+    """The query that K's operands are multiplied by."""
+    if p.channel_scaled:
+        return r.qs
+    return r.q if p.key.quantized else r.raw
 
 
 @T.macro
@@ -148,7 +158,7 @@ def multiply_keys(p: Any, r: Any, tile: Any, step: Any) -> None:
         b = n * p.chunks * 4 + step * 2
         for part in static(2 if p.key.bits == 2 else 1):
             c = product_at(p, n, tile + part, step // p.group_steps("key"))
-            multiply(r.a, part * 4, r.qs if p.channel_scaled else r.q, b, r.c, c)
+            multiply(r.a, part * 4, query_operand(p, r), b, r.c, c, p.operand_type("key"))
             if p.low:
                 multiply(r.a, part * 4, r.ql, b, r.c, c)
 
@@ -177,7 +187,7 @@ def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
     product, factor = r.x[i], r.score_scale[n * 2 + e]
     if p.doubled:
         factor = r.row_factor[i]
-    elif p.channel_scaled:
+    elif not p.token_scaled and not p.halves:
         product = r.c[i] * T.float32(row_factor(p.key.bits, row // 2, row % 2))
     if p.softcap > 0:
         return modify(p, T.call_extern("float32", "fmaf", product, factor, zero_term(p, r, n, e)), bias)

@@ -43,6 +43,7 @@ class Args:
     readers: Any
     plan: Any
     overflow: Any
+    sinks: Any
     q_strides: tuple[Any, Any, Any]
     out_strides: tuple[Any, Any, Any]
     fresh_k: tuple[Any, Any, Any, Any]

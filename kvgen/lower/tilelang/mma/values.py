@@ -8,14 +8,14 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import expand, row_factor
-from kvgen.lower.tilelang.mma.instructions import multiply
+from kvgen.lower.tilelang.mma.instructions import multiply, packer
 from kvgen.lower.tilelang.mma.scores import load_codes, row_scale
 from kvgen.lower.tilelang.mma.state import ALL, CODE_UNIT, static
 
 
 @T.macro
 def scale_probabilities(p: Any, r: Any) -> None:
-    """Probability * scale in fp16, moved from accumulator to B layout by transposing 8x8 matrices; one set per group. With
+    """Probability * scale in the operands' type, moved from accumulator to B layout by transposing 8x8 matrices; one set per group. With
     `halves` columns 4 to 7 hold tokens 16 to 31: their sums are not read, and the exchange puts these tokens into the first columns."""
     for group in static(p.groups("value")):
         for n in static(p.q_tiles):
@@ -23,7 +23,7 @@ def scale_probabilities(p: Any, r: Any) -> None:
                 scale = row_scale(p, "value", r, group, row)
                 i = n * 8 + row * 2
                 b = (group * p.q_tiles + n) * 4 + row
-                pair = T.call_extern("uint32", "kvgen::ptx::pack_half2", r.p[i] * scale, r.p[i + 1] * scale)
+                pair = T.call_extern("uint32", packer(p.operand_type("value")), r.p[i] * scale, r.p[i + 1] * scale)
                 r.pb[b] = T.call_extern("uint32", "kvgen::ptx::transpose", pair)
                 if p.halves:
                     r.pb[b + 2] = T.call_extern("uint32", "__shfl_xor_sync", T.uint32(ALL), r.pb[b], 16)
@@ -43,7 +43,8 @@ def sum_probabilities(p: Any, r: Any) -> None:
 def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
     """o += codes times scaled probabilities."""
     scale_probabilities(p, r)
-    sum_probabilities(p, r)
+    if p.value.quantized:
+        sum_probabilities(p, r)
     for vector in T.unroll(p.vectors("value")):
         load_codes(p, "value", at, r, memory, subtile, vector)
         for i in T.unroll(p.fragments("value")):
@@ -52,12 +53,14 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
             for n in static(p.q_tiles):
                 b = (tile // p.group_steps("value") * p.q_tiles + n) * 4 + step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
-                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + tile + part) * 4)
+                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + tile + part) * 4, p.operand_type("value"))
 
 
 def true_output(p: Any, r: Any, n: int, tile: Any, half: int, e: int) -> Any:
     """The lane's output row 8 * `half` + g from 16-row tile `tile` on, once sums are separated: codes in units of one, and the
-    zeros' part."""
+    zeros' part. Of a V of 16 bits the sums are the output."""
+    if not p.value.quantized:
+        return r.o[(n * p.steps + tile) * 4 + half * 2 + e]
     group = tile // p.group_steps("value")
     at = (group * p.q_tiles + n) * 4 + e
     zero = r.zo[at + 2] - r.zo[at] * T.float32(p.centre(p.value))
