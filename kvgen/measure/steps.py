@@ -20,6 +20,7 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life, whole_tokens
 from kvgen.measure.scenario import query_lengths
 from kvgen.reference.data import learned_sinks, normal
+from kvgen.reference.window import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -116,10 +117,12 @@ class StepCheck:
             raise CheckError(f"{where}: the output of a sequence without room was written")
 
     def contents(self, where: str, cache: KVCache, life: Life, lengths: Lengths) -> None:
-        """K and V that the cache holds, up to each length."""
+        """K and V that the cache holds, up to each length: a contiguous cache with a sliding window forgets what the window has passed."""
         got = self.variant.unpack(cache)
-        tokens = min(got[0].shape[1], life.raw[0].shape[1])
-        past = (torch.arange(tokens) >= torch.tensor(lengths).unsqueeze(1)).to(self.device)[..., None, None]
+        tokens, block = min(got[0].shape[1], life.raw[0].shape[1]), self.variant.layout.tokens
+        gone = torch.tensor([first_held(self.variant.spec, block, length) * block for length in lengths])
+        token = torch.arange(tokens)
+        past = ((token >= torch.tensor(lengths).unsqueeze(1)) | (token < gone.unsqueeze(1))).to(self.device)[..., None, None]
         held = [x[:, :tokens].masked_fill(past, 0.0) for x in (*got, *life.seen(lengths))]
         for name, mine, want in (("K", held[0], held[2]), ("V", held[1], held[3])):
             self.comparison.sequences("unpack", f"{where}: unpacked {name}", mine, want)

@@ -80,7 +80,8 @@ class TimedCheck:
     def _decode(self, wanted: _Wanted) -> None:
         """The first new token packs a block; all that are not in it wait in the residual."""
         inputs, cache, where = self._inputs, self._caches[0], f"decode at {self._name}"
-        q_len = inputs.workload.q_len
+        q_len, place = inputs.workload.q_len, self._place
+        replaced = None if place is None else cache.packed[:, :, place].clone()
         inputs.filled.set([self._almost_full] * cache.batch)
         out, lse = self._poisoned()
         self._variant.decode(inputs.q, inputs.k, inputs.v, cache, out=out, lse=lse, sinks=inputs.sinks)
@@ -88,6 +89,8 @@ class TimedCheck:
         if not bool((cache.lengths == self._almost_full + q_len).all()):
             raise CheckError(f"{where}: lengths are not {q_len} more than before")
         mine = self._blocks(cache)
+        if replaced is not None:  # shorter sequences of the next variant see the block that lay there
+            cache.packed[:, :, place] = replaced
         for which in OPERANDS:
             if self._variant.layout.operand(which).quantized:
                 want = read_codes(self._variant.layout, which, wanted.blocks)
@@ -129,10 +132,15 @@ class TimedCheck:
         """The block that `decode` packed, of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
         block = self._rows.packed_blocks(self._almost_full)
         if cache.block_table is None:
-            places = window_places(self._variant.spec, self._variant.layout.tokens)
-            return cache.packed[self._sampled, :, block % places if places else block]
+            return cache.packed[self._sampled, :, block if self._place is None else self._place]
         page, place = divmod(block, cache.packed.shape[2])
         return cache.packed[cache.block_table[self._sampled, page].long(), :, place]
+
+    @property
+    def _place(self) -> int | None:
+        """Where `decode` packs its block in place of an older one: in a contiguous cache with a sliding window; None in others."""
+        places = window_places(self._variant.spec, self._variant.layout.tokens)
+        return self._rows.packed_blocks(self._almost_full) % places if places else None
 
     @property
     def _almost_full(self) -> int:

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.measure.compare import poison
+from kvgen.measure.compare import Comparison, poison
+from kvgen.measure.inputs import WorkloadInputs
+from kvgen.measure.job import CheckPolicy
+from kvgen.measure.steps import PlannedSteps
+from kvgen.measure.timed import TimedCheck
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.reference.window import first_held, window_places
 from kvgen.runtime import extend
 from kvgen.runtime.variant import Variant
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, Workload
 from tests.support.cpu import spec_of, variant
 from tests.unit.runtime.test_extend import normal, stand_in
 
@@ -20,6 +24,8 @@ BLOCK_32 = (("block", 32),)
 SPEC = spec_of(window=70, q_len=3)
 PLACES = 5
 """72 tokens in 3 blocks of 32, one block that they begin in, and one that is packed meanwhile."""
+NARROW = spec_of(window=32)
+"""Three places, fewer than the blocks of a check."""
 
 
 def near(v: Variant, got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -108,3 +114,18 @@ def test_whatever_a_step_sees_is_held(window: int, q_len: int, rollback: int) ->
         newest = (length + rollback) // 16  # blocks that were packed before tokens were taken back
         assert first_held(spec, 16, length) * 16 <= first_seen
         assert first_seen // 16 > newest - window_places(spec, 16)
+
+
+def test_variants_that_follow_each_other_are_judged_over_the_same_caches() -> None:
+    """The block that a check's `decode` packs takes the place of one that shorter sequences of the next check see."""
+    v = variant(NARROW, BLOCK_32)
+    inputs = WorkloadInputs(v, Workload(batch=12, kv_len=1000), "cpu", cold=0)
+    for _ in range(2):
+        check = TimedCheck(inputs, v, Comparison(v.dtype, torch.device("cpu")))
+        check.prepare()
+        check.run()
+
+
+def test_steps_over_a_plan_are_judged_by_what_the_cache_still_holds() -> None:
+    v = variant(NARROW, BLOCK_32)
+    PlannedSteps(v, torch.device("cpu"), CheckPolicy(), Comparison(v.dtype, torch.device("cpu"))).run()
