@@ -35,6 +35,25 @@ SHAPES = {
     "group 16": "16 query heads per KV head (128/8)",
     "group 5": "5 query heads per KV head (40/8)",
 }
+FORMATS = {
+    "kitty": "Kitty: 2 bits, 16 channels of K in 4 bits, sink 32, local 128, pages of 128; 8 × 32768",
+    "kitty, 32x8192": "the same, 32 × 8192",
+    "kitty pro": "Kitty Pro: 32 channels of K in 4 bits; 8 × 32768",
+    "kitty pro, 32x8192": "the same, 32 × 8192",
+    "V per channel, 8 bits": "8 bits, symmetric, K and V per channel; 8 × 32768",
+    "V per channel, 4 bits": "4 bits, K and V per channel; 8 × 32768",
+    "sink 32, local 128": "4 bits, sink 32, local 128; 8 × 32768",
+    "learned sinks": "4 bits, learned sinks; 8 × 32768",
+    "groups of 32": "4 bits in groups of 32; 8 × 32768",
+    "groups of 32, 2 bits": "2 bits in groups of 32 (KIVI); 8 × 32768",
+    "head_dim 64, 64 heads, 1x16384": "4 bits, head_dim 64, 64 query heads over 8; 1 × 16384",
+    "head_dim 64, 64 heads, 16x16384": "the same, 16 × 16384",
+    "head_dim 64, 64 heads, 64x4096": "the same, 64 × 4096",
+    "head_dim 80": "4 bits, head_dim 80; 8 × 32768",
+    "head_dim 112": "4 bits, head_dim 112; 8 × 32768",
+    "group 32": "4 bits, 32 query heads per KV head; 8 × 32768",
+    "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
+}
 
 Row = dict[str, str]
 
@@ -106,6 +125,17 @@ def shapes() -> str:
     return table(["case", "time, µs", "read fraction", "relative speed"], body)
 
 
+def formats() -> str:
+    """Formats beside the plain one, on CUDA."""
+    found = {r["case"]: r for r in rows("h200_shapes.csv") if r["backend"] == "cuda"}
+    cells = ((title, found[case]) for case, title in FORMATS.items())
+    body = [
+        [title, figure(float(row["us"])), figure(float(row["read_us"])), f"{float(row['read_fraction']):.3f}".removeprefix("0")]
+        for title, row in cells
+    ]
+    return table(["format", "time, µs", "read, µs", "read fraction"], body)
+
+
 def ragged() -> str:
     """Both back ends at unequal lengths."""
     found = {(r["case"], r["backend"]): r["read_fraction"] for r in rows("h200_shapes.csv")}
@@ -137,7 +167,7 @@ def cpu() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "shapes": shapes, "ragged": ragged, "plans": plans, "cpu": cpu,
+    "serving": serving, "summary": summary, "shapes": shapes, "formats": formats, "ragged": ragged, "plans": plans, "cpu": cpu,
 }  # fmt: skip
 
 
