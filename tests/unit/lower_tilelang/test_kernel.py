@@ -25,7 +25,6 @@ CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"kv_tile": 64, "stages": 2}),
     ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
-    ("k16v16:h20/2:d64", {"block": 64, "kv_tile": 64, "stages": 2, "q_tiles": 2}),
 )
 
 
