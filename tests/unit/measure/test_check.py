@@ -101,7 +101,7 @@ def wrong_steps(f, *args) -> None:
         ("attend", nan_from_unused_slots, "relative l2 is inf"),
         ("pack", forgets_length, "relative l2 is"),
         ("decode", wrong_steps, "decode 1 of ragged: relative l2 is"),
-        ("unpack", writes_past_length, "positions past the length were written"),
+        ("unpack", writes_past_length, "positions that the cache does not hold were written"),
     ],
 )
 def test_every_kind_of_wrong_number_is_found(function: str, fault: Callable[..., object], message: str) -> None:
