@@ -30,7 +30,11 @@ _own_environment()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `nvcc` where there is none. Only the search for it may skip: a test that fails to compile fails."""
+    """Skip what is marked `nvcc` where there is none. Only the search for it may skip: a test that fails to compile fails.
+
+    Files of slow tests come first, so that no worker is left with one when the others have finished.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     from kvgen.errors import ToolchainMissing
     from kvgen.toolchain.compilers import find_nvcc
 
