@@ -19,6 +19,7 @@ import torch
 from benchmarks.turns import take_turns
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.bytes import half_full, sequence_bytes
+from kvgen.reference.data import learned_sinks
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.reference.quantize import DTYPES
@@ -80,7 +81,7 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
         lengths.append(torch.tensor(held, dtype=torch.int32, device="cuda"))
     new = [torch.randn(work.batch, work.q_len, a.kv_heads, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
     assert first is not None
-    sinks = torch.randn(a.q_heads, generator=random, device="cuda") * logit if a.sinks else None
+    sinks = learned_sinks(spec, "cuda")
     want = _attention(spec, q, first, read, residuals[0], held, sinks)
     return Caches(q, packed, tables, residuals, lengths, (new[0], new[1]), sinks, want, nbytes, blocks * n)
 

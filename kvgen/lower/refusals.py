@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvgen.arch import Target
@@ -33,6 +33,11 @@ def wrong_target(targets: Iterable[Target], target: Target) -> str | None:
     """Why a back end for some targets has no code for `target`, or None."""
     known = tuple(targets)
     return None if target in known else f"it lowers for {', '.join(known)}, not for {target}"
+
+
+def either(numbers: Sequence[int]) -> str:
+    """Numbers as a sentence lists them: "16, 32 or 64"."""
+    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
 
 
 def narrow_token_group(quant: QuantSpec, channels: int) -> bool:

@@ -310,7 +310,7 @@ def spec_facts(spec: KernelSpec) -> dict[str, Fact]:
     """Facts of a spec that constraints of every back end may mention. `page` is 0 for contiguous caches."""
 
     def channel_group(quant: QuantSpec) -> int:
-        return quant.group if quant.quantized and quant.axis == "channel" else 1
+        return quant.group if quant.per_channel else 1
 
     attention = spec.attention
     facts: dict[str, Fact] = {

@@ -44,7 +44,7 @@ class Pattern:
         layout, page = variant.layout, variant.spec.cache.page
         count = max(LEAST_BLOCKS, PATTERN_TOKENS[device.type] // layout.tokens)
         count = min(count, window_places(variant.spec, layout.tokens) or count)  # none takes the place of another
-        tokens = count * layout.tokens + variant.spec.cache.sink + variant.spec.cache.local
+        tokens = count * layout.tokens + variant.spec.cache.unpacked
         inputs = normal(variant.spec, 1, tokens, seed=2)
         cache = variant.new_cache(1, tokens if page is None else max(tokens, page), device)
         variant.prefill(cache, inputs.k.to(device), inputs.v.to(device))

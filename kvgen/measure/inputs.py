@@ -33,7 +33,7 @@ class WorkloadInputs:
         self.nbytes = must_read(variant.spec, layout, [self.length] * workload.batch)
         cold = cold_bytes(self.device.type) if cold is None else cold
         copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
-        unpacked = variant.spec.cache.sink + variant.spec.cache.local
+        unpacked = variant.spec.cache.unpacked
         room = max(self.length, unpacked) + layout.tokens + workload.q_len
         self.filled = FilledCache(variant, workload.batch, room, self.device)
         self.filled.set([self.length] * workload.batch)

@@ -51,7 +51,7 @@ class Reads:
         self.variant, self.device, self._comparison, self._most_tokens = variant, device, comparison, most_tokens
         self._cases: list[Case] = []
         self._sinks = learned_sinks(variant.spec, device)
-        self._unpacked = variant.spec.cache.sink + variant.spec.cache.local
+        self._unpacked = variant.spec.cache.unpacked
 
     def prepare(self) -> None:
         """Fill caches and compute the expected results."""

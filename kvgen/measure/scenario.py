@@ -84,7 +84,7 @@ class Scenario:
 @lru_cache(maxsize=4)
 def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str = "cpu") -> tuple[Scenario, ...]:
     """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process."""
-    block, sink, unpacked = layout.tokens, spec.cache.sink, spec.cache.sink + spec.cache.local
+    block, sink, unpacked = layout.tokens, spec.cache.sink, spec.cache.unpacked
     edges = (0, 1, *((unpacked + n) for n in (block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)))
     edges = tuple(dict.fromkeys((*edges, *(n for n in (sink - 1, sink + 1, unpacked) if n > 0))))
     batch = BATCH[device]

@@ -54,7 +54,7 @@ class StepCheck:
     @property
     def unpacked(self) -> int:
         """Tokens of a sequence that are never packed."""
-        return self.variant.spec.cache.sink + self.variant.spec.cache.local
+        return self.variant.spec.cache.unpacked
 
     @property
     def sinks(self) -> torch.Tensor | None:

@@ -25,7 +25,7 @@ class ReferenceCache:
     def __init__(self, spec: KernelSpec, batch: int, block: int) -> None:
         """`block` is the residual block size N_r in tokens. Raises ValueError if a group does not divide it."""
         for name, quant in (("key", spec.key), ("value", spec.value)):
-            if quant.quantized and quant.axis == "channel" and block % quant.group:
+            if quant.per_channel and block % quant.group:
                 raise ValueError(f"the residual block ({block}) must be a multiple of {name}.group ({quant.group})")
         self.spec = spec
         self.block = block

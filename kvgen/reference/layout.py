@@ -64,6 +64,11 @@ class Operand:
         return self.bits != 16
 
     @property
+    def per_channel(self) -> bool:
+        """Whether a group of tokens has params per channel, at the head of the block."""
+        return self.quantized and self.axis == "channel"
+
+    @property
     def params(self) -> int:
         """2 (scale and zero), 1 (scale), or 0 (not quantized)."""
         return (2 if self.zero else 1) if self.quantized else 0
@@ -117,7 +122,7 @@ class PackedLayout:
     def channel_params_bytes(self, which: Which) -> int:
         """Params section at the head of the block (axis channel)."""
         op = self.operand(which)
-        if op.axis != "channel" or not op.quantized:
+        if not op.per_channel:
             return 0
         return _align(self.tokens // op.group * self.head_dim * op.params * self.param_bytes, SECTION_ALIGN)
 
@@ -217,7 +222,7 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
         return Operand(16, element, "token", head_dim, False, rows_are_tokens)
     boost = None
     if isinstance(quant, KeySpec) and quant.boost.fraction > 0:
-        boost = Boost(round(quant.boost.fraction * head_dim), quant.boost.select)
+        boost = Boost(quant.boosted(head_dim), quant.boost.select)
     return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost)
 
 
@@ -232,7 +237,7 @@ def layout_problem(layout: PackedLayout) -> str | None:
         return f"the residual block ({layout.tokens}) must be 16 tokens or a multiple of 32"
     for which in ("key", "value"):
         op = layout.operand(which)
-        if op.quantized and op.axis == "channel" and layout.tokens % op.group:
+        if op.per_channel and layout.tokens % op.group:
             return f"the residual block ({layout.tokens}) must be a multiple of {which}.group ({op.group})"
         if op.boost and layout.head_dim > BOOST_CHANNELS:
             return f"a boost index numbers {BOOST_CHANNELS} channels, head_dim is {layout.head_dim}"

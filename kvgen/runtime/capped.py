@@ -1,7 +1,7 @@
 """Causal attention with a soft cap over dequantized K and V, by plain matrix products: torch's attention kernels know no soft cap.
 
 Scores, weights and outputs are float32. Some queries of one sequence are computed at a time, so that memory is bounded. Products run at
-the rate of float32, about a tenth of flash attention's, and every score makes several passes over memory. Tokens before a sliding window
+the rate of float32, far below that of flash attention, and every score makes several passes over memory. Tokens before a sliding window
 are computed and masked.
 """
 

@@ -12,7 +12,7 @@ captured, or if cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`), it d
 
 With a sliding window flash attention computes everything; it skips the tokens before the window. torch's kernels know no soft cap. With
 one, plain matrix products compute scores and outputs in float32 (`kvgen.runtime.capped`), some queries at a time; they run at the rate of
-float32 products, about a tenth of flash attention's. Learned sink logits join the softmax at the end: the output is multiplied by
+float32 products, far below that of flash attention. Learned sink logits join the softmax at the end: the output is multiplied by
 sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
 """
 

@@ -137,6 +137,11 @@ class QuantSpec(Model):
         """False where elements are kept in `dtype`."""
         return self.bits != 16
 
+    @property
+    def per_channel(self) -> bool:
+        """Whether a group of tokens has a scale per channel."""
+        return self.quantized and self.axis == "channel"
+
 
 class KeySpec(QuantSpec):
     """How K is stored."""
@@ -144,6 +149,10 @@ class KeySpec(QuantSpec):
     axis: Axis = "channel"
     boost: BoostSpec = BoostSpec()
     """Channels kept in 4 bits."""
+
+    def boosted(self, head_dim: int) -> int:
+        """Channels of a head that have 4 bits."""
+        return round(self.boost.fraction * head_dim)
 
     @model_validator(mode="after")
     def _consistent(self) -> KeySpec:
@@ -170,6 +179,11 @@ class CacheSpec(Model):
     """Most recent tokens kept in `dtype`, K and V."""
     rollback: int = Field(default=0, ge=0, le=MAX_GROUP)
     """Most tokens that `KVCache.crop` may take back."""
+
+    @property
+    def unpacked(self) -> int:
+        """Tokens of a sequence that no packed block holds, however long it is."""
+        return self.sink + self.local
 
     @model_validator(mode="after")
     def _consistent(self) -> CacheSpec:

@@ -56,7 +56,7 @@ VARIED = [
     *[KernelCase("k2v2", schedule) for schedule in SCHEDULES],
     *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
     *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
-    KernelCase("k8v8:h16/2", "w8u1d2.noexact"),
+    KernelCase("k4v4:h16/2", "w8u1d2.noexact"),
     *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1.two", "w8u2d1.cl8", "w8u2d1.bulk")],
     *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.unit", "w8u4d1.cl4")],
     *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.unit", "w8u2d2")],

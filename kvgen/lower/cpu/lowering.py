@@ -112,7 +112,7 @@ class CpuBackend:
 
 def _block_multiple(spec: KernelSpec) -> int:
     """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles."""
-    groups = [q.group for q in (spec.key, spec.value) if q.quantized and q.axis == "channel"]
+    groups = [q.group for q in (spec.key, spec.value) if q.per_channel]
     multiple = math.lcm(16, *groups)
     small = spec.cache.page is not None and spec.cache.page % 32 != 0
     return multiple if multiple == 16 and small else math.lcm(32, multiple)

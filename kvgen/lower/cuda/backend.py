@@ -12,7 +12,7 @@ from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, pack_memory, shared_memory
-from kvgen.lower.cuda.support import REFUSALS, per_channel
+from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
@@ -111,13 +111,13 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
 
 def _preferred_block(spec: KernelSpec) -> int:
-    return max([128, *(op.group for op in (spec.key, spec.value) if per_channel(op))])
+    return max([128, *(op.group for op in (spec.key, spec.value) if op.per_channel)])
 
 
 def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
     """Launches that no shape is bad at, the best first. V per channel is scaled once per KV tile, so longer ones come first."""
     short = ((32, 2), (64, 1))
     for warps in (8, 4, 2):
-        for kv_tile, tiles in ((128, 1), *(short[::-1] if per_channel(spec.value) else short), (64, 2), (32, 4), (128, 2), (64, 4)):
+        for kv_tile, tiles in ((128, 1), *(short[::-1] if spec.value.per_channel else short), (64, 2), (32, 4), (128, 2), (64, 4)):
             launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
             yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)

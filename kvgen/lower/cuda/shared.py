@@ -87,12 +87,12 @@ def _slot(layout: PackedLayout, kv_tile: int) -> int:
 
 
 def _per_channel(layout: PackedLayout) -> list[Operand]:
-    return [op for op in (layout.key, layout.value) if op.quantized and op.axis == "channel"]
+    return [op for op in (layout.key, layout.value) if op.per_channel]
 
 
 def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
     """Whether free MMA columns carry the rounding error of q, for which a second copy of q is kept."""
-    return layout.key.quantized and layout.key.axis == "channel" and rows <= 4
+    return layout.key.per_channel and rows <= 4
 
 
 def pack_memory(layout: PackedLayout) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvgen.lower.refusals import GPU_REFUSALS, Refusal
-from kvgen.spec import KernelSpec, QuantSpec
+from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either
+from kvgen.spec import KernelSpec
 
 MAX_HEAD_DIM = 256
 MAX_Q_ROWS = 128
@@ -17,21 +17,12 @@ CHANNEL_GROUPS = (16, 32, 64, 128, 256, 512)
 """Tokens that share params per channel: a block holds whole groups, a KV tile whole groups or a part of one."""
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
-
-
-def per_channel(quant: QuantSpec) -> bool:
-    """Whether K or V has a scale per channel for a group of tokens."""
-    return quant.quantized and quant.axis == "channel"
-
-
 def _small_pages(spec: KernelSpec) -> bool:
     return spec.cache.page is not None and spec.cache.page % WHOLE_PAGE != 0
 
 
 def _boosted(spec: KernelSpec) -> int:
-    return round(spec.key.boost.fraction * spec.attention.head_dim)
+    return spec.key.boosted(spec.attention.head_dim)
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -74,12 +65,12 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "params per channel in pages that are no multiple of 32 tokens",
-        lambda s: _small_pages(s) and any(per_channel(op) for op in (s.key, s.value)),
+        lambda s: _small_pages(s) and any(op.per_channel for op in (s.key, s.value)),
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
     ),
     Refusal(
-        f"params per channel in groups other than {_listed(CHANNEL_GROUPS)} tokens",
-        lambda s: any(per_channel(op) and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
-        f"groups per channel are {_listed(CHANNEL_GROUPS)} tokens, as KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
+        f"params per channel in groups other than {either(CHANNEL_GROUPS)} tokens",
+        lambda s: any(op.per_channel and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
+        f"groups per channel are {either(CHANNEL_GROUPS)} tokens, as KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
     ),
 )

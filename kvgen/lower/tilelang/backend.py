@@ -53,7 +53,7 @@ class TileLangBackend:
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """8 warps with rings of one KV tile where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
         hinted = self.space(spec, target)
-        preferred = max(128, spec.key.group) if spec.key.quantized and spec.key.axis == "channel" else 128
+        preferred = max(128, spec.key.group) if spec.key.per_channel else 128
         for space in (hinted, hinted.without_hints()):
             for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred)):
                 for launch in _plain_launches(spec):

@@ -6,7 +6,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from kvgen.extras import install_line
-from kvgen.lower.refusals import GPU_REFUSALS, Refusal, narrow_token_group
+from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either, narrow_token_group
 
 KEY_GROUPS = (32, 64, 128, 256)
 OLDEST = "0.1.15"
@@ -39,13 +39,11 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),
         "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token",
     ),
+    Refusal("V per channel", lambda s: s.value.per_channel, "value.axis is channel, and V is scaled per token only"),
     Refusal(
-        "V per channel", lambda s: s.value.quantized and s.value.axis == "channel", "value.axis is channel, and V is scaled per token only"
-    ),
-    Refusal(
-        f"K per channel in groups other than {', '.join(map(str, KEY_GROUPS[:-1]))} or {KEY_GROUPS[-1]} tokens",
-        lambda s: s.key.quantized and s.key.axis == "channel" and s.key.group not in KEY_GROUPS,
-        f"key.group ({{k.group}} tokens) must be one of {', '.join(map(str, KEY_GROUPS))}",
+        f"K per channel in groups other than {either(KEY_GROUPS)} tokens",
+        lambda s: s.key.per_channel and s.key.group not in KEY_GROUPS,
+        f"key.group ({{k.group}} tokens) must be {either(KEY_GROUPS)}",
     ),
     Refusal(
         "pages of odd size",

@@ -161,7 +161,7 @@ class Traits:
     @property
     def channel_scaled(self) -> bool:
         """Whether K has a scale per channel, which moves into the query."""
-        return self.key.axis == "channel"
+        return self.key.per_channel
 
     @property
     def token_scaled(self) -> bool:

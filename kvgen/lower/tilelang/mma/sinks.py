@@ -4,14 +4,12 @@ output is written, so it counts once however many splits a head has."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.score_modifier import LOG2E
 from kvgen.lower.tilelang.mma.state import MIN_SCORE
-
-LOG2E = math.log2(math.e)
 
 
 @T.macro
