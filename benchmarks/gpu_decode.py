@@ -94,7 +94,7 @@ def compile_all(backend: Any, points: list[tuple[Any, Schedule]], target: Any, o
         registers, spill = attend_usage(artifact)
         task = tasks.setdefault(
             (spec.name, str(schedule.layout)),
-            {"spec": spec.model_dump(mode="json"), "modules": [], "workloads": list(range(len(spec.workloads))), "skip": [],
+            {"spec": spec.to_json(), "modules": [], "workloads": list(range(len(spec.workloads))), "skip": [],
              "read": str(read.path), "lengths": [lengths_of(word) for word in options.workloads.split(",")],
              "decode": options.decode, "rounds": options.rounds, "logit": options.logit, "target": target},
         )  # fmt: skip

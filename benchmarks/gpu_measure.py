@@ -254,7 +254,7 @@ def say(kind: str, **values: Any) -> None:
 def run(task: dict[str, Any]) -> None:
     """Every workload of the task over every module."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    spec = KernelSpec.model_validate(task["spec"])
+    spec = KernelSpec(**task["spec"])
     modules = {m["schedule"]: load(Path(m["path"])) for m in task["modules"]}
     layout = layout_of(spec, Schedule.from_json(task["modules"][0]["json"]).layout)
     for number in task["workloads"]:

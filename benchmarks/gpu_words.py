@@ -13,7 +13,7 @@ import re
 from kvgen.arch import Target
 from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Params, Schedule, Value
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import KernelSpec, Workload, load_spec
 
 _WORDS: dict[str, tuple[str, Value]] = {
     "async": ("copy", "cp_async"),
@@ -52,7 +52,7 @@ def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
     if key["axis"] == "token" and "kg" not in words:
         key["group"] = dim
     name = re.sub(r"[^A-Za-z0-9._-]", "-", words)
-    return KernelSpec.model_validate(
+    return load_spec(
         {"name": name, "arch": arch, "attention": attention, "key": key, "value": value, "cache": cache, "workloads": workloads}
     )
 

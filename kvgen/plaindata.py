@@ -1,24 +1,47 @@
 """Dataclasses to plain data and back, as JSON takes it: the one way in which kvgen writes what it keeps, sends and prints.
 
 The form follows from a class's annotations, as pydantic reads them: `Field(alias=...)` names a field otherwise, `Field(exclude=True)`
-leaves it out, `computed_field` adds a property, `PlainSerializer` writes a value otherwise.
+leaves it out, `computed_field` adds a property, `Written` writes a value otherwise. pydantic is imported when something is written or
+validated; classes that a fetch needs do without its names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import PlainSerializer, TypeAdapter, ValidationError
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema
 
 J = TypeVar("J", bound="Json")
 
-Facts = Annotated[Mapping[str, Any], PlainSerializer(dict)]
+
+class Written:
+    """How a value is written: what this function makes of it."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return {**handler(source), "serialization": core_schema.plain_serializer_function_ser_schema(self.function)}
+
+
+Facts = Annotated[Mapping[str, Any], Written(dict)]
 """Plain data by name that is written as it is."""
 
 
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(_adapter)
+"""pydantic's validator and writer of a type."""
 
 
 class Json:
@@ -28,20 +51,22 @@ class Json:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` reads it back."""
-        data: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json", by_alias=True)
+        data: dict[str, Any] = adapter(type(self)).dump_python(self, mode="json", by_alias=True)
         return data
 
     @classmethod
     def from_json(cls: type[J], data: Any) -> J:
         """Inverse of `to_json`; names that are no field are passed over. Raises ValueError, in one line, on other data."""
+        from pydantic import ValidationError
+
         try:
-            value: J = _adapter(cls).validate_python(data)
+            value: J = adapter(cls).validate_python(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             raise ValueError(f"{'.'.join(map(str, first['loc'])) or cls.__name__}: {first['msg']}") from None
         return value
 
 
-def rounded(digits: int) -> PlainSerializer:
+def rounded(digits: int) -> Written:
     """Write a number with so many digits after the point."""
-    return PlainSerializer(lambda value: round(value, digits))
+    return Written(lambda value: round(value, digits))

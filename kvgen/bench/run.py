@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from pydantic import Field, PlainSerializer, computed_field
+from pydantic import Field, computed_field
 
 from kvgen.arch import Target
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
-from kvgen.plaindata import Json, rounded
+from kvgen.plaindata import Json, Written, rounded
 from kvgen.spec import KernelSpec, Workload
 
 ROUNDS = 15
@@ -33,7 +33,7 @@ class Row(Json):
     provider: str
     backend: str
     spec: str
-    workload: Annotated[Workload, PlainSerializer(lambda work: work.model_dump(exclude={"weight"}))]
+    workload: Annotated[Workload, Written(lambda work: {name: value for name, value in work.to_json().items() if name != "weight"})]
     us: Annotated[float, rounded(3)]
     nbytes: Annotated[int, Field(alias="bytes")]
     read_us: Annotated[float, rounded(3)]

@@ -66,8 +66,8 @@ def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | 
     if arch is not None:
         changes["arch"] = arch
     if workloads:
-        changes["workloads"] = [parse_workload(text).model_dump() for text in workloads]
-    return load_spec({**spec.model_dump(mode="json"), **changes}) if changes else spec
+        changes["workloads"] = [parse_workload(text).to_json() for text in workloads]
+    return load_spec({**spec.to_json(), **changes}) if changes else spec
 
 
 def parse_workload(text: str) -> Workload:

@@ -28,7 +28,7 @@ def presets(
         raise typer.BadParameter(f"there is no preset {name!r}; presets: {', '.join(known)}")
     shown = {name: known[name]} if name is not None else known
     if as_json:
-        print_json({key: spec.model_dump(mode="json") for key, spec in shown.items()})
+        print_json({key: spec.to_json() for key, spec in shown.items()})
     elif name is not None:
         typer.echo(dump_spec(known[name]), nl=False)
     else:

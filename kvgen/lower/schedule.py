@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
-
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from kvgen.digest import digest
 from kvgen.plaindata import Json
 from kvgen.reference.layout import Order, PackedLayout, packed_layout
 from kvgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 Value = int | str | bool
 
@@ -51,6 +52,8 @@ class Params(Mapping[str, Value]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
         written = core_schema.plain_serializer_function_ser_schema(dict)
         return core_schema.no_info_after_validator_function(cls, handler(dict[str, Value]), serialization=written)
 

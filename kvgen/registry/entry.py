@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, get_args
-
-from pydantic import Field, computed_field
+from typing import Any, get_args
 
 from kvgen.arch import Target
-from kvgen.digest import digest, files_digest
+from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.lower import flags as known
@@ -28,6 +26,7 @@ from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
+from kvgen.validated import recall, record
 
 SCHEMA = 3
 """Version of the entry's format and of the module ABI; entries of another version are not used. `kvgen migrate` rewrites those of
@@ -55,16 +54,16 @@ class OtherSchema(Damaged):
 class Code(Json):
     """One rendered source, with its flags, headers and include folders; their names are portable.
 
-    Text and resources are files of their own, and not in its JSON.
+    Text and resources are files of their own, and not in an entry's JSON.
     """
 
-    text: Annotated[str, Field(exclude=True)]
+    text: str
     language: Language
     include: tuple[str, ...]
     flags: tuple[str, ...]
     headers: tuple[str, ...]
     headers_digest: str
-    resources: Annotated[Resources | None, Field(exclude=True)] = None
+    resources: Resources | None = None
     artifact: str | None = None
     """Id of the compiled module when it was tuned."""
     machine: str | None = None
@@ -121,8 +120,8 @@ class Launch:
 
     workload: Workload
     backend: str
-    params: Annotated[Params, Field(alias="launch")]
-    file: Annotated[str, Field(alias="source")]
+    params: Params
+    file: str
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Entry(Json):
     layout: Params
     layout_id: str
     launches: tuple[Launch, ...]
-    codes: Annotated[Mapping[str, Code], Field(alias="sources")]
+    codes: Mapping[str, Code]
     device: Facts
     toolchain: Facts = field(default_factory=dict)
     provenance: Facts = field(default_factory=dict)
@@ -180,13 +179,11 @@ class Entry(Json):
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
         return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made), codes, **facts)
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def key(self) -> str:
         """Key: digest of format, architecture, device name and workloads."""
         return entry_key(self.spec, self.arch, self.device, (launch.workload for launch in self.launches))
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
     def backend(self) -> str:
         """Names of the launches' back ends, joined by `+`."""
@@ -228,8 +225,12 @@ class Entry(Json):
     def to_json(self) -> dict[str, Any]:
         """Contents of `entry.json`, except the digests of the other files."""
         data = super().to_json()
-        schedule = {"layout": data.pop("layout"), "launches": data.pop("launches")}
-        return {"schema": SCHEMA, "schedule": schedule, **data}
+        launches = [{"launch": one.pop("params"), "source": one.pop("file"), **one} for one in data.pop("launches")]
+        sources = data.pop("codes")
+        for code in sources.values():
+            del code["text"], code["resources"]
+        schedule = {"layout": data.pop("layout"), "launches": launches}
+        return {"schema": SCHEMA, "key": self.key, "backend": self.backend, "schedule": schedule, "sources": sources, **data}
 
     @classmethod
     def from_parts(cls, data: Mapping[str, Any], texts: Mapping[str, str], resources: Mapping[str, Any]) -> Entry:
@@ -247,11 +248,22 @@ class Entry(Json):
         if absent := [name for name in ALWAYS if name not in data]:
             raise Damaged(f"it has no {absent[0]}")
         codes = {file: {**item, "text": texts[file], "resources": resources.get(file) or None} for file, item in data["sources"].items()}
-        entry = super().from_json({**data, **data["schedule"], "sources": codes})
+        launches = [{**item, "params": item["launch"], "file": item["source"]} for item in data["schedule"]["launches"]]
+        entry = cls._validated({**data, "layout": data["schedule"]["layout"], "launches": launches, "codes": codes})
         if entry.key != data["key"]:
             raise Damaged("its key does not follow from its contents")
         if missing := [launch.file for launch in entry.launches if launch.file not in entry.codes]:
             raise Damaged(f"it names no source {missing[0]}")
+        return entry
+
+    @classmethod
+    def _validated(cls, fields: dict[str, Any]) -> Entry:
+        """The entry with these fields, validated unless this machine has validated the same before. Raises ValueError, TypeError."""
+        source = canonical_json(fields)
+        entry = recall(cls, source, fields)
+        if entry is None:
+            entry = cls.from_json(fields)
+            record(entry, source, fields, keep=False)
         return entry
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
-from typing import Any, get_args
-
-from pydantic import BaseModel, ValidationError
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 from kvgen.errors import MAX_ISSUES, SpecError, SpecIssue
+from kvgen.spec.base import Model, hints
 from kvgen.spec.limits import UNREADABLE
-from kvgen.spec.model import RULE
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Place = Sequence[str | int]
 LineOf = Callable[[Place], "int | None"]
 
+RULE = "rule"
+"""Type of pydantic's errors for what does not hold between fields that are right by themselves."""
 LONGEST_VALUE = 40
 LARGEST_SHOWN = 1024
 """Bits of an integer that is written out."""
@@ -23,7 +25,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
-    "model_type": "a mapping",
+    "dataclass_type": "a mapping",
     "tuple_type": "a list",
     "finite_number": "a finite number",
     "int_parsing_size": "a smaller number",
@@ -66,12 +68,19 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
-def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
+def closest(text: str, choices: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The choice that is spelt most like the text; None if none is."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(text.lower(), choices, n=1, cutoff=cutoff)), None)
+
+
+def spec_error(error: ValidationError, model: type[Model]) -> SpecError:
     """The SpecError for a model constructed in Python."""
     return SpecError(spec_issues(error, model))
 
 
-def spec_issues(error: ValidationError, model: type[BaseModel], line_of: LineOf = no_line) -> list[SpecIssue]:
+def spec_issues(error: ValidationError, model: type[Model], line_of: LineOf = no_line) -> list[SpecIssue]:
     """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
     errors = error.errors(include_url=False)
     nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
@@ -90,12 +99,12 @@ def in_order(issues: Sequence[SpecIssue]) -> list[SpecIssue]:
     return sorted(dict.fromkeys(issues), key=lambda issue: issue.line or 0)
 
 
-def _issue(error: dict[str, Any], model: type[BaseModel], line_of: LineOf) -> SpecIssue:
+def _issue(error: dict[str, Any], model: type[Model], line_of: LineOf) -> SpecIssue:
     place: Place = error["loc"]
     value = error["input"]
     kind = error["type"]
     hint = None
-    if kind == "extra_forbidden":
+    if kind == "unexpected_keyword_argument":
         message, hint = "unknown field", _field_hint(place, model)
     elif kind == "missing":
         message = "required, but missing"
@@ -126,13 +135,13 @@ def _numeric(text: str) -> bool:
     return True
 
 
-def _choice(place: Place, model: type[BaseModel], value: object) -> tuple[str, str | None]:
+def _choice(place: Place, model: type[Model], value: object) -> tuple[str, str | None]:
     """Message and did-you-mean for a value outside a fixed set."""
     owner = _model_at(place[:-1], model)
-    choices = _literals(owner.model_fields[str(place[-1])].annotation) if owner else []
-    close = get_close_matches(shown(value).strip("'").lower(), [str(c) for c in choices], n=1, cutoff=0.5)
+    choices = _literals(hints(owner)[str(place[-1])]) if owner else []
+    close = closest(shown(value).strip("'"), [str(c) for c in choices])
     listed = ", ".join(str(c) for c in choices)
-    return f"must be one of {listed}, not {shown(value)}", f"did you mean {close[0]}?" if close else None
+    return f"must be one of {listed}, not {shown(value)}", f"did you mean {close}?" if close else None
 
 
 def _literals(annotation: Any) -> list[Any]:
@@ -142,31 +151,29 @@ def _literals(annotation: Any) -> list[Any]:
     return found
 
 
-def _field_hint(place: Place, model: type[BaseModel]) -> str | None:
+def _field_hint(place: Place, model: type[Model]) -> str | None:
     """The nearest field of the same section, else the section that has a field of this name."""
     owner = _model_at(place[:-1], model)
     name = str(place[-1])
     if owner is None:
         return None
-    close = get_close_matches(name.lower(), list(owner.model_fields), n=1, cutoff=0.6)
+    close = closest(name, hints(owner), 0.6)
     if close:
-        return f"did you mean {close[0]}?"
-    for section, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and inner is not owner and name in inner.model_fields:
+        return f"did you mean {close}?"
+    for section, inner in hints(model).items():
+        if isinstance(inner, type) and issubclass(inner, Model) and inner is not owner and name in hints(inner):
             return f"{name} belongs to {section}"
-    return f"known fields: {', '.join(owner.model_fields)}"
+    return f"known fields: {', '.join(hints(owner))}"
 
 
-def _model_at(place: Place, model: type[BaseModel]) -> type[BaseModel] | None:
+def _model_at(place: Place, model: type[Model]) -> type[Model] | None:
     """The model that describes a path."""
     current: Any = model
     for part in place:
         if isinstance(part, int):
             current = get_args(current)[0] if get_args(current) else None
-        elif isinstance(current, type) and issubclass(current, BaseModel):
-            field = current.model_fields.get(part)
-            current = field.annotation if field else None
+        elif isinstance(current, type) and issubclass(current, Model):
+            current = hints(current).get(part)
         if current is None:
             return None
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+    return current if isinstance(current, type) and issubclass(current, Model) else None

@@ -8,16 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from kvgen.errors import SpecError, SpecIssue
-from kvgen.spec import rules
-from kvgen.spec.issues import LineOf, in_order, no_line, path_text, spec_issues
-from kvgen.spec.limits import MAX_TEXT, UNREADABLE
+from kvgen.spec.limits import MAX_TEXT
 from kvgen.spec.model import KernelSpec
-from kvgen.spec.partial import partial_spec
-from kvgen.spec.plain import plain
-from kvgen.spec.presets import start_from
+from kvgen.validated import recall, record
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec:
@@ -25,12 +19,12 @@ def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec
 
     A string is YAML if it contains a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
     mistake up to the hundredth, with lines if the source is YAML, and no other exception for any content. A source
-    that exceeds `kvgen.spec.limits` is refused.
+    that exceeds `kvgen.spec.limits` is refused. What was accepted once is recorded in the cache folder (`kvgen.validated`).
     """
     if isinstance(source, KernelSpec):
         return source
     if isinstance(source, Mapping):
-        return _validate(*plain(source), no_line, None)
+        return _load_mapping(source)
     if isinstance(source, str) and ("\n" in source or ": " in source or source.lstrip().startswith(("{", "["))):
         return _load_text(source, None)
     if not isinstance(source, (str, Path)):
@@ -42,7 +36,7 @@ def dump_spec(spec: KernelSpec) -> str:
     """YAML with every field; `load_spec` gives the same spec back."""
     import yaml
 
-    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+    return yaml.safe_dump(spec.to_json(), sort_keys=False, default_flow_style=None, width=120)
 
 
 def _read(path: Path) -> str:
@@ -69,37 +63,30 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _load_text(text: str, name: str | None) -> KernelSpec:
-    from kvgen.spec.document import parse
+    source = f"text\n{text}" if len(text) <= MAX_TEXT else None
+    spec = recall(KernelSpec, source)
+    if spec is None:
+        from kvgen.spec.document import parse
+        from kvgen.spec.validation import spec_of
 
-    document = parse(text)
-    if document.data is None:
-        raise SpecError(document.issues or [SpecIssue("", "empty: nothing is specified")], name)
-    return _validate(document.data, document.issues, document.line_of, name)
-
-
-def _validate(data: Any, found: list[SpecIssue], line_of: LineOf, name: str | None) -> KernelSpec:
-    """The spec, or all of `found` and the mistakes in `data` as one SpecError."""
-    issues = list(found)
-    if data is UNREADABLE:
-        raise SpecError(issues, name)
-    if not isinstance(data, dict):
-        raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
-    if "preset" in data:
-        line_of = _or_preset_line(line_of, data)
-        data, problem = start_from(data)
-        if problem:
-            issues.append(SpecIssue("preset", problem.message, line_of(("preset",)), problem.hint))
-    try:
-        spec = KernelSpec.model_validate(data)
-    except ValidationError as error:
-        issues += spec_issues(error, KernelSpec, line_of)
-        readable = partial_spec(data, error)
-        issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in rules.problems(readable)]
-    if issues:
-        raise SpecError(in_order(issues), name)
+        document = parse(text)
+        if document.data is None:
+            raise SpecError(document.issues or [SpecIssue("", "empty: nothing is specified")], name)
+        spec = spec_of(document.data, document.issues, document.line_of, name)
+        record(spec, source, spec.to_json())
     return spec
 
 
-def _or_preset_line(line_of: LineOf, written: dict[str, Any]) -> LineOf:
-    """Sections that a preset brought have its line."""
-    return lambda place: line_of(place if place and place[0] in written else ("preset",))
+def _load_mapping(mapping: Mapping[Any, Any]) -> KernelSpec:
+    from kvgen.spec.plain import plain, plain_text
+
+    data, issues = plain(mapping)
+    text = None if issues else plain_text(data)
+    source = f"mapping\n{text}" if text is not None else None
+    spec = recall(KernelSpec, source)
+    if spec is None:
+        from kvgen.spec.validation import spec_of
+
+        spec = spec_of(data, issues)
+        record(spec, source, spec.to_json())
+    return spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvgen.digest import canonical_json
 from kvgen.errors import MAX_ISSUES, SpecIssue
 from kvgen.spec.issues import path_text, shown
 from kvgen.spec.limits import UNREADABLE, Count, Place, TooLarge, refusal
@@ -20,6 +21,20 @@ def plain(data: Mapping[Any, Any]) -> tuple[Any, list[SpecIssue]]:
         return reader.read(data, ()), reader.issues
     except TooLarge as error:
         return UNREADABLE, [*reader.issues, error.issue]
+
+
+def plain_text(data: Any) -> str | None:
+    """JSON of plain data that differs for different data, in type or value; None where a value has another type than JSON's."""
+    try:
+        return canonical_json(data) if _of_json(data) else None
+    except ValueError:  # not a finite number
+        return None
+
+
+def _of_json(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_of_json, value.values()))
+    return all(map(_of_json, value)) if type(value) is list else value is None or type(value) in (str, int, float, bool)
 
 
 class _Reader:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from kvgen.errors import SpecIssue
-from kvgen.spec.issues import shown
 from kvgen.spec.limits import UNREADABLE
 from kvgen.spec.model import KernelSpec
 
@@ -58,7 +56,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 @cache
 def presets() -> dict[str, KernelSpec]:
     """Every preset as a spec, with Llama-3.1-8B's heads and the default workload."""
-    return {name: KernelSpec.model_validate(_merge({"name": name, "attention": _SHAPE}, chosen)) for name, chosen in FORMATS.items()}
+    return {name: KernelSpec(**_merge({"name": name, "attention": _SHAPE}, chosen)) for name, chosen in FORMATS.items()}
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
@@ -69,8 +67,10 @@ def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
         return _merge(FORMATS[name], own), None
     if name is UNREADABLE:
         return own, None
-    close = get_close_matches(name.lower(), FORMATS, n=1, cutoff=0.5) if isinstance(name, str) else []
-    hint = f"did you mean {close[0]}?" if close else f"known presets: {', '.join(FORMATS)}"
+    from kvgen.spec.issues import closest, shown  # a fetch has no mistakes to name
+
+    close = closest(name, FORMATS) if isinstance(name, str) else None
+    hint = f"did you mean {close}?" if close else f"known presets: {', '.join(FORMATS)}"
     return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint)
 
 

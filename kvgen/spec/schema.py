@@ -7,6 +7,7 @@ import inspect
 import json
 from typing import Any
 
+from kvgen.plaindata import adapter
 from kvgen.spec import model
 from kvgen.spec.presets import FORMATS
 
@@ -15,7 +16,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """The schema as plain data, with the models' attribute docstrings as descriptions."""
-    schema = model.KernelSpec.model_json_schema()
+    schema = adapter(model.KernelSpec).json_schema()
     described = _attribute_docs(inspect.getsource(model))
     _describe(schema, "KernelSpec", described)
     for name, part in schema["$defs"].items():

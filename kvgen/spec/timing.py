@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from pydantic import computed_field
+from dataclasses import dataclass, field
 
 from kvgen.plaindata import Json
 from kvgen.spec.model import Workload
@@ -24,8 +22,9 @@ class Timing(Json):
     default_us: float | None = None
     """The default schedule in the same run."""
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def read_fraction(self) -> float | None:
-        """Share of the read's speed that the kernel reaches: 1 is as fast as reading alone."""
-        return self.read_us / self.us if self.read_us is not None and self.us > 0 else None
+    read_fraction: float | None = field(init=False)
+    """Share of the read's speed that the kernel reaches: 1 is as fast as reading alone."""
+
+    def __post_init__(self) -> None:
+        fraction = self.read_us / self.us if self.read_us is not None and self.us > 0 else None
+        object.__setattr__(self, "read_fraction", fraction)

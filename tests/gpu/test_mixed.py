@@ -40,7 +40,7 @@ def _spec(paged: bool) -> KernelSpec:
             "key": {"bits": 4, "axis": "channel", "group": 128},
             "value": {"bits": 4, "axis": "token", "group": 128},
             "cache": {"layout": "paged", "page": 128} if paged else {},
-            "workloads": [work.model_dump() for work in (SHORT, LONG)],
+            "workloads": [work.to_json() for work in (SHORT, LONG)],
         }
     )
 

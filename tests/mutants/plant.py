@@ -49,7 +49,7 @@ def _lowered_with(fault: Fault, text: str, case: Case, folder: Path) -> Source:
     shutil.copytree(ROOT / "kvgen", package / "kvgen", ignore=shutil.ignore_patterns("__pycache__"))
     (package / fault.file).write_text(text)
     schedule = case.schedule
-    request = canonical_json({"spec": case.spec.model_dump(mode="json"), "schedule": schedule.to_json(), "target": case.target})
+    request = canonical_json({"spec": case.spec.to_json(), "schedule": schedule.to_json(), "target": case.target})
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "KVGEN_DATA_DIR": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

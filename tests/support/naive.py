@@ -7,7 +7,7 @@ from pathlib import Path
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.reference.layout import PackedLayout, packed_layout
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
 BLOCK = 32
@@ -17,7 +17,7 @@ FAULTS = ("crash", "hang", "eat", "leak", "greed", "wrong")
 
 def naive_spec(paged: bool = False, q_len: int = 2) -> KernelSpec:
     """Unquantized float32, 4 query heads on 2 KV heads of 32 channels."""
-    return KernelSpec.model_validate(
+    return load_spec(
         {
             "name": "naive",
             "arch": "cpu",

@@ -32,7 +32,7 @@ def kv4_spec(**sections: Any) -> KernelSpec:
         "key": {"bits": 4, "axis": "channel", "group": 128},
         "value": {"bits": 4, "axis": "token", "group": 128},
     }
-    return KernelSpec.model_validate({**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
+    return KernelSpec(**{**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
 
 
 def _quants(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:

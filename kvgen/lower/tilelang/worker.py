@@ -57,7 +57,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     schedule = Schedule.from_json(request["schedule"])
-    plan = make_traits(KernelSpec.model_validate(request["spec"]), schedule)
+    plan = make_traits(KernelSpec(**request["spec"]), schedule)
     with os.fdopen(answer_to, "w") as answer:
         json.dump(lower(plan, schedule.launch.text("form"), request["arch"]), answer)
 

@@ -41,7 +41,7 @@ def spec() -> KernelSpec:
 def wanting(spec: KernelSpec, *shapes: tuple[int, int]) -> KernelSpec:
     """The spec with other workloads."""
     works = [{"batch": batch, "kv_len": kv_len} for batch, kv_len in shapes]
-    return load_spec({**spec.model_dump(mode="json"), "workloads": works})
+    return load_spec({**spec.to_json(), "workloads": works})
 
 
 def naive_entry(

@@ -64,8 +64,8 @@ def test_the_registered_kernel_comes_without_warning(registered, spec):
 
 def test_the_same_spec_gives_the_same_kernel(registered, spec, tmp_path):
     kernel = kvgen.get_kernel(spec)
-    assert kvgen.get_kernel(load_spec(spec.model_dump(mode="json"))) is kernel
-    assert kvgen.get_kernel(spec.model_dump(mode="json")) is kernel
+    assert kvgen.get_kernel(load_spec(spec.to_json())) is kernel
+    assert kvgen.get_kernel(spec.to_json()) is kernel
     (tmp_path / "spec.yaml").write_text(dump_spec(spec))
     assert kvgen.get_kernel(tmp_path / "spec.yaml") is kernel
 
@@ -143,7 +143,7 @@ def test_a_bad_spec_is_told(places):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
     with pytest.raises(ToolchainMissing, match=r"no kernel for sm90 runs here: no NVIDIA GPU is visible"):
-        kvgen.get_kernel(spec.model_copy(update={"arch": "sm90"}))
+        kvgen.get_kernel(replace(spec, arch="sm90"))
 
 
 def test_the_way_to_a_kernel_is_a_straight_line(registered, spec):
@@ -249,21 +249,21 @@ def test_import_kvgen_imports_neither_torch_nor_pydantic():
 
 
 def test_loading_a_spec_imports_no_torch(spec):
-    assert not _modules_after(f"import kvgen; kvgen.load_spec({spec.model_dump(mode='json')!r})") & {"torch", "tvm_ffi", "jinja2"}
+    assert not _modules_after(f"import kvgen; kvgen.load_spec({spec.to_json()!r})") & {"torch", "tvm_ffi", "jinja2"}
 
 
 def test_choosing_a_kernel_and_the_sizes_of_its_cache_import_no_torch(registered, spec):
     code = f"""
         import kvgen
         from kvgen.registry.select import select
-        entry = select(kvgen.load_spec({spec.model_dump(mode="json")!r}), "cpu").entry
+        entry = select(kvgen.load_spec({spec.to_json()!r}), "cpu").entry
         assert entry.packed.block_bytes == {naive_layout(spec).block_bytes}
     """
     assert not _modules_after(textwrap.dedent(code)) & {"torch", "tvm_ffi", "jinja2"}
 
 
 def test_fetching_imports_no_tuner(registered, spec):
-    loaded = _modules_after(f"import kvgen; kvgen.get_kernel({spec.model_dump(mode='json')!r})")
+    loaded = _modules_after(f"import kvgen; kvgen.get_kernel({spec.to_json()!r})")
     assert "torch" in loaded
     assert not loaded & {"optuna", "pandas", "tilelang", "rich", "typer", "pytest", "hypothesis"}
 

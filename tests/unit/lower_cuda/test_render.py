@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_golden_sources(words: str, schedule: str, target: Target) -> None:
 def test_name_arch_and_workloads_leave_no_trace() -> None:
     backend = get_backend("cuda")
     spec = spec_of("k4v4", "sm90", WORK)
-    other = spec.model_copy(update={"name": "another", "arch": "native", "workloads": (workload_of("1x100"),)})
+    other = replace(spec, name="another", arch="native", workloads=(workload_of("1x100"),))
     schedule = backend.default(spec, "sm80")
     assert backend.lower(spec, schedule, "sm90").id == backend.lower(other, schedule, "sm90").id
     assert backend.lower(spec, schedule, "sm90").id != backend.lower(spec, schedule, "sm80").id

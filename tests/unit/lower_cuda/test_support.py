@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvgen.errors import UnsupportedError
@@ -90,6 +92,6 @@ def test_what_no_ring_holds_is_refused_with_its_size() -> None:
 
 
 def test_what_no_launch_takes_is_said_with_its_reason() -> None:
-    many = spec().model_copy(update={"workloads": (spec().workloads[0].model_copy(update={"batch": 3000}),)})
+    many = replace(spec(), workloads=(replace(spec().workloads[0], batch=3000),))
     with pytest.raises(UnsupportedError, match="a launch takes at most 2048 sequences"):
         get_backend("cuda").default(many, "sm90")

@@ -4,11 +4,11 @@ import pytest
 
 from kvgen.measure.bytes import half_full, must_read, sequence_bytes
 from kvgen.reference.layout import packed_layout
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, load_spec
 
 
 def int4(window: int | None = None, **cache: int) -> KernelSpec:
-    return KernelSpec.model_validate(
+    return load_spec(
         {
             "attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "window": window},
             "key": {"bits": 4, "axis": "channel", "group": 128},

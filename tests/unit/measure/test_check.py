@@ -13,7 +13,7 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import extend_tokens, query_lengths, scenarios
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, load_spec
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 POLICY = CheckPolicy(long_tokens=200, most_tokens=2048)
@@ -144,7 +144,7 @@ def test_scenarios_are_computed_once_per_format() -> None:
 
 
 def int4_spec() -> KernelSpec:
-    return KernelSpec.model_validate(
+    return load_spec(
         {
             "attention": {"q_heads": 2, "kv_heads": 1, "head_dim": 32},
             "key": {"bits": 4, "axis": "channel", "group": 32},

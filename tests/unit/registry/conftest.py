@@ -61,7 +61,7 @@ def make_entry(data_dir: Path) -> MakeEntry:
         **changes: Any,
     ) -> Entry:
         works = [Workload(batch=batch, kv_len=kv_len) for batch, kv_len in workloads]
-        spec = load_spec({**SPEC, "workloads": [work.model_dump() for work in works], **changes.pop("spec", {})})
+        spec = load_spec({**SPEC, "workloads": [work.to_json() for work in works], **changes.pop("spec", {})})
         header = data_dir / "templates" / "cpu" / "include" / "kernel.h"
         layout = Params(block=32, order="simd")
         launches = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_launches_of_one_source_share_its_file(make_entry):
     work, schedule = entry.launches[0].workload, entry.schedule(entry.launches[0])
     source = entry.codes[entry.launches[0].file].source("cpu")
     assert source is not None
-    other = work.model_copy(update={"kv_len": 512})
+    other = replace(work, kv_len=512)
     twice = Entry.of(entry.spec, "cpu", [(work, schedule, source, None), (other, schedule, source, None)], device={})
     assert len(twice.codes) == 1
     assert {launch.workload.kv_len for launch in twice.launches} == {4096, 512}

@@ -22,7 +22,7 @@ def _workloads(*shapes: tuple[int, int]) -> tuple[Workload, ...]:
 
 
 def _wanting(spec, *shapes: tuple[int, int]):
-    return load_spec({**spec.model_dump(mode="json"), "workloads": [work.model_dump() for work in _workloads(*shapes)]})
+    return load_spec({**spec.to_json(), "workloads": [work.to_json() for work in _workloads(*shapes)]})
 
 
 def _select(spec, *stores, device=None, workload=None):

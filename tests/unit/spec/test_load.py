@@ -58,7 +58,7 @@ def test_a_path_a_text_a_mapping_and_a_spec_are_the_same(tmp_path: Path) -> None
     file = tmp_path / "good.yaml"
     file.write_text("\ufeff" + GOOD, encoding="utf-8")
     spec = load_spec(GOOD)
-    assert load_spec(file) == load_spec(str(file)) == load_spec(spec.model_dump()) == load_spec(spec) == spec
+    assert load_spec(file) == load_spec(str(file)) == load_spec(spec.to_json()) == load_spec(spec) == spec
 
 
 def test_all_mistakes_come_at_once_with_lines_in_order() -> None:
@@ -279,7 +279,7 @@ def test_the_largest_specs_are_read() -> None:
     text = f"{GOOD}workloads:\n{works}"
     text += "#" * ((1 << 16) - len(text))
     assert len(load_spec(text).workloads) == 256
-    assert load_spec(load_spec(text).model_dump()) == load_spec(text)
+    assert load_spec(load_spec(text).to_json()) == load_spec(text)
     assert "at most 65536 bytes" in issues(text + "#")[0].message
 
 
@@ -354,7 +354,7 @@ def test_specs_are_frozen_and_importing_them_needs_no_torch() -> None:
     import subprocess
     import sys
 
-    with pytest.raises(Exception, match="frozen"):
+    with pytest.raises(Exception, match="cannot assign to field"):
         load_spec(GOOD).name = "other"  # type: ignore[misc]
     code = "import sys, kvgen.spec as s; s.load_spec(sys.argv[1]); assert not {'torch', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code, str(EXAMPLES / "llama31_8b_kv4.yaml")], check=True, cwd=EXAMPLES.parent)

@@ -1,0 +1,82 @@
+"""Validation of specs by pydantic, which is imported here: with the first spec that no process validated before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from kvgen.errors import SpecError, SpecIssue
+from kvgen.plaindata import adapter
+from kvgen.spec import rules
+from kvgen.spec.base import Model
+from kvgen.spec.issues import RULE, LineOf, in_order, no_line, path_text, spec_error, spec_issues
+from kvgen.spec.limits import UNREADABLE
+from kvgen.spec.model import KernelSpec
+from kvgen.spec.partial import partial_spec
+from kvgen.spec.presets import start_from
+
+M = TypeVar("M", bound=Model)
+
+
+def validated(model: type[M], data: Mapping[str, Any]) -> M:
+    """The model with these fields. Raises ValidationError with all mistakes."""
+    checked: M = adapter(model).validate_python(data)
+    return checked
+
+
+def constructed(model: type[M], fields: Mapping[str, Any]) -> M:
+    """The same for a model that is constructed in Python. Raises SpecError with all mistakes."""
+    try:
+        return validated(model, fields)
+    except ValidationError as error:
+        raise spec_error(error, model) from None
+
+
+def model_schema(model: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """A model from a mapping or from itself, with its rules."""
+    schema = handler(model)
+    inner: Any = handler.resolve_ref_schema(schema)
+    inner["strict"] = False  # a mapping may be given; its fields are strict
+    return core_schema.no_info_after_validator_function(_consistent, schema)
+
+
+def _consistent(model: M) -> M:
+    """The model itself. Raises all its problems as one pydantic error, each at its own place."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError(RULE, "{reason}", {"reason": reason}), loc=place, input=None)
+        for place, reason in model.problems()
+    ]
+    if details:
+        raise ValidationError.from_exception_data(type(model).__name__, details)
+    return model
+
+
+def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None) -> KernelSpec:
+    """The spec in plain data. Raises SpecError with all of `found` and the mistakes in `data`; `name` is that of its file."""
+    issues = list(found)
+    if data is UNREADABLE:
+        raise SpecError(issues, name)
+    if not isinstance(data, dict):
+        raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
+    if "preset" in data:
+        line_of = _or_preset_line(line_of, data)
+        data, problem = start_from(data)
+        if problem:
+            issues.append(SpecIssue("preset", problem.message, line_of(("preset",)), problem.hint))
+    try:
+        spec = validated(KernelSpec, data)
+    except ValidationError as error:
+        issues += spec_issues(error, KernelSpec, line_of)
+        readable = partial_spec(data, error)
+        issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in rules.problems(readable)]
+    if issues:
+        raise SpecError(in_order(issues), name)
+    return spec
+
+
+def _or_preset_line(line_of: LineOf, written: dict[str, Any]) -> LineOf:
+    """Sections that a preset brought have its line."""
+    return lambda place: line_of(place if place and place[0] in written else ("preset",))
