@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any, TypeVar
 
 from kvgen._resources import user_cache
@@ -35,7 +35,7 @@ def recall(kind: type[T], source: str | None, data: Any = None) -> T | None:
     """
     if source is None:
         return None
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: there is no home folder
+    with suppress(OSError, ValueError, TypeError, AttributeError, RuntimeError):  # RuntimeError: there is no home folder
         recorded, _, content = read_plain(_place(kind, source), MOST_BYTES).partition(b"\n")
         if recorded == _sha256(content):
             return construct(kind, json.loads(content) if data is None else data)
@@ -44,17 +44,24 @@ def recall(kind: type[T], source: str | None, data: Any = None) -> T | None:
 
 def record(value: Any, source: str | None, data: Any, *, keep: bool = True) -> None:
     """Record a value, and unless not to `keep` it the data that constructs it. A source that is None is not recorded."""
-    if source is None or repr(construct(type(value), data)) != repr(value):
+    if source is None or not _gives_back(data, value):
         return
     content = json.dumps(data if keep else None).encode()
     with suppress(OSError, RuntimeError):
         place = _place(type(value), source)
         place.parent.mkdir(parents=True, exist_ok=True)
         _remove_old(place.parent)
-        handle, staged = tempfile.mkstemp(dir=place.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(_sha256(content) + b"\n" + content)
-        os.replace(staged, place)
+        staged = place.with_name(f"{place.name}-{os.getpid()}-{get_ident()}")
+        staged.write_bytes(_sha256(content) + b"\n" + content)
+        staged.replace(place)
+
+
+def _gives_back(data: Any, value: Any) -> bool:
+    """Whether `data` constructs the value, to the types of its numbers."""
+    try:
+        return repr(construct(type(value), data)) == repr(value)
+    except Exception:  # validation accepts, and converts, what no constructor expects
+        return False
 
 
 def _place(kind: type[Any], source: str) -> Path:

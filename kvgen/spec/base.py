@@ -68,9 +68,13 @@ class Model:
 
     @classmethod
     def trusted(cls: type[M], **given: Any) -> M:
-        """From fields that were validated before, without validation; the others take their defaults."""
+        """From fields that were validated before, without validation; the others take their defaults. Raises TypeError if it has none."""
         model = object.__new__(cls)
-        vars(model).update({one.name: one.default for one in fields(cls) if one.default is not MISSING} | given)
+        for one in fields(cls):
+            value = given.get(one.name, one.default)
+            if value is MISSING:
+                raise TypeError(f"{one.name} is missing")
+            vars(model)[one.name] = value
         return model
 
     def to_json(self) -> dict[str, Any]:

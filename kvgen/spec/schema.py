@@ -15,7 +15,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema as plain data, with the models' attribute docstrings as descriptions."""
+    """The schema as plain data, with the docstrings of classes and fields as descriptions."""
     schema = adapter(model.KernelSpec).json_schema()
     described = _attribute_docs(inspect.getsource(model))
     _describe(schema, "KernelSpec", described)
@@ -33,8 +33,7 @@ def dumps() -> str:
 def _attribute_docs(source: str) -> dict[str, dict[str, str]]:
     """Per class, the docstring of each field; a class inherits those of its base.
 
-    pydantic's `use_attribute_docstrings` does so whenever the models are imported, which takes as long as a third of the import, and
-    leaves fields without a description that a class declares again.
+    pydantic's `use_attribute_docstrings` leaves fields without a description that a class declares again.
     """
     found: dict[str, dict[str, str]] = {}
     for cls in ast.parse(source).body:
@@ -51,6 +50,7 @@ def _attribute_docs(source: str) -> dict[str, dict[str, str]]:
 
 
 def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, str]]) -> None:
+    part["description"] = inspect.cleandoc(getattr(model, name).__doc__)  # not every release of pydantic takes it from a dataclass
     for field, entry in part.get("properties", {}).items():
         entry.pop("title", None)  # the name again, in other letters
         text = described[name].get(field)

@@ -268,6 +268,16 @@ def test_fetching_imports_no_tuner(registered, spec):
     assert not loaded & {"optuna", "pandas", "tilelang", "rich", "typer", "pytest", "hypothesis"}
 
 
+def test_fetching_what_is_known_imports_neither_pydantic_nor_yaml(registered, spec, tmp_path):
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec))
+    kvgen.get_kernel(tmp_path / "spec.yaml")
+    kvgen.load_spec(spec.to_json())
+    path = str(tmp_path / "spec.yaml")
+    loaded = _modules_after(f"import kvgen; kernel = kvgen.get_kernel({path!r}); assert kvgen.get_kernel({spec.to_json()!r}) is kernel")
+    assert "torch" in loaded
+    assert not loaded & {"pydantic", "pydantic_core", "yaml"}
+
+
 def test_every_exported_name_loads():
     for name in kvgen.__all__:
         assert getattr(kvgen, name) is not None
