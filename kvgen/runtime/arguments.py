@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,9 +14,11 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
-from kvgen.runtime.extend import Call
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from kvgen.runtime.extend import Call
 
 New = tuple[torch.Tensor, torch.Tensor]
 """K and V to be appended, [batch, tokens, kv_heads, head_dim]."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvgen.reference.layout import PackedLayout
-from kvgen.runtime import allocate, checks, extend
+from kvgen.runtime import allocate, checks
 from kvgen.runtime.arguments import Arguments, New
 from kvgen.runtime.device import usable_device
 from kvgen.runtime.executable import Executable
@@ -286,6 +286,8 @@ class Calls:
             if cache.gpu is not None:
                 sequences.call_order.follow(cache.gpu)
             if tokens > self._most_q:
+                from kvgen.runtime import extend  # most processes only decode
+
                 limits, attention = (bound or 1, sequences.max_len, sequences.overflow.address), self.spec.attention
                 call = extend.Call(q, new, out, lse, sinks, scale, *limits, attention.softcap, attention.window)
                 self._arguments.extend(call, cache)

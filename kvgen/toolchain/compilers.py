@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -111,23 +112,28 @@ def _gencode(gpu: GpuArch, *, ptx_only: bool) -> str:
 @cache
 def cpu_name() -> str:
     """The processor's name, as the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    named = (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()  # platform.processor() starts a process
 
 
 @cache
 def cpu_features() -> str:
     """The CPU's model and feature flags from /proc/cpuinfo, on which `-march=native` depends."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
+    lines = _cpuinfo()
+    if not lines:
         return platform.processor()
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part", "cache size")
     return "\n".join(line for line in lines if line.split("\t")[0].split(":")[0].strip() in wanted)
+
+
+@cache
+def _cpuinfo() -> list[str]:
+    """What /proc/cpuinfo says of the first processor; nothing where there is no such file."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return [line.rstrip("\n") for line in takewhile(str.strip, file)]
+    except OSError:
+        return []
 
 
 @cache
