@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from kvgen import arch
+from kvgen.pages.numbers import microseconds as microseconds  # the form of a time in tables and on pages
 
 if TYPE_CHECKING:
     from kvgen.lower.base import Backend
@@ -43,13 +44,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     if not console.is_terminal:
         console = Console(width=200)
     console.print(table)
-
-
-def microseconds(value: float | None) -> str:
-    """Three figures and a unit that reads well."""
-    if value is None:
-        return "–"
-    return f"{value / 1000:.3g} ms" if value >= 1000 else f"{value:.3g} µs"
 
 
 def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> KernelSpec:

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from kvgen.cli.output import Json, print_json
+from kvgen.errors import host_errors
 from kvgen.extras import require
+from kvgen.pages.page import ACCURACY, REPORT
 
 
 def register(app: typer.Typer) -> None:
@@ -17,23 +19,31 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("kvgen-report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(REPORT),
     keys: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
+    bench: Annotated[
+        list[Path] | None, typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show other libraries; may be repeated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a self-contained HTML page: best times, defaults, read roofline, course of the search, importance of parameters, failures."""
-    require("kvgen report", "optuna", "pandas")
+    """Write a self-contained HTML page: times beside the read roofline, the plane of batch and length, the search, failures."""
+    require("kvgen report", "optuna")
     from dataclasses import asdict
 
+    from kvgen.bench.results import read_results
     from kvgen.registry import stores
+    from kvgen.report.page import render
+    from kvgen.report.studies import study_views
     from kvgen.toolchain import ArtifactCache
-    from kvgen.tune.report import render, study_views
 
+    results = [result for file in bench or () for result in read_results(file)]
     cache = ArtifactCache()
     found = {one.entry.key: one.entry for store in reversed(stores()) for one in store.all() if one.entry is not None}
     entries = [entry for key, entry in found.items() if not keys or any(key.startswith(start) for start in keys)]
     if as_json:
         print_json([{"key": e.key, "spec": e.spec.name, "studies": [asdict(view) for view in study_views(e, cache)]} for e in entries])
         return
-    output.write_text(render(entries, cache))
+    page = render(entries, cache, results, accuracy=ACCURACY if (output.parent / ACCURACY).is_file() else None)
+    with host_errors("write the page", output):
+        output.write_text(page)
     typer.echo(f"wrote {output}: {len(entries)} entries")

@@ -1,0 +1,73 @@
+"""The rows of `kvgen bench --csv`, read back; without torch."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen.errors import KvgenError
+
+NAMES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
+"""Providers as they write their own names."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One provider at one workload: µs per call, and of reading the same bytes."""
+
+    provider: str
+    backend: str
+    spec: str
+    batch: int
+    kv_len: int
+    q_len: int
+    us: float
+    read_us: float
+    load: str
+    device: str
+    lengths: str = "equal"
+
+    @property
+    def dtype(self) -> str:
+        """What the provider's cache holds, if its name says it."""
+        found = re.search(r"(fp|bf|int)\d+", self.backend)
+        return found[0] if found else "fp16" if self.provider == "flashinfer" else ""
+
+    @property
+    def label(self) -> str:
+        """The provider and the type of its cache."""
+        return f"{NAMES.get(self.provider, self.provider)} {self.dtype}".strip()
+
+    @property
+    def idle_rested(self) -> bool:
+        """Whether it is a row of equal lengths whose timing left the device idle between samples, as on every CPU."""
+        return self.load in ("", "burst", "rested") and self.lengths in ("", "equal")
+
+
+def read_results(path: Path) -> list[Result]:
+    """The rows of a file. Raises KvgenError where it cannot be read or is no table of `kvgen bench`."""
+    try:
+        with path.open(newline="") as file:
+            return [_result(row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise KvgenError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise KvgenError(f"{path} is no table that `kvgen bench --csv` wrote: {error!r:.120}") from error
+
+
+def _result(row: dict[str, str]) -> Result:
+    words = {name: row[name] for name in ("provider", "backend", "spec", "load", "device")}
+    sizes = {name: int(row[name]) for name in ("batch", "kv_len", "q_len")}
+    return Result(**words, **sizes, us=float(row["us"]), read_us=float(row["read_us"]), lengths=row.get("lengths", "equal"))
+
+
+def fastest_peers(results: Iterable[Result]) -> list[Result]:
+    """Of every provider but kvgen the fastest over an unquantized cache, and the fastest over each quantized one; the slowest first."""
+    best: dict[tuple[str, str], Result] = {}
+    for one in sorted(results, key=lambda one: one.us):
+        if one.provider != "kvgen":
+            best.setdefault((one.provider, one.dtype if re.fullmatch(r"(int|fp)[248]", one.dtype) else ""), one)
+    return sorted(best.values(), key=lambda one: -one.us)

@@ -1,0 +1,1 @@
+"""`kvgen report`: a page about registered entries, how fast they are where, and how they were found."""

@@ -1,0 +1,128 @@
+"""The page of `kvgen report`: a summary of all entries, then a section for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import geometric_mean, median
+
+from markupsafe import Markup
+
+from kvgen.bench.results import Result
+from kvgen.pages.numbers import factor, fraction
+from kvgen.pages.page import render as render_page
+from kvgen.registry.entry import Entry
+from kvgen.pages.course import WORST
+from kvgen.report.charts import Chart, courses, rooflines, strip
+from kvgen.report.plane import LETTERS, Cell, PlaneView, cells, plane_views
+from kvgen.report.studies import Failure, StudyView, study_views
+from kvgen.toolchain import ArtifactCache
+
+TEMPLATE = "report/report.html.jinja"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says of one entry."""
+
+    entry: Entry
+    results: Sequence[Result]
+    studies: Sequence[StudyView]
+
+    @cached_property
+    def fractions(self) -> list[float]:
+        """Read fractions of the tuned workloads."""
+        return [timing.read_fraction for timing in self.entry.timings if timing.read_fraction is not None]
+
+    @cached_property
+    def gain(self) -> float | None:
+        """Geometric mean of default over tuned time; None where no default was measured."""
+        ratios = [timing.default_us / timing.us for timing in self.entry.timings if timing.default_us]
+        return geometric_mean(ratios) if ratios else None
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The measured grid."""
+        return cells(self.entry)
+
+    @property
+    def regret(self) -> float | None:
+        """The worst of the grid."""
+        return max((cell.regret for cell in self.cells), default=None)
+
+    @cached_property
+    def planes(self) -> list[PlaneView]:
+        """Heat maps by kind of traffic. A sustained load is measured at too few workloads for one."""
+        return plane_views(cell for cell in self.cells if not cell.sustained)
+
+    @property
+    def sustained(self) -> list[Cell]:
+        """What was measured under a sustained load."""
+        return [cell for cell in self.cells if cell.sustained]
+
+    @cached_property
+    def rooflines(self) -> list[Chart]:
+        """A chart per tuned workload."""
+        return rooflines(self.entry, self.results)
+
+    @cached_property
+    def courses(self) -> list[Chart]:
+        """A chart per workload that was searched."""
+        return courses(self.studies)
+
+    @property
+    def strip(self) -> Markup:
+        """Read fractions at a glance."""
+        return strip(self.fractions)
+
+    @property
+    def portfolio(self) -> list[tuple[str, str, str, int]]:
+        """Launches of the dispatch table: (letter, back end, parameters, cells served)."""
+        data = self.entry.to_json()
+        table = data["dispatch"]
+        if not table:
+            return []
+        every = [*data["schedule"]["launches"], *table["launches"]]
+        served = [cell.launch for cell in self.cells]
+        return [
+            (LETTERS[number], every[index]["backend"], ", ".join(f"{k}={v}" for k, v in every[index]["launch"].items()), served.count(number))
+            for number, index in enumerate(table["members"])
+        ]
+
+    @property
+    def trials(self) -> int:
+        """Candidates of its searches."""
+        return sum(study.trials for study in self.studies)
+
+    @property
+    def failures(self) -> list[tuple[StudyView, Failure]]:
+        """What failed, in all searches."""
+        return [(study, failure) for study in self.studies for failure in study.failures]
+
+    @property
+    def failed(self) -> int:
+        """Candidates that failed."""
+        return sum(failure.count for _, failure in self.failures)
+
+
+def render(entries: Iterable[Entry], cache: ArtifactCache, results: Sequence[Result] = (), accuracy: str | None = None) -> str:
+    """One self-contained HTML page. `results` are rows of `kvgen bench`, `accuracy` the address of a page about accuracy to link."""
+    ordered = sorted(entries, key=lambda entry: (str(entry.device.get("name", "")), entry.spec.name, entry.key))
+    sections = [Section(entry, results, study_views(entry, cache)) for entry in ordered]
+    return render_page(TEMPLATE, sections=sections, tiles=_tiles(sections), accuracy=accuracy, worst=f"{WORST:g}")
+
+
+def _tiles(sections: Sequence[Section]) -> list[tuple[str, str]]:
+    """The summary: (number, what it counts)."""
+    fractions = [one for section in sections for one in section.fractions]
+    gains = [section.gain for section in sections if section.gain is not None]
+    regrets = [section.regret for section in sections if section.regret is not None]
+    trials, failed = sum(section.trials for section in sections), sum(section.failed for section in sections)
+    workloads = sum(len(section.entry.timings) for section in sections)
+    devices = {str(section.entry.device.get("name", "")) for section in sections}
+    found = [(f"{len(sections)}", f"entries on {len(devices)} device" + "s" * (len(devices) > 1)), (f"{workloads}", "measured workloads")]
+    found += [(fraction(median(fractions)), "median read fraction (1 is as fast as memory)")] if fractions else []
+    found += [(factor(geometric_mean(gains)), "as fast as the default schedules, geometric mean")] if gains else []
+    found += [(factor(max(regrets)), "worst regret over the measured planes")] if regrets else []
+    return found + ([(f"{trials}", f"candidates in the searches kept here, {failed} of them failed")] if trials else [])

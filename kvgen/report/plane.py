@@ -1,0 +1,113 @@
+"""The plane of batch and length as heat maps: how near to the read roofline, how much is lost, which launch serves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from kvgen.pages.heat_map import Colors, Place, heat_map
+from kvgen.pages.numbers import factor, fraction, microseconds
+from kvgen.registry.entry import Entry
+from kvgen.report.charts import Chart
+
+READ = Colors("b", (0.5, 0.6, 0.7, 0.8, 0.9), fraction)
+REGRET = Colors("w", (1.01, 1.02, 1.05, 1.1, 1.25), lambda value: f"{value:.2f}" if value < 9.95 else f"{value:.0f}")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LAUNCH = Colors("c", (0.5, 1.5, 2.5, 3.5, 4.5), lambda value: LETTERS[int(value)])
+WORKLOAD = re.compile(r"(\d+)x(?:(\d+)-)?(\d+)(?:q(\d+))?(?::(\w+))?")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured workload of the grid: times in µs of the launch that serves it, of the fastest launch there, and of the read."""
+
+    name: str
+    place: Place
+    traffic: str
+    """What else distinguishes it: lengths, query tokens."""
+    sustained: bool
+    us: float
+    best_us: float
+    read_us: float | None
+    launch: int
+    """Number of the launch in the entry's portfolio."""
+    watts: float | None = None
+    clock_mhz: float | None = None
+
+    @property
+    def letter(self) -> str:
+        """Name of the launch on the page."""
+        return LETTERS[self.launch]
+
+    @property
+    def regret(self) -> float:
+        """Time of the launch that serves it over the fastest launch's."""
+        return self.us / self.best_us
+
+    @property
+    def read_fraction(self) -> float | None:
+        """Time of the read over the time of the launch."""
+        return self.read_us / self.us if self.read_us is not None else None
+
+    @property
+    def hint(self) -> str:
+        """All of it in words."""
+        read = f", {fraction(self.read_fraction)} of the read's speed" if self.read_us is not None else ""
+        return f"{self.name}: launch {self.letter}, {microseconds(self.us)}{read}, regret {factor(self.regret)}"
+
+
+@dataclass(frozen=True)
+class PlaneView:
+    """The maps of one kind of traffic."""
+
+    traffic: str
+    maps: tuple[Chart, ...]
+
+
+def cells(entry: Entry) -> list[Cell]:
+    """The measured grid of an entry's dispatch table, without workloads whose launch has no time there; empty without a table."""
+    table = entry.to_json()["dispatch"]
+    return [] if not table else [cell for data in table["cells"] if (cell := _cell(data, table["members"])) is not None]
+
+
+def _cell(data: Mapping[str, Any], members: list[int]) -> Cell | None:
+    name, number = data["workload"], members.index(data["launch"])
+    match, us = WORKLOAD.fullmatch(name), data["us"][number]
+    if match is None or us is None:
+        return None
+    batch, shortest, longest, q_len, load = match.groups()
+    traffic = f"lengths from 1/{round(int(longest) / int(shortest))} of the longest on" if shortest else "equal lengths"
+    traffic += f", {q_len} query tokens" if q_len else ""
+    power = data.get("watts"), data.get("clock_mhz")
+    return Cell(name, (int(batch), int(longest)), traffic, load == "sustained", us, data["best_us"], data.get("read_us"), number, *power)
+
+
+def plane_views(found: Iterable[Cell]) -> list[PlaneView]:
+    """The maps of every kind of traffic, in the order of the grid."""
+    kinds: dict[str, list[Cell]] = {}
+    for cell in found:
+        kinds.setdefault(cell.traffic, []).append(cell)
+    return [PlaneView(traffic, tuple(_maps(same))) for traffic, same in kinds.items()]
+
+
+def _maps(same: list[Cell]) -> Iterable[Chart]:
+    read = [cell for cell in same if cell.read_fraction is not None]
+    if read:
+        least = min(read, key=lambda cell: cell.read_fraction or 0.0)
+        told = f"Speed over that of a pure read; 1 is the limit. The least is {fraction(least.read_fraction)}, at {least.name}."
+        yield Chart("Read fraction", told, _map(read, READ, lambda cell: cell.read_fraction or 0.0, "read fraction"))
+    worst = max(same, key=lambda cell: cell.regret)
+    told = f"Time of the launch that serves, over the fastest launch measured there. The worst is {factor(worst.regret)}, at {worst.name}."
+    yield Chart("Regret", told, _map(same, REGRET, lambda cell: cell.regret, "regret"))
+    if len({cell.launch for cell in same}) > 1:
+        yield Chart("Launch", "Which launch of the portfolio serves.", _map(same, LAUNCH, lambda cell: float(cell.launch), "launch"))
+
+
+def _map(same: list[Cell], colors: Colors, value: Callable[[Cell], float], label: str) -> Markup:
+    columns, rows = (sorted({cell.place[axis] for cell in same}) for axis in (0, 1))
+    values, hints = {cell.place: value(cell) for cell in same}, {cell.place: cell.hint for cell in same}
+    return heat_map(columns, rows, values, colors, f"{label} by batch and tokens", across="batch", down="tokens per sequence", hints=hints)
