@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md, and the README's, from the results in benchmarks/results.
+"""Writes the tables of docs/performance.md, and the README's, from the results in benchmarks/results (its picture: picture.py).
 
     python -m benchmarks.tables
 
@@ -111,7 +111,17 @@ def summary() -> str:
         torch = min(float(r["us"]) for r in here if r["provider"] == "torch")
         times = [f"{float(value):.0f}" for value in (ours["us"], ours["read_us"], torch)]
         body.append([f"{workload[0]} × {workload[1]}", f"**{times[0]}**", times[1], times[2], f"{torch / float(ours['us']):.1f}"])
-    return table(["batch × kv_len", "kvgen int4", "reading those bytes", "fastest torch SDPA, fp16", "times as fast"], body)
+    return table(["sequences × tokens", "kvgen, 4 bits, µs", "reading those bytes, µs", "torch, 16 bits, µs", "times as fast"], body)
+
+
+def flashinfer() -> str:
+    """FlashInfer over its unquantized and its fp8 cache."""
+    found = rows("h200_flashinfer.csv")
+    body = []
+    for workload in SERVING:
+        us = {r["backend"]: float(r["us"]) for r in at(found, workload)}
+        body.append([f"{workload[0]} × {workload[1]}", *(figure(us[backend]) for backend in ("batch-decode", "batch-decode-fp8"))])
+    return table(["batch × kv_len", "FlashInfer, fp16", "FlashInfer, fp8"], body)
 
 
 def shapes() -> str:
@@ -167,7 +177,8 @@ def cpu() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "shapes": shapes, "formats": formats, "ragged": ragged, "plans": plans, "cpu": cpu,
+    "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "ragged": ragged,
+    "plans": plans, "cpu": cpu,
 }  # fmt: skip
 
 

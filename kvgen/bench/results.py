@@ -28,6 +28,7 @@ class Result:
     read_us: float
     load: str
     device: str
+    date: str
     lengths: str = "equal"
 
     @property
@@ -59,9 +60,10 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _result(row: dict[str, str]) -> Result:
-    words = {name: row[name] for name in ("provider", "backend", "spec", "load", "device")}
-    sizes = {name: int(row[name]) for name in ("batch", "kv_len", "q_len")}
-    return Result(**words, **sizes, us=float(row["us"]), read_us=float(row["read_us"]), lengths=row.get("lengths", "equal"))
+    provider, backend, spec, load, device, date = (row[name] for name in ("provider", "backend", "spec", "load", "device", "date"))
+    batch, kv_len, q_len = (int(row[name]) for name in ("batch", "kv_len", "q_len"))
+    times = float(row["us"]), float(row["read_us"])
+    return Result(provider, backend, spec, batch, kv_len, q_len, *times, load, device, date, row.get("lengths", "equal"))
 
 
 def fastest_peers(results: Iterable[Result]) -> list[Result]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgen.cli.output import microseconds, print_table
+from kvgen.cli.output import print_table
+from kvgen.pages.numbers import microseconds
 
 if TYPE_CHECKING:
     from kvgen.registry.entry import Entry

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from kvgen import arch
-from kvgen.pages.numbers import microseconds as microseconds  # the form of a time in tables and on pages
 
 if TYPE_CHECKING:
     from kvgen.lower.base import Backend

@@ -22,7 +22,8 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(REPORT),
     keys: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
     bench: Annotated[
-        list[Path] | None, typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show other libraries; may be repeated.")
+        list[Path] | None,
+        typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show other libraries; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:

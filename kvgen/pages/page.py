@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 REPORT, ACCURACY = "kvgen-report.html", "kvgen-accuracy.html"
 """File names of pages by default; pages in one folder link each other."""
 
-FILTERS = {"us": numbers.microseconds, "fraction": numbers.fraction, "factor": numbers.factor}
+FILTERS = {"us": numbers.microseconds, "fraction": numbers.fraction, "factor": numbers.factor, "measure": numbers.measure}
 """Filters of templates that write a number with its unit; the space between the two does not break."""
 
 
@@ -24,7 +24,7 @@ def environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(_resources.templates())
     made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     for name, written in FILTERS.items():
-        made.filters[name] = lambda value, written=written: written(value).replace(" ", "\N{NO-BREAK SPACE}")
+        made.filters[name] = lambda *given, written=written: written(*given).replace(" ", "\N{NO-BREAK SPACE}")
     return made
 
 

@@ -14,7 +14,9 @@ Scale = Callable[[float], float]
 def element(tag: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
     """An element. `stroke_width=2` is written `stroke-width="2"`, `class_` is `class`; attributes that are None are left out."""
     written = Markup("").join(
-        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _plain(value)) for name, value in attributes.items() if value is not None
+        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _plain(value))
+        for name, value in attributes.items()
+        if value is not None
     )
     if not children:
         return Markup("<{}{}/>").format(tag, written)
@@ -49,6 +51,18 @@ def figure(width: float, height: float, label: str, *children: Markup) -> Markup
     """A chart to embed in a page. `label` says in words what it shows, for those who do not see it."""
     box = f"0 0 {_plain(width)} {_plain(height)}"
     return element("svg", *children, viewBox=box, role="img", aria_label=label, class_="chart", style=f"--width:{_plain(width)}px")
+
+
+def document(width: float, height: float, label: str, style: str, *children: Markup) -> str:
+    """A chart as a file of its own, with its styles in it."""
+    box = f"0 0 {_plain(width)} {_plain(height)}"
+    css = element("style", Markup("\n{}").format(Markup(style)))
+    return str(
+        element(
+            "svg", css, *children,
+            xmlns="http://www.w3.org/2000/svg", width=width, height=height, viewBox=box, role="img", aria_label=label,
+        )
+    ) + "\n"  # fmt: skip
 
 
 def linear(domain: tuple[float, float], span: tuple[float, float]) -> Scale:

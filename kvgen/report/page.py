@@ -10,10 +10,10 @@ from statistics import geometric_mean, median
 from markupsafe import Markup
 
 from kvgen.bench.results import Result
+from kvgen.pages.course import WORST
 from kvgen.pages.numbers import factor, fraction
 from kvgen.pages.page import render as render_page
 from kvgen.registry.entry import Entry
-from kvgen.pages.course import WORST
 from kvgen.report.charts import Chart, courses, rooflines, strip
 from kvgen.report.plane import LETTERS, Cell, PlaneView, cells, plane_views
 from kvgen.report.studies import Failure, StudyView, study_views
@@ -86,7 +86,12 @@ class Section:
         every = [*data["schedule"]["launches"], *table["launches"]]
         served = [cell.launch for cell in self.cells]
         return [
-            (LETTERS[number], every[index]["backend"], ", ".join(f"{k}={v}" for k, v in every[index]["launch"].items()), served.count(number))
+            (
+                LETTERS[number],
+                every[index]["backend"],
+                ", ".join(f"{k}={v}" for k, v in every[index]["launch"].items()),
+                served.count(number),
+            )
             for number, index in enumerate(table["members"])
         ]
 

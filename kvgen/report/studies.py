@@ -124,7 +124,10 @@ def _slices(records: Sequence[Record]) -> tuple[tuple[str, tuple[tuple[str, int,
         for name, value in flatten(record.candidate.schedule).items():
             times.setdefault(name, {}).setdefault(value, []).append(record.cost)
     return tuple(
-        (name, tuple((str(value), len(us), min(us), median(us)) for value, us in sorted(by_value.items(), key=lambda item: _sorted(item[0]))))
+        (
+            name,
+            tuple((str(value), len(us), min(us), median(us)) for value, us in sorted(by_value.items(), key=lambda item: _sorted(item[0]))),
+        )
         for name, by_value in times.items()
         if len(by_value) > 1
     )

@@ -37,6 +37,14 @@ def test_figures_are_those_of_the_results():
     assert sorted(named) == sorted(tables.TABLES)
 
 
+def test_the_picture_is_that_of_the_results():
+    from benchmarks import picture
+
+    for file, text in picture.pictures():
+        assert file.read_text() == text, "run `python -m benchmarks.picture`"
+        assert f"{file.relative_to(ROOT)}" in README.read_text()
+
+
 def test_features_are_valid_specs_that_differ():
     from kvgen.api.support import EXTEND, FEATURES, feature_spec
 

@@ -265,7 +265,7 @@ def test_choosing_a_kernel_and_the_sizes_of_its_cache_import_no_torch(registered
 def test_fetching_imports_no_tuner(registered, spec):
     loaded = _modules_after(f"import kvgen; kvgen.get_kernel({spec.to_json()!r})")
     assert "torch" in loaded
-    assert not loaded & {"optuna", "pandas", "tilelang", "rich", "typer", "pytest", "hypothesis"}
+    assert not loaded & {"optuna", "tilelang", "rich", "typer", "pytest", "hypothesis"}
 
 
 def test_fetching_what_is_known_imports_neither_pydantic_nor_yaml(registered, spec, tmp_path):

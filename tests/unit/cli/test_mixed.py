@@ -11,11 +11,11 @@ import pytest
 from kvgen.cli import build
 from kvgen.cli.app import main
 from kvgen.registry import Store
+from kvgen.report.page import render
 from kvgen.spec import dump_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.candidate import Candidate
-from kvgen.tune.report import render
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
@@ -83,6 +83,8 @@ def test_the_list_says_whose_each_time_is(mixed: TuningResult, capsys: pytest.Ca
 
 def test_the_report_says_who_won_and_who_came_second(mixed: TuningResult):
     page = render([mixed.entry], ArtifactCache(mixed.path.parents[3] / "none"))
-    assert "<td>1x128</td><td>cpu</td>" in page
-    assert "<td>2x512</td><td>tilelang</td>" in page
+    assert '<td class="keep">1x128</td><td class="keep">cpu</td>' in page
+    assert '<td class="keep">2x512</td><td class="keep">tilelang</td>' in page
     assert page.count("1.50×") == 2
+    for name in ("kvgen cpu", "best tilelang", "kvgen tilelang", "best cpu"):
+        assert f">{name}</text>" in page

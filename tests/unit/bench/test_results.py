@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.bench.results import Result, fastest_peers, read_results
+from kvgen.bench.run import Row, write_csv
+from kvgen.errors import KvgenError
+from kvgen.spec import Workload
+
+FACTS = {"call": "attend", "load": "burst", "device": "GPU", "threads": "", "driver": "1", "torch": "2", "kvgen": "0", "date": "2026-01-01"}
+
+
+def row(provider: str, backend: str, us: float) -> Row:
+    return Row(provider, backend, "tiny", Workload(batch=2, kv_len=512), us, 1000, 5.0, 0.0)
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path):
+    write_csv(tmp_path / "rows.csv", [row("kvgen", "cuda", 10.0), row("flashinfer", "batch-decode-fp8", 20.0)], FACTS)
+    ours, other = read_results(tmp_path / "rows.csv")
+    assert ours == Result("kvgen", "cuda", "tiny", 2, 512, 1, 10.0, 5.0, "burst", "GPU", "2026-01-01")
+    assert (other.label, other.idle_rested) == ("FlashInfer fp8", True)
+
+
+def test_the_fastest_of_every_library_and_kind_of_cache_stand_for_it(tmp_path: Path):
+    given = [
+        row("kvgen", "cuda", 1.0), row("torch", "sdpa-flash-fp16-gqa", 30.0), row("torch", "sdpa-bf16-folded", 20.0),
+        row("flashinfer", "batch-decode", 25.0), row("flashinfer", "batch-decode-fp8", 15.0), row("new", "it", 40.0),
+    ]  # fmt: skip
+    write_csv(tmp_path / "rows.csv", given, FACTS)
+    labels = [one.label for one in fastest_peers(read_results(tmp_path / "rows.csv"))]
+    assert labels == ["new", "FlashInfer fp16", "torch bf16", "FlashInfer fp8"]
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot read"), ("a,b\n1,2\n", "no table"), ("provider\nx\n", "no table")])
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str | None, said: str):
+    file = tmp_path / "rows.csv"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(KvgenError, match=f"{said}.*|.*{said}"):
+        read_results(file)
