@@ -54,8 +54,10 @@ format: $(SETUP)
 	$(BIN)/python -m ruff format .
 	$(BIN)/clang-format -i $(HEADERS)
 
-# What the documents take from the code.
+# What the documents take from the code and from benchmarks/results.
 docs: $(SETUP)
+	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.picture
 	KVGEN_ACCEPT=1 $(BIN)/python -m pytest -q tests/unit/test_docs.py
 
 check: $(SETUP)

@@ -12,6 +12,8 @@ from kvgen.pages import svg
 from kvgen.pages.numbers import count
 
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP = 30.0, 22.0, 40.0, 20.0
+LEAST_WIDTH = 260.0
+"""Of the chart, which the names of its axes need."""
 
 Place = tuple[int, int]
 """(column, row), as the numbers that name them."""
@@ -49,7 +51,7 @@ def heat_map(
 
     `across` and `down` name what columns and rows count.
     """
-    width, grid = LEFT + len(columns) * CELL_WIDTH + 2, TOP + len(rows) * CELL_HEIGHT
+    width, grid = max(LEFT + len(columns) * CELL_WIDTH + 2, LEAST_WIDTH), TOP + len(rows) * CELL_HEIGHT
     marks = [svg.text(0, 11, f"{down} ↓", class_="small quiet"), svg.text(width, 11, f"{across} →", "end", class_="small quiet")]
     for number, row in enumerate(sorted(rows, reverse=True)):
         y = TOP + number * CELL_HEIGHT
@@ -63,7 +65,7 @@ def heat_map(
         svg.text(LEFT + (place + 0.5) * CELL_WIDTH, grid + 14, count(column), "middle", class_="small quiet")
         for place, column in enumerate(columns)
     ]
-    return svg.figure(max(width, LEFT + 8 * CELL_WIDTH), grid + 20, label, *marks)
+    return svg.figure(width, grid + 20, label, *marks)
 
 
 def _cell(x: float, y: float, value: float, colors: Colors, hint: str, marked: bool) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,6 +97,12 @@ class Section:
         ]
 
     @property
+    def skipped(self) -> list[tuple[str, int]]:
+        """Why workloads of the grid were not measured: (reason, workloads)."""
+        table = self.entry.to_json()["dispatch"] or {}
+        return Counter(reason.rstrip(".") for reason in table.get("skipped", {}).values()).most_common()
+
+    @property
     def trials(self) -> int:
         """Candidates of its searches."""
         return sum(study.trials for study in self.studies)
@@ -126,8 +133,15 @@ def _tiles(sections: Sequence[Section]) -> list[tuple[str, str]]:
     trials, failed = sum(section.trials for section in sections), sum(section.failed for section in sections)
     workloads = sum(len(section.entry.timings) for section in sections)
     devices = {str(section.entry.device.get("name", "")) for section in sections}
-    found = [(f"{len(sections)}", f"entries on {len(devices)} device" + "s" * (len(devices) > 1)), (f"{workloads}", "measured workloads")]
+    found = [
+        (f"{len(sections)}", f"{_many('entry', 'entries', len(sections))} on {len(devices)} {_many('device', 'devices', len(devices))}")
+    ]
+    found += [(f"{workloads}", _many("tuned workload", "tuned workloads", workloads))]
     found += [(fraction(median(fractions)), "median read fraction (1 is as fast as memory)")] if fractions else []
     found += [(factor(geometric_mean(gains)), "as fast as the default schedules, geometric mean")] if gains else []
     found += [(factor(max(regrets)), "worst regret over the measured planes")] if regrets else []
     return found + ([(f"{trials}", f"candidates in the searches kept here, {failed} of them failed")] if trials else [])
+
+
+def _many(one: str, more: str, count: int) -> str:
+    return one if count == 1 else more

@@ -9,13 +9,13 @@ import pytest
 
 from kvgen.bench.results import Result
 from kvgen.registry import Store
-from kvgen.registry.entry import Entry
 from kvgen.report.page import render
 from kvgen.report.plane import REGRET, cells, plane_views
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
+from tests.support.grids import cell, with_grid, with_table
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 VOID = {"meta", "link", "br", "img", "source"}
@@ -60,17 +60,6 @@ def result(tmp_path_factory: pytest.TempPathFactory, cache: ArtifactCache) -> Tu
     return tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=runner)
 
 
-def cell(workload: str, launch: int, us: list[float | None], best_us: float, **more: Any) -> dict[str, Any]:
-    return {"workload": workload, "launch": launch, "us": us, "best_us": best_us, "read_us": 6.0, "watts": None, "clock_mhz": None, **more}
-
-
-def with_grid(entry: Entry, *measured: dict[str, Any]) -> Entry:
-    """The entry with a dispatch table over its two launches."""
-    table = {"launches": [], "default": 0, "members": [0, 1], "cells": list(measured), "skipped": {}, "worst_regret": None}
-    texts = {file: code.text for file, code in entry.codes.items()}
-    return Entry.from_parts({**entry.to_json(), "dispatch": table}, texts, entry.resources())
-
-
 def test_the_page_shows_times_search_and_failures(result: TuningResult, cache: ArtifactCache):
     page = render([result.entry], cache)
     read = Balanced(page)
@@ -79,7 +68,10 @@ def test_the_page_shows_times_search_and_failures(result: TuningResult, cache: A
     for text in ("142 µs (.35)", "232 µs (.22)", "made to fail: crash", "11 candidates, 2 of them failed", "layout.block"):
         assert text in page
     assert page.count("best time of the search so far at") == 2
-    assert "No grid of the plane" in page
+
+
+def test_an_entry_without_a_grid_says_so(result: TuningResult, cache: ArtifactCache):
+    assert "No grid of the plane" in render([with_table(result.entry, None)], cache)
 
 
 def test_the_page_needs_no_network_and_has_both_modes(result: TuningResult, cache: ArtifactCache):
@@ -143,6 +135,7 @@ def test_the_grid_becomes_maps_by_kind_of_traffic(result: TuningResult, cache: A
         cell("8x64-4096", 1, [9.0, 8.0], 8.0),
         cell("1x1024:sustained", 0, [11.0, 20.0], 10.0, watts=640.2, clock_mhz=1540.0),
         cell("4x1024", 0, [None, 12.0], 12.0),
+        skipped={"1024x512": "the time was over.", "512x512": "the time was over."},
     )
     found = {one.name: one for one in cells(entry)}
     assert "4x1024" not in found  # its launch has no time there

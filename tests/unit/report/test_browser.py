@@ -1,0 +1,79 @@
+"""The page in a real browser, where there is one: no number wraps, no label is cut, nothing is wider than the window."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import picture
+from kvgen._resources import generated
+from kvgen.bench.results import read_results
+from kvgen.registry import Store
+from kvgen.report.page import render
+from kvgen.toolchain import ArtifactCache
+from tests.support.grids import cell, with_grid
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (360, 1280)
+LOOK = """
+<pre id=told></pre><script>
+function look(frame) {
+  const page = frame.contentDocument, lines = e => {
+    const range = page.createRange(); range.selectNodeContents(e);
+    return new Set([...range.getClientRects()].map(r => Math.round(r.top))).size; };
+  for (const one of page.querySelectorAll("details")) one.open = true;
+  const outside = t => { const b = t.getBBox(), v = t.ownerSVGElement.viewBox.baseVal; return b.x < -1 || b.x + b.width > v.width + 1; };
+  return { wider: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+           wrapped: [...page.querySelectorAll(".n, .tiles b, .keep")].filter(e => lines(e) > 1).map(e => e.textContent),
+           cut: [...page.querySelectorAll("svg text")].filter(outside).map(e => e.textContent),
+           charts: page.querySelectorAll("svg.chart, body > svg").length };
+}
+onload = () => { told.textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(look)); };
+</script>
+"""
+
+
+def seen(page: str, folder: Path) -> list[dict[str, object]]:
+    """What a browser makes of a page at each width."""
+    frames = "".join(f'<iframe width="{width}" height="800" srcdoc="{html.escape(page)}"></iframe>' for width in WIDTHS)
+    file = folder / "look.html"
+    file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{LOOK}")
+    words = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+        "--dump-dom",
+        file.as_uri(),
+    ]
+    dumped = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    told = re.search(r'<pre id="told">(.*?)</pre>', dumped, re.DOTALL)
+    assert told
+    found: list[dict[str, object]] = json.loads(html.unescape(told[1]))
+    return found
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_nothing_wraps_is_cut_or_too_wide(tmp_path: Path):
+    entries = [found.entry for found in Store(generated()).all() if found.entry is not None]
+    rows = [row for name in ("h200_attend.csv", "h200_flashinfer.csv") for row in read_results(picture.RESULTS / name)]
+    table = [cell(f"{1 << i}x{512 << j}", (i + j) % 2, [9.0 + i, 9.0 + j], 9.0) for i in range(11) for j in range(14)]
+    ragged = [cell(f"{1 << i}x{32 << j}-{2048 << j}", i % 2, [1234.0, 1000.0], 1000.0) for i in range(1, 11) for j in range(12)]
+    wide = next(entry for entry in entries if len(entry.launches) > 1)
+    entries[entries.index(wide)] = with_grid(wide, *table, *ragged)
+    for one in seen(render(entries, ArtifactCache(tmp_path / "cache"), rows), tmp_path):
+        assert one.pop("charts") == sum(len(entry.timings) for entry in entries) + len(entries) + 6
+        assert one == {"wider": 0, "wrapped": [], "cut": []}
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_no_label_of_the_picture_is_cut(tmp_path: Path):
+    for _, text in picture.pictures():
+        assert [one["cut"] for one in seen(f"<body>{text}</body>", tmp_path)] == [[], []]
