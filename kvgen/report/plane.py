@@ -80,7 +80,7 @@ def _cell(data: Mapping[str, Any], members: list[int]) -> Cell | None:
     if match is None or us is None:
         return None
     batch, shortest, longest, q_len, load = match.groups()
-    traffic = f"lengths from 1/{round(int(longest) / int(shortest))} of the longest on" if shortest else "equal lengths"
+    traffic = f"unequal lengths, from 1/{round(int(longest) / int(shortest))} of the longest" if shortest else "equal lengths"
     traffic += f", {q_len} query tokens" if q_len else ""
     power = data.get("watts"), data.get("clock_mhz")
     return Cell(name, (int(batch), int(longest)), traffic, load == "sustained", us, data["best_us"], data.get("read_us"), number, *power)
@@ -110,4 +110,5 @@ def _maps(same: list[Cell]) -> Iterable[Chart]:
 def _map(same: list[Cell], colors: Colors, value: Callable[[Cell], float], label: str) -> Markup:
     columns, rows = (sorted({cell.place[axis] for cell in same}) for axis in (0, 1))
     values, hints = {cell.place: value(cell) for cell in same}, {cell.place: cell.hint for cell in same}
-    return heat_map(columns, rows, values, colors, f"{label} by batch and tokens", across="batch", down="tokens per sequence", hints=hints)
+    down = "tokens per sequence" if same[0].traffic.startswith("equal") else "longest sequence, tokens"
+    return heat_map(columns, rows, values, colors, f"{label} by batch and tokens", across="batch", down=down, hints=hints)

@@ -143,7 +143,7 @@ def test_the_grid_becomes_maps_by_kind_of_traffic(result: TuningResult, cache: A
     assert found["1x1024:sustained"].sustained
     assert [view.traffic for view in plane_views(one for one in found.values() if not one.sustained)] == [
         "equal lengths",
-        "lengths from 1/64 of the longest on",
+        "unequal lengths, from 1/64 of the longest",
     ]
     page = render([entry], cache)
     Balanced(page)
