@@ -16,7 +16,7 @@ from kvgen.pages.numbers import factor, fraction
 from kvgen.pages.page import render as render_page
 from kvgen.registry.entry import Entry
 from kvgen.report.charts import Chart, courses, rooflines, strip
-from kvgen.report.plane import LETTERS, Cell, PlaneView, cells, plane_views
+from kvgen.report.plane import LETTERS, Cell, cells, kinds, maps
 from kvgen.report.studies import Failure, StudyView, study_views
 from kvgen.toolchain import ArtifactCache
 
@@ -52,15 +52,15 @@ class Section:
         """The worst of the grid."""
         return max((cell.regret for cell in self.cells), default=None)
 
-    @cached_property
-    def planes(self) -> list[PlaneView]:
-        """Heat maps by kind of traffic. A sustained load is measured at too few workloads for one."""
-        return plane_views(cell for cell in self.cells if not cell.sustained)
+    @property
+    def planes(self) -> list[tuple[str, list[Chart]]]:
+        """Heat maps by kind of traffic."""
+        return [(traffic, maps(same)) for traffic, same in kinds(self.cells)[0].items()]
 
     @property
-    def sustained(self) -> list[Cell]:
-        """What was measured under a sustained load."""
-        return [cell for cell in self.cells if cell.sustained]
+    def apart(self) -> list[Cell]:
+        """Measured workloads that are in no map."""
+        return kinds(self.cells)[1]
 
     @cached_property
     def rooflines(self) -> list[Chart]:

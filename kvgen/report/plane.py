@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ READ = Colors("b", (0.5, 0.6, 0.7, 0.8, 0.9), fraction)
 REGRET = Colors("w", (1.01, 1.02, 1.05, 1.1, 1.25), lambda value: f"{value:.2f}" if value < 9.95 else f"{value:.0f}")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LAUNCH = Colors("c", (0.5, 1.5, 2.5, 3.5, 4.5), lambda value: LETTERS[int(value)])
+FEWEST_CELLS = 4
+"""Least number of cells of a map."""
 WORKLOAD = re.compile(r"(\d+)x(?:(\d+)-)?(\d+)(?:q(\d+))?(?::(\w+))?")
 
 
@@ -37,6 +39,11 @@ class Cell:
     """Number of the launch in the entry's portfolio."""
     watts: float | None = None
     clock_mhz: float | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether all sequences have one length."""
+        return "-" not in self.name
 
     @property
     def letter(self) -> str:
@@ -60,14 +67,6 @@ class Cell:
         return f"{self.name}: launch {self.letter}, {microseconds(self.us)}{read}, regret {factor(self.regret)}"
 
 
-@dataclass(frozen=True)
-class PlaneView:
-    """The maps of one kind of traffic."""
-
-    traffic: str
-    maps: tuple[Chart, ...]
-
-
 def cells(entry: Entry) -> list[Cell]:
     """The measured grid of an entry's dispatch table, without workloads whose launch has no time there; empty without a table."""
     table = entry.to_json()["dispatch"]
@@ -86,29 +85,37 @@ def _cell(data: Mapping[str, Any], members: list[int]) -> Cell | None:
     return Cell(name, (int(batch), int(longest)), traffic, load == "sustained", us, data["best_us"], data.get("read_us"), number, *power)
 
 
-def plane_views(found: Iterable[Cell]) -> list[PlaneView]:
-    """The maps of every kind of traffic, in the order of the grid."""
-    kinds: dict[str, list[Cell]] = {}
-    for cell in found:
-        kinds.setdefault(cell.traffic, []).append(cell)
-    return [PlaneView(traffic, tuple(_maps(same))) for traffic, same in kinds.items()]
+def kinds(found: Iterable[Cell]) -> tuple[dict[str, list[Cell]], list[Cell]]:
+    """The cells by kind of traffic, in the order of the grid; and those apart: sustained, or of a kind that has too few for a map."""
+    every = list(found)
+    by_traffic: dict[str, list[Cell]] = {}
+    for cell in every:
+        if not cell.sustained:
+            by_traffic.setdefault(cell.traffic, []).append(cell)
+    mapped = {traffic: same for traffic, same in by_traffic.items() if len(same) >= FEWEST_CELLS}
+    return mapped, [cell for cell in every if cell.sustained or cell.traffic not in mapped]
 
 
-def _maps(same: list[Cell]) -> Iterable[Chart]:
+def maps(same: Sequence[Cell]) -> list[Chart]:
+    """The maps of the cells of one kind of traffic: read fraction, regret, and launch where there are several."""
     read = [cell for cell in same if cell.read_fraction is not None]
+    charts = []
     if read:
         least = min(read, key=lambda cell: cell.read_fraction or 0.0)
         told = f"Speed over that of a pure read; 1 is the limit. The least is {fraction(least.read_fraction)}, at {least.name}."
-        yield Chart("Read fraction", told, _map(read, READ, lambda cell: cell.read_fraction or 0.0, "read fraction"))
+        charts.append(Chart("Read fraction", told, _map(read, READ, lambda cell: cell.read_fraction or 0.0, "read fraction", least)))
     worst = max(same, key=lambda cell: cell.regret)
     told = f"Time of the launch that serves, over the fastest launch measured there. The worst is {factor(worst.regret)}, at {worst.name}."
-    yield Chart("Regret", told, _map(same, REGRET, lambda cell: cell.regret, "regret"))
+    charts.append(Chart("Regret", told, _map(same, REGRET, lambda cell: cell.regret, "regret", worst)))
     if len({cell.launch for cell in same}) > 1:
-        yield Chart("Launch", "Which launch of the portfolio serves.", _map(same, LAUNCH, lambda cell: float(cell.launch), "launch"))
+        chart = _map(same, LAUNCH, lambda cell: float(cell.launch), "launch")
+        charts.append(Chart("Launch", "Which launch of the portfolio serves.", chart))
+    return charts
 
 
-def _map(same: list[Cell], colors: Colors, value: Callable[[Cell], float], label: str) -> Markup:
+def _map(same: Sequence[Cell], colors: Colors, value: Callable[[Cell], float], label: str, marked: Cell | None = None) -> Markup:
     columns, rows = (sorted({cell.place[axis] for cell in same}) for axis in (0, 1))
     values, hints = {cell.place: value(cell) for cell in same}, {cell.place: cell.hint for cell in same}
-    down = "tokens per sequence" if same[0].traffic.startswith("equal") else "longest sequence, tokens"
-    return heat_map(columns, rows, values, colors, f"{label} by batch and tokens", across="batch", down=down, hints=hints)
+    axes = {"across": "batch", "down": "tokens per sequence" if same[0].equal else "longest sequence, tokens"}
+    edges = frozenset([marked.place] if marked else [])
+    return heat_map(columns, rows, values, colors, f"{label} by batch and tokens", **axes, hints=hints, marked=edges)

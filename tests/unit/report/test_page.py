@@ -10,7 +10,7 @@ import pytest
 from kvgen.bench.results import Result
 from kvgen.registry import Store
 from kvgen.report.page import render
-from kvgen.report.plane import REGRET, cells, plane_views
+from kvgen.report.plane import REGRET, cells, kinds, maps
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.result import TuningResult
@@ -127,11 +127,13 @@ def test_a_page_about_accuracy_is_linked(result: TuningResult, cache: ArtifactCa
     assert "kvgen-accuracy.html" in Balanced(render([result.entry], cache, accuracy="kvgen-accuracy.html")).links
 
 
-def test_the_grid_becomes_maps_by_kind_of_traffic(result: TuningResult, cache: ArtifactCache):
+def test_the_grid_becomes_maps_and_what_is_beside_it_a_table(result: TuningResult, cache: ArtifactCache):
     entry = with_grid(
         result.entry,
         cell("1x512", 0, [10.0, 20.0], 10.0),
         cell("8x1024", 1, [None, 12.0], 10.0),
+        cell("1x1024", 0, [10.0, 20.0], 10.0),
+        cell("8x512", 1, [20.0, 10.0], 10.0),
         cell("8x64-4096", 1, [9.0, 8.0], 8.0),
         cell("1x1024:sustained", 0, [11.0, 20.0], 10.0, watts=640.2, clock_mhz=1540.0),
         cell("4x1024", 0, [None, 12.0], 12.0),
@@ -140,22 +142,29 @@ def test_the_grid_becomes_maps_by_kind_of_traffic(result: TuningResult, cache: A
     found = {one.name: one for one in cells(entry)}
     assert "4x1024" not in found  # its launch has no time there
     assert (found["8x1024"].regret, found["8x1024"].read_fraction, found["8x1024"].letter) == (1.2, 0.5, "B")
-    assert found["1x1024:sustained"].sustained
-    assert [view.traffic for view in plane_views(one for one in found.values() if not one.sustained)] == [
-        "equal lengths",
-        "unequal lengths, from 1/64 of the longest",
-    ]
+    mapped, apart = kinds(found.values())
+    assert {traffic: len(same) for traffic, same in mapped.items()} == {"equal lengths": 4}
+    assert [one.name for one in apart] == ["8x64-4096", "1x1024:sustained"]
     page = render([entry], cache)
     Balanced(page)
-    for text in (
-        "The worst is 1.20×, at 8x1024",
-        "8x1024: launch B, 12 µs, .50 of the read",
-        "640\N{NO-BREAK SPACE}W",
-        "1540\N{NO-BREAK SPACE}MHz",
-    ):
-        assert text in page
+    assert "6 workloads were measured" in page
+    assert "2 not measured: the time was over." in page
+    assert "The worst is 1.20×, at 8x1024" in page
+    assert "8x1024: launch B, 12 µs, .50 of the read" in page
+    assert "640\N{NO-BREAK SPACE}W" in page
+    assert "1540\N{NO-BREAK SPACE}MHz" in page
     assert "No grid of the plane" not in page
     assert "1.20×</b><span>worst regret" in page
+
+
+def test_unequal_lengths_have_maps_of_their_own(result: TuningResult):
+    ragged = [cell(f"{2 << i}x{32 << j}-{2048 << j}", 0, [1.0, 1.0], 1.0) for i in range(2) for j in range(2)]
+    mapped, apart = kinds(cells(with_grid(result.entry, *ragged, cell("1x512q4", 0, [1.0, 1.0], 1.0))))
+    assert list(mapped) == ["unequal lengths, from 1/64 of the longest"]
+    assert [one.traffic for one in apart] == ["equal lengths, 4 query tokens"]
+    (read, regret) = maps(mapped["unequal lengths, from 1/64 of the longest"])  # one launch serves all of them
+    assert "longest sequence, tokens" in regret.svg
+    assert read.svg.count('class="edge"') == 1
 
 
 def test_a_color_is_that_of_the_number_as_it_is_written():
