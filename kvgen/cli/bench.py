@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.output import Arch, Json, SpecName, Workloads, print_json, print_table, resolve_spec
-from kvgen.pages.numbers import microseconds
+from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, print_json, print_table, resolve_spec
 
 if TYPE_CHECKING:
     from kvgen.arch import Target

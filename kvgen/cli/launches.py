@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgen.cli.output import print_table
-from kvgen.pages.numbers import microseconds
+from kvgen.cli.output import microseconds, print_table
 
 if TYPE_CHECKING:
     from kvgen.registry.entry import Entry

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvgen.pages.numbers import microseconds
+from kvgen.cli.output import microseconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from kvgen import arch
+from kvgen.pages.numbers import microseconds as microseconds  # tables of commands and pages write a time alike
 
 if TYPE_CHECKING:
     from kvgen.lower.base import Backend

@@ -9,8 +9,7 @@ import typer
 from kvgen.cli.describe import describe
 from kvgen.cli.exit import Exit
 from kvgen.cli.launches import print_launches
-from kvgen.cli.output import Arch, Json, SpecName, Workloads, parse_workload, print_json, print_table, resolve_spec
-from kvgen.pages.numbers import microseconds
+from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
 
 if TYPE_CHECKING:
     from kvgen.registry import Found

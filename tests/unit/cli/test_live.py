@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvgen.cli.live import BAR_CHARS, ProgressView, line, spent, table
-from kvgen.pages.numbers import microseconds
+from kvgen.cli.output import microseconds
 from kvgen.tune.progress import Best, Progress
 
 SEEN = Progress(
