@@ -152,9 +152,10 @@ def perform(task: Task, device: str, processors: Sequence[int], out: Path) -> st
 
 
 def collect(out: Path) -> None:
-    """The benches' rows as one table, and what the builds said as one text."""
+    """The benches' rows as one table, those of FlashInfer as another, and what the builds said as one text."""
     rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
-    write_csv(out / "h200_attend.csv", rows)
+    write_csv(out / "h200_attend.csv", [row for row in rows if row["provider"] != "flashinfer"])
+    write_csv(out / "h200_flashinfer.csv", [row for row in rows if row["provider"] == "flashinfer"])
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]

@@ -34,7 +34,7 @@ def panel_rows(results: list[Result], workload: tuple[int, int]) -> list[Bar]:
     others = fastest_peers(one for one in here if one.spec == OURS["int4"])
     ours = {one.spec: one for one in here if one.provider == "kvgen"}
     return [
-        *(Bar(one.label, one.us, one.read_us) for one in others),
+        *(Bar(one.label("float16"), one.us, one.read_us) for one in others),
         *(Bar(f"kvgen {width}", ours[spec].us, ours[spec].read_us, ours=True) for width, spec in OURS.items()),
     ]
 

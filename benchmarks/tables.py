@@ -116,7 +116,7 @@ def summary() -> str:
 
 def flashinfer() -> str:
     """FlashInfer over its unquantized and its fp8 cache."""
-    found = rows("h200_flashinfer.csv")
+    found = [r for r in rows("h200_flashinfer.csv") if r["spec"] == "serving-kv4"]
     body = []
     for workload in SERVING:
         us = {r["backend"]: float(r["us"]) for r in at(found, workload)}

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.errors import KvgenError
+from kvgen.spec import Workload
+from kvgen.spec.model import DType
 
 NAMES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
 """Providers as they write their own names."""
+SHORT: dict[DType, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,19 @@ class Result:
     lengths: str = "equal"
 
     @property
-    def dtype(self) -> str:
-        """What the provider's cache holds, if its name says it."""
-        found = re.search(r"(fp|bf|int)\d+", self.backend)
-        return found[0] if found else "fp16" if self.provider == "flashinfer" else ""
+    def workload(self) -> str:
+        """The key of the workload of equal lengths."""
+        return Workload(batch=self.batch, kv_len=self.kv_len, q_len=self.q_len).key
 
     @property
-    def label(self) -> str:
-        """The provider and the type of its cache."""
-        return f"{NAMES.get(self.provider, self.provider)} {self.dtype}".strip()
+    def dtype(self) -> str:
+        """What the provider's cache holds, if its name says it; else it is the spec's type."""
+        found = re.search(r"(fp|bf|int)\d+", self.backend)
+        return found[0] if found else ""
+
+    def label(self, own: DType) -> str:
+        """The provider and the type of its cache; `own` is the spec's."""
+        return f"{NAMES.get(self.provider, self.provider)} {self.dtype or SHORT[own]}"
 
     @property
     def idle_rested(self) -> bool:

@@ -48,9 +48,9 @@ def _own(entry: Entry, timing: Timing, backend: str) -> list[Bar]:
 
 
 def _peers(entry: Entry, work: Workload, results: Sequence[Result]) -> list[Bar]:
-    shape = (entry.spec.name, str(entry.device.get("name")), work.batch, work.kv_len, work.q_len)
-    here = [one for one in results if one.idle_rested and (one.spec, one.device, one.batch, one.kv_len, one.q_len) == shape]
-    return [Bar(one.label, one.us, one.read_us) for one in fastest_peers(here)]
+    wanted = (entry.spec.name, str(entry.device.get("name")), work.key)
+    here = [one for one in results if one.idle_rested and (one.spec, one.device, one.workload) == wanted]
+    return [Bar(one.label(entry.spec.attention.dtype), one.us, one.read_us) for one in fastest_peers(here)]
 
 
 def _told(timing: Timing, rows: Sequence[Bar]) -> str:

@@ -20,7 +20,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path):
     write_csv(tmp_path / "rows.csv", [row("kvgen", "cuda", 10.0), row("flashinfer", "batch-decode-fp8", 20.0)], FACTS)
     ours, other = read_results(tmp_path / "rows.csv")
     assert ours == Result("kvgen", "cuda", "tiny", 2, 512, 1, 10.0, 5.0, "burst", "GPU", "2026-01-01")
-    assert (other.label, other.idle_rested) == ("FlashInfer fp8", True)
+    assert (other.label("float16"), other.workload, other.idle_rested) == ("FlashInfer fp8", "2x512", True)
 
 
 def test_the_fastest_of_every_library_and_kind_of_cache_stand_for_it(tmp_path: Path):
@@ -29,8 +29,8 @@ def test_the_fastest_of_every_library_and_kind_of_cache_stand_for_it(tmp_path: P
         row("flashinfer", "batch-decode", 25.0), row("flashinfer", "batch-decode-fp8", 15.0), row("new", "it", 40.0),
     ]  # fmt: skip
     write_csv(tmp_path / "rows.csv", given, FACTS)
-    labels = [one.label for one in fastest_peers(read_results(tmp_path / "rows.csv"))]
-    assert labels == ["new", "FlashInfer fp16", "torch bf16", "FlashInfer fp8"]
+    labels = [one.label("bfloat16") for one in fastest_peers(read_results(tmp_path / "rows.csv"))]
+    assert labels == ["new bf16", "FlashInfer bf16", "torch bf16", "FlashInfer fp8"]
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "cannot read"), ("a,b\n1,2\n", "no table"), ("provider\nx\n", "no table")])
