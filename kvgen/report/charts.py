@@ -11,7 +11,7 @@ from kvgen.bench.results import Result, fastest_peers
 from kvgen.pages import svg
 from kvgen.pages.bars import Bar, bar_chart
 from kvgen.pages.course import Course, course_chart
-from kvgen.pages.numbers import fraction, microseconds
+from kvgen.pages.numbers import fraction
 from kvgen.registry.entry import Entry
 from kvgen.report.studies import StudyView
 from kvgen.spec import Workload
@@ -28,13 +28,15 @@ class Chart:
 
 
 def rooflines(entry: Entry, results: Sequence[Result]) -> list[Chart]:
-    """Per measured workload: ours, the default, the other back end, and other libraries, each beside a read of its bytes."""
+    """Per measured workload: ours, the default, the other back end, other libraries, each with the read of its bytes, and our read."""
     charts = []
     for launch in entry.launches:
-        timing = entry.timing(launch.workload)
+        timing, peers = entry.timing(launch.workload), _peers(entry, launch.workload, results)
         if timing is not None:
-            rows = [*_own(entry, timing, launch.backend), *_peers(entry, launch.workload, results)]
-            charts.append(Chart(launch.workload.key.replace("x", " × ", 1), _told(timing, rows), bar_chart(rows, launch.workload.key)))
+            read = [Bar("pure read", timing.read_us)] if timing.read_us is not None else []
+            chart = bar_chart([*_own(entry, timing, launch.backend), *peers, *read], launch.workload.key)
+            told = f"{peers[-1].us / timing.us:.1f} times as fast as {peers[-1].name}." if peers else ""
+            charts.append(Chart(launch.workload.key.replace("x", " × ", 1), told, chart))
     return charts
 
 
@@ -48,17 +50,10 @@ def _own(entry: Entry, timing: Timing, backend: str) -> list[Bar]:
 
 
 def _peers(entry: Entry, work: Workload, results: Sequence[Result]) -> list[Bar]:
+    """The slowest first."""
     wanted = (entry.spec.name, str(entry.device.get("name")), work.key)
     here = [one for one in results if one.idle_rested and (one.spec, one.device, one.workload) == wanted]
     return [Bar(one.label(entry.spec.attention.dtype), one.us, one.read_us) for one in fastest_peers(here)]
-
-
-def _told(timing: Timing, rows: Sequence[Bar]) -> str:
-    own = ("default", "best ")
-    others = [row for row in rows if not row.ours and not row.name.startswith(own)]
-    next_best = min(others, key=lambda row: row.us, default=None)
-    ahead = f"{next_best.us / timing.us:.1f} times as fast as {next_best.name}. " if next_best else ""
-    return ahead + ("" if timing.read_us is None else f"A read of its bytes alone takes {microseconds(timing.read_us)}.")
 
 
 def courses(studies: Sequence[StudyView]) -> list[Chart]:

@@ -86,5 +86,5 @@ def test_the_report_says_who_won_and_who_came_second(mixed: TuningResult):
     assert '<td class="keep">1x128</td><td class="keep">cpu</td>' in page
     assert '<td class="keep">2x512</td><td class="keep">tilelang</td>' in page
     assert page.count("1.50×") == 2
-    for name in ("kvgen cpu", "best tilelang", "kvgen tilelang", "best cpu"):
+    for name in ("kvgen cpu", "best tilelang", "kvgen tilelang", "best cpu", "pure read"):
         assert f">{name}</text>" in page
