@@ -124,7 +124,9 @@ def test_what_names_hold_is_escaped(result: TuningResult, cache: ArtifactCache):
 
 
 def test_a_page_about_accuracy_is_linked(result: TuningResult, cache: ArtifactCache):
-    assert "kvgen-accuracy.html" in Balanced(render([result.entry], cache, accuracy="kvgen-accuracy.html")).links
+    for entries in ([], [result.entry]):
+        assert "kvgen-accuracy.html" in Balanced(render(entries, cache, accuracy="kvgen-accuracy.html")).links
+        assert "kvgen-accuracy.html" not in render(entries, cache)
 
 
 def test_the_grid_becomes_maps_and_what_is_beside_it_a_table(result: TuningResult, cache: ArtifactCache):
