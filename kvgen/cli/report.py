@@ -35,5 +35,7 @@ def report(
     if as_json:
         print_json([{"key": e.key, "spec": e.spec.name, "studies": [asdict(view) for view in study_views(e, cache)]} for e in entries])
         return
-    output.write_text(render(entries, cache))
+    from kvgen.accuracy.page import FILE
+
+    output.write_text(render(entries, cache, accuracy=FILE if (output.parent / FILE).is_file() else None))
     typer.echo(f"wrote {output}: {len(entries)} entries")

@@ -90,8 +90,8 @@ def _failures(records: Sequence[Record]) -> tuple[tuple[str, int, str, str], ...
     return tuple(told)
 
 
-def render(entries: Iterable[Entry], cache: ArtifactCache) -> str:
-    """One self-contained HTML page."""
+def render(entries: Iterable[Entry], cache: ArtifactCache, accuracy: str | None = None) -> str:
+    """One self-contained HTML page; `accuracy` is the address of a page of `kvgen accuracy`, which it links."""
     import jinja2
 
     from kvgen import __version__
@@ -100,7 +100,7 @@ def render(entries: Iterable[Entry], cache: ArtifactCache) -> str:
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["us"] = lambda value: "–" if value is None else f"{value / 1000:.3g} ms" if value >= 1000 else f"{value:.3g} µs"
     pages = [{"entry": entry, "studies": study_views(entry, cache)} for entry in entries]
-    return environment.get_template(TEMPLATE).render(pages=pages, version=__version__, polyline=polyline)
+    return environment.get_template(TEMPLATE).render(pages=pages, version=__version__, polyline=polyline, accuracy=accuracy)
 
 
 def polyline(values: Sequence[float], width: int, height: int) -> str:
