@@ -53,9 +53,9 @@ class Predictions:
     """Of every token that was predicted, [batch, scored] each."""
 
     loss: torch.Tensor
-    """-log of the probability of the text's token, in nats, float32."""
+    """-log of the probability of the text's token, in nats, float64."""
     log_probabilities: torch.Tensor
-    """Of all tokens, float32 [batch, scored, vocabulary]."""
+    """Of all tokens, float64 [batch, scored, vocabulary]."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +115,21 @@ def predictions(model: Transformer, kernel: Decoder, given: Prompt) -> Predictio
 
         found.append(model(given.tokens[:, position : position + 1], attend, start=position))
         first.advance(1)
-    likely = torch.cat(found, dim=1).log_softmax(-1)
+    likely = torch.cat(found, dim=1).double().log_softmax(-1)
     loss = -likely.gather(-1, given.tokens[:, kept + 1 :].unsqueeze(-1)).squeeze(-1)
     return Predictions(loss, likely)
 
 
 def score(length: int, found: Predictions, unquantized: Predictions) -> Score:
     """One format's predictions against those over an unquantized cache."""
-    more = (found.loss - unquantized.loss).double()
+    more = found.loss - unquantized.loss
     ratio = math.exp(float(more.mean()))
     right = unquantized.log_probabilities
-    divergence = (right.exp() * (right - found.log_probabilities)).sum(-1).double()
+    divergence = (right.exp() * (right - found.log_probabilities)).sum(-1)
     return Score(
         length,
-        perplexity=math.exp(float(found.loss.double().mean())),
-        unquantized=math.exp(float(unquantized.loss.double().mean())),
+        perplexity=math.exp(float(found.loss.mean())),
+        unquantized=math.exp(float(unquantized.loss.mean())),
         increase=ratio - 1,
         increase_error=ratio * float(more.std()) / math.sqrt(more.numel()),
         agreement=float((found.log_probabilities.argmax(-1) == right.argmax(-1)).double().mean()),

@@ -39,18 +39,18 @@ class Better:
 
 
 CLAIMS: tuple[Close | Better, ...] = (
-    Close("8 bits are as good as 16 (INT8 KV-cache quantization)", "int8-per-channel", 0.001),
-    Close("8 bits per token are as good as 16 (TurboMind, QServe)", "turbomind-int8", 0.001),
+    Close("8 bits per channel are as good as 16 (the INT8 paper, 7.3)", "int8-per-channel", 0.001),
+    Close("8 bits per token are as good as 16 (TurboMind)", "turbomind-int8", 0.001),
     Close("4 bits are close to 16 (BitDecoding)", "bitdecoding-int4", 0.01),
-    Better("K needs the bits more than V: K4V2 before K2V4 (TurboMind, Kitty)", "k4v2", "k2v4"),
-    Better("K per channel before K per token, under outlier channels (KIVI, BitDecoding)", "bitdecoding-int4", "turbomind-int4"),
+    Better("K needs the bits more than V: K4V2 before K2V4 (Kitty, 3.1)", "k4v2", "k2v4"),
+    Better("K per channel before K per token, under outlier channels (KIVI; BitDecoding, 2.2)", "bitdecoding-int4", "turbomind-int4"),
     Better("smaller groups help: KIVI's of 32 before those of 128", "kivi-int2", "bitdecoding-int2"),
-    Better("unquantized first tokens help a 2-bit cache (Kitty)", "kitty-unboosted", "bitdecoding-int2"),
-    Better("boosted channels help, at the same sink and local tokens (Kitty)", "kitty", "kitty-unboosted"),
-    Better("Kitty before KIVI-2, at groups of 128 (Kitty)", "kitty", "bitdecoding-int2"),
-    Better("Kitty-Pro before Kitty (Kitty)", "kitty-pro", "kitty"),
-    Better("channels chosen by their mean before fixed ones, 12.5 % (Kitty)", "kitty", "kitty-static"),
-    Better("channels chosen by their mean before fixed ones, 25 % (Kitty)", "kitty-pro", "kitty-pro-static"),
+    Better("unquantized first tokens help a 2-bit cache (Kitty, 3.1)", "kitty-unboosted", "bitdecoding-int2"),
+    Better("boosted channels help, at the same sink and local tokens (Kitty, 5.4)", "kitty", "kitty-unboosted"),
+    Better("Kitty before KIVI-2, at groups of 128 (Kitty, 5.2)", "kitty", "bitdecoding-int2"),
+    Better("Kitty-Pro before Kitty (Kitty, 5.2)", "kitty-pro", "kitty"),
+    Better("channels chosen by their mean before fixed ones, 12.5 % (Kitty, 5.4)", "kitty", "kitty-static"),
+    Better("channels chosen by their mean before fixed ones, 25 % (Kitty, 5.4)", "kitty-pro", "kitty-pro-static"),
 )
 
 

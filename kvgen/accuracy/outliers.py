@@ -46,8 +46,8 @@ def outliers(keys: Sequence[torch.Tensor], factor: float = 1.0) -> Outliers:
 
 
 def factor_for(found: Outliers) -> float:
-    """The least power of two that brings the largest channels to RATIO times the median; 1 where they are there."""
-    return 2.0 ** max(0, math.ceil(math.log2(RATIO / found.largest)))
+    """The power of two that brings the largest channels nearest to RATIO times the median; 1 where they are there."""
+    return 2.0 ** max(0, round(math.log2(RATIO / found.largest)))
 
 
 @torch.no_grad()

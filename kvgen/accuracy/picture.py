@@ -23,6 +23,14 @@ PANELS: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
     ("time of a step at 8 × 32768 tokens, µs", step_us),
 )
 QUALITY = "divergence of predictions, nats per token"
+TICKS = (2, 2.5, 3, 4, 5, 6, 8, 10, 16, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
+FONT = 8.5
+OFFSETS = (0, 8, -8, 14, -14, 22, -22, 32, -32, 44, -44)
+"""Heights of a name above its point, in points of 1/72 inch, in the order in which they are tried."""
+
+Point = tuple[float, Row]
+Box = tuple[float, float, float, float]
+"""Left, lower, right and upper edge in points."""
 
 
 def figure(rows: Sequence[Row], theme: Theme) -> Any:
@@ -33,18 +41,23 @@ def figure(rows: Sequence[Row], theme: Theme) -> Any:
     shown = longest(rows)
     panels = [(title, cost) for title, cost in PANELS if any(cost(row) is not None for row in shown)]
     color = COLORS[theme]
-    made = Figure(figsize=(6.2 * len(panels), 4.8), facecolor=color["ground"], layout="constrained")
-    for axes, (title, cost) in zip(made.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    made = Figure(figsize=(6.6 * len(panels), 5.2), facecolor=color["ground"], layout="constrained")
+    every = made.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, cost) in zip(every, panels, strict=True):
         _style(axes, title, color)
-        _draw(axes, shown, cost, color)
+        _draw(axes, [(paid, row) for row in shown if (paid := cost(row)) is not None], front(shown, cost), color)
+    every[0].set_ylabel(QUALITY, color=color["ink"])
+    made.draw_without_rendering()  # the layout decides where points lie, and labels follow them
+    for axes, (_, cost) in zip(every, panels, strict=True):
+        _label(axes, [(paid, row) for row in shown if (paid := cost(row)) is not None], front(shown, cost), color)
     return made
 
 
 def _style(axes: Any, title: str, color: dict[str, str]) -> None:
     axes.set_facecolor(color["ground"])
     axes.set_yscale("log")
+    axes.set_xscale("log", base=2)
     axes.set_xlabel(title, color=color["ink"])
-    axes.set_ylabel(QUALITY, color=color["ink"])
     axes.tick_params(which="both", colors=color["ink"])
     axes.grid(which="major", color=color["faint"], linewidth=0.6)
     axes.set_axisbelow(True)
@@ -53,38 +66,50 @@ def _style(axes: Any, title: str, color: dict[str, str]) -> None:
         spine.set_color(color["faint"])
 
 
-def _draw(axes: Any, rows: Sequence[Row], cost: Callable[[Row], float | None], color: dict[str, str]) -> None:
-    best = front(rows, cost)
-    axes.plot([cost(row) for row in best], [row.divergence for row in best], color=color["best"], linewidth=1.2, zorder=2)
-    points = [(paid, row) for row in rows if (paid := cost(row)) is not None]
+def _draw(axes: Any, points: Sequence[Point], best: Sequence[Row], color: dict[str, str]) -> None:
+    """The points with their standard errors, and the line through the front."""
+    line = [(paid, row.divergence) for row in best for paid, other in points if other is row]
+    axes.plot(*zip(*line, strict=True), color=color["best"], linewidth=1.2, zorder=2)
     for paid, row in points:
         shade = color["best"] if row in best else color["mark"]
         axes.errorbar(paid, row.divergence, yerr=row.divergence_error, fmt="o", color=shade, markersize=5, elinewidth=1, zorder=3)
-    widest = max(paid for paid, _ in points)
-    axes.set_xlim(0, widest * 1.1)
-    placed: list[tuple[float, float]] = []
-    for paid, row in sorted(points, key=lambda point: -point[1].divergence):
-        _label(axes, row.name, paid, row.divergence, placed, color["best"] if row in best else color["ink"], left=paid > 0.7 * widest)
+    least, most = min(paid for paid, _ in points), max(paid for paid, _ in points)
+    axes.set_xlim(least / 1.25, most * 1.5)
+    ticks = [tick for tick in TICKS if least / 1.25 <= tick <= most * 1.5]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.margins(y=0.09)
 
 
-def _label(axes: Any, text: str, x: float, y: float, placed: list[tuple[float, float]], ink: str, *, left: bool) -> None:
-    """Beside the point, and moved down by lines of text while a label that was placed already is near."""
-    figure = axes.figure
-    here = axes.transData.transform((x, y))
-    line = 11.0 * figure.dpi / 72
-    place = here[1]
-    while any(abs(place - other_y) < line and abs(here[0] - other_x) < 1.6 * figure.dpi for other_x, other_y in placed):
-        place -= line / 2
-    placed.append((here[0], place))
-    axes.annotate(
-        text,
-        (x, y),
-        xytext=(-7 if left else 7, (place - here[1]) * 72 / figure.dpi - 3),
-        textcoords="offset points",
-        ha="right" if left else "left",
-        fontsize=8,
-        color=ink,
-    )
+def _label(axes: Any, points: Sequence[Point], best: Sequence[Row], color: dict[str, str]) -> None:
+    """Names beside their points, where they cover neither points nor names."""
+    unit = axes.figure.dpi / 72
+    places = [tuple(value / unit for value in axes.transData.transform((paid, row.divergence))) for paid, row in points]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    frame = axes.get_window_extent()
+    left, right = frame.x0 / unit, frame.x1 / unit
+    for (x, y), (paid, row) in zip(places, points, strict=True):
+        width = 0.6 * FONT * len(row.name)
+        boxes = [(x + dx if dx > 0 else x + dx - width, y + dy - FONT / 2) for dy in OFFSETS for dx in (8, -8)]
+        inside = [box for box in boxes if left < box[0] and box[0] + width < right]
+        free = [box for box in inside if not any(_overlap((*box, box[0] + width, box[1] + FONT), other) for other in taken)]
+        at = (free or inside or boxes)[0]
+        taken.append((*at, at[0] + width, at[1] + FONT))
+        axes.annotate(
+            row.name,
+            (paid, row.divergence),
+            xytext=(at[0] - x if at[0] > x else at[0] + width - x, at[1] - y + FONT / 2),
+            textcoords="offset points",
+            ha="left" if at[0] > x else "right",
+            va="center",
+            fontsize=FONT,
+            color=color["best"] if row in best else color["ink"],
+            arrowprops={"arrowstyle": "-", "color": color["mark"], "linewidth": 0.5} if abs(at[1] - y + FONT / 2) > FONT else None,
+        )
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def svg(rows: Sequence[Row], theme: Theme) -> str:

@@ -66,10 +66,8 @@ def recommend(
         print_json({"formats": [option.to_json() for option in found], "best": pick.row.name, "measured": facts})
         return
     _show(found, model)
-    typer.echo(
-        f"\nPerplexity is that of the {facts.get('model')} model of `kvgen accuracy` ({facts.get('device')}, {facts.get('date')}): it compares"
-        f" formats, and does not predict that of {model}.\n"
-    )
+    source = f"the {facts.get('model')} model of `kvgen accuracy` ({facts.get('device')}, {facts.get('date')})"
+    typer.echo(f"\nPerplexity is that of {source}: it compares formats, and does not predict that of {model}.\n")
     typer.echo(f"# {pick.row.name}: {_entries(pick.entries) or 'not tuned yet: kvgen build'}")
     typer.echo(dump_spec(pick.spec), nl=False)
 
