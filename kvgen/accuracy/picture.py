@@ -74,8 +74,8 @@ def _draw(axes: Any, points: Sequence[Point], best: Sequence[Row], color: dict[s
         shade = color["best"] if row in best else color["mark"]
         axes.errorbar(paid, row.divergence, yerr=row.divergence_error, fmt="o", color=shade, markersize=5, elinewidth=1, zorder=3)
     least, most = min(paid for paid, _ in points), max(paid for paid, _ in points)
-    axes.set_xlim(least / 1.25, most * 1.5)
-    ticks = [tick for tick in TICKS if least / 1.25 <= tick <= most * 1.5]
+    axes.set_xlim(least / 1.4, most * 1.5)
+    ticks = [tick for tick in TICKS if least / 1.4 <= tick <= most * 1.5]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.margins(y=0.09)
