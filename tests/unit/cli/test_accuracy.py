@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvgen.accuracy import recommend, run
-from kvgen.accuracy.row import Row, read_csv
+from kvgen.accuracy.row import read_csv
 from kvgen.accuracy.run import Table
 from kvgen.accuracy.train import Point
 from kvgen.cli.app import main
