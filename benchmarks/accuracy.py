@@ -62,7 +62,7 @@ def measure(folder: Path) -> None:
     write_curve(
         folder / f"{name}_loss.csv", found.curve, {fact: found.facts[fact] for fact in ("model", "text", "device", "torch", "date")}
     )
-    print(f"{len(specs)} formats in {time.monotonic() - began:.0f} s, {sum(os.times()[:2]):.0f} s of processors")
+    print(f"{len(specs)} formats in {time.monotonic() - began:.0f} s, {sum(os.times()[:4]):.0f} s of processors")
 
 
 if __name__ == "__main__":

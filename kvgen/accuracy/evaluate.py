@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from kvgen.accuracy.model import Transformer, causal
+from kvgen.errors import KvgenError
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.plan import Plan
 
@@ -78,12 +79,19 @@ class Score:
     """Its standard error."""
 
 
+def require_text(text: torch.Tensor, length: int, *, batch: int = BATCH, scored: int = SCORED) -> None:
+    """Raise KvgenError where a length leaves no prompt, or the text is too short for it."""
+    if length <= scored:
+        raise KvgenError(f"accuracy is taken over the last {scored} tokens of a sequence, so a length of {length} is too short")
+    if len(text) < batch + length:
+        raise KvgenError(f"{batch} sequences of {length} tokens need more text than the {len(text)} tokens that there are")
+
+
 @torch.no_grad()
 def prompt(model: Transformer, text: torch.Tensor, length: int, *, batch: int = BATCH, scored: int = SCORED) -> Prompt:
-    """Sequences of `length` tokens from places at equal distances in the text. Raises ValueError where the text is too short for it."""
+    """Sequences of `length` tokens from places at equal distances in the text. Raises as `require_text` does."""
+    require_text(text, length, batch=batch, scored=scored)
     device = model.embedding.weight.device
-    if length <= scored or len(text) < batch + length:
-        raise ValueError(f"a length of {length} tokens needs more than {scored}, and a text of {batch + length}, which has {len(text)}")
     starts = range(0, len(text) - length, (len(text) - length) // batch)[:batch]
     tokens = torch.stack([text[start : start + length + 1] for start in starts]).to(device)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -28,6 +28,10 @@ class Attender(Protocol):
     def attend(self, q: torch.Tensor, cache: KVCache, *, sinks: torch.Tensor | None) -> torch.Tensor: ...
 
 
+HEAD_LIMIT = 2.0
+"""A single head may be so many times further from the reference than the whole output may."""
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What a format costs, and how exactly a kernel computes it."""

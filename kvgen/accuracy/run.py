@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvgen.accuracy.evaluate import Predictions, Prompt, predictions, prompt, score
+from kvgen._machine import cores
+from kvgen.accuracy.evaluate import Predictions, Prompt, predictions, prompt, require_text, score
 from kvgen.accuracy.outliers import Outliers, factor_for, outliers, with_outliers
 from kvgen.accuracy.outputs import outputs
 from kvgen.accuracy.recipe import Recipe
@@ -50,18 +53,15 @@ class Bench:
     """Of the model as it was trained."""
     given: Outliers
     """Of the one that is evaluated."""
-    target: Target
-    right: dict[tuple[str, int], Predictions]
-
-    def over(self, kernel: Kernel, given: Prompt) -> Predictions:
-        """Predictions over a kernel's cache."""
-        return predictions(self.model, kernel, given)
+    wide: Mapping[str, Kernel]
+    """Kernels over 16 bits by dtype."""
+    right: dict[tuple[str, int], Predictions] = field(default_factory=dict)
 
     def unquantized(self, spec: KernelSpec, given: Prompt) -> Predictions:
         """Predictions over a cache of 16 bits."""
         key = spec.attention.dtype, given.length
         if key not in self.right:
-            self.right[key] = self.over(kernel_of(unquantized(spec)), given)
+            self.right[key] = predictions(self.model, self.wide[spec.attention.dtype], given)
         return self.right[key]
 
 
@@ -84,23 +84,27 @@ def table(
     device = torch.device("cpu" if target == "cpu" else "cuda")
     formats = {name: for_model(spec, recipe.shape, target) for name, spec in specs.items()}
     text = text_of(recipe)
+    for length in lengths or recipe.lengths:
+        require_text(text.held_out, length)
+    wide: dict[str, KernelSpec] = {spec.attention.dtype: unquantized(spec) for spec in formats.values()}
+    kernels = kernels_of([*formats.values(), *wide.values()])
+    over_wide = dict(zip(wide, kernels[len(formats) :], strict=True))
     model, curve = model_of(recipe, text, device, told, again=again)
-    bench = prepared(model, text.held_out, lengths or recipe.lengths, target)
+    bench = prepared(model, text.held_out, lengths or recipe.lengths, over_wide)
     rows: list[Row] = []
-    for name, spec in formats.items():
-        kernel = kernel_of(spec)
-        with one_thread(kernel):
+    with one_thread(kernels):
+        for (name, spec), kernel in zip(formats.items(), kernels, strict=False):
             errors = outputs(kernel, KV_LEN, seed)
             for given in bench.prompts:
-                found = score(given.length, bench.over(kernel, given), bench.unquantized(spec, given))
+                found = score(given.length, predictions(bench.model, kernel, given), bench.unquantized(spec, given))
                 rows.append(Row.of(name, bits_per_element(specs[name]), errors, found, (times or {}).get(name)))
-        last = rows[-1]
-        told(f"{name}: perplexity {last.perplexity:.4f} at {last.length} tokens, {last.increase:+.3%}")
+            last = rows[-1]
+            told(f"{name}: perplexity {last.perplexity:.4f} at {last.length} tokens, {last.increase:+.3%}")
     return Table(tuple(rows), tuple(curve), {**facts(target), **_model_facts(recipe, text.digest, bench)})
 
 
-def prepared(model: Transformer, text: torch.Tensor, lengths: Sequence[int], target: Target) -> Bench:
-    """The model with outlier channels, and prompts of these lengths. The model that is given stays as it is."""
+def prepared(model: Transformer, text: torch.Tensor, lengths: Sequence[int], wide: Mapping[str, Kernel]) -> Bench:
+    """The model with outlier channels, and prompts of these lengths; `wide` are kernels over 16 bits. The model given stays as it is."""
     keys = [k for k, _ in prompt(model, text, max(lengths)).kept]
     trained = outliers(keys)
     factor = factor_for(trained)
@@ -108,32 +112,38 @@ def prepared(model: Transformer, text: torch.Tensor, lengths: Sequence[int], tar
     with_outliers(model, keys, factor)
     prompts = tuple(prompt(model, text, length) for length in sorted(lengths))
     given = outliers([k for k, _ in prompts[-1].kept], factor)
-    return Bench(model, prompts, trained, given, target, {})
+    return Bench(model, prompts, trained, given, wide)
 
 
-def kernel_of(spec: KernelSpec) -> Kernel:
-    """The kernel of a spec. That its schedule was not tuned for these heads does not matter here, so that warning is not shown."""
+def kernels_of(specs: Iterable[KernelSpec]) -> list[Kernel]:
+    """The kernels of specs, compiled in parallel. That no schedule was tuned for these heads does not matter here, and is not told."""
     from kvgen.api import get_kernel
     from kvgen.api.fetch import FallbackWarning
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
         warnings.simplefilter("ignore", FallbackWarning)
-        return get_kernel(spec)
+        return list(pool.map(get_kernel, specs))
 
 
 @contextmanager
-def one_thread(kernel: Kernel) -> Iterator[None]:
+def one_thread(kernels: Sequence[Kernel]) -> Iterator[None]:
     """On the CPU, a step of a small model takes longer on several threads than on one: they wait for each other hundreds of times."""
+    on_cpu = [kernel for kernel in kernels if kernel.target == "cpu"]
     before = torch.get_num_threads()
-    if kernel.target == "cpu":
-        kernel.set_threads(1)
-        torch.set_num_threads(1)
+
+    def limit(threads: int) -> None:
+        torch.set_num_threads(threads)
+        for kernel in on_cpu:
+            kernel.set_threads(min(threads, os.cpu_count() or 1))
+
+    if not on_cpu:
+        yield
+        return
+    limit(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-        if kernel.target == "cpu":
-            kernel.set_threads(before)
+        limit(before)
 
 
 def facts(target: Target) -> dict[str, Any]:

@@ -38,6 +38,12 @@ def test_an_entry_without_studies_is_still_shown(tmp_path: Path):
     assert "Nothing is registered yet" in render([], empty)
 
 
+def test_a_page_about_accuracy_is_linked_where_there_is_one(tmp_path: Path):
+    cache = ArtifactCache(tmp_path)
+    assert '<a href="kvgen-accuracy.html">' in render([], cache, accuracy="kvgen-accuracy.html")
+    assert "<a href" not in render([], cache)
+
+
 def test_the_curve_falls_to_the_bottom():
     points = [tuple(map(float, pair.split(","))) for pair in polyline([4.0, 2.0, 1.0], 100, 50).split()]
     assert points == [(0.0, 0.0), (50.0, 25.0), (100.0, 50.0)]
