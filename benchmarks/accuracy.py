@@ -3,8 +3,8 @@
     python -m benchmarks.accuracy             # every format through kernels of this machine's GPU, or of its CPU
     python -m benchmarks.accuracy --draw      # only draw the pictures again, from the table that is committed
 
-Writes cpu.csv or h200.csv and the loss curve of its model to $OUT, by default to benchmarks/results/accuracy. Without $OUT, the
-pictures of the documents follow the table that ships (that of the H200, if there is one).
+Writes cpu.csv or h200.csv and the loss curve of its model to $OUT/accuracy, by default to benchmarks/results/accuracy. Without
+$OUT, the pictures of the documents follow the table that ships (that of the H200, if there is one).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     if not sys.argv[1:]:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        measure(Path(os.environ.get("OUT") or RESULTS / "accuracy"))
+        measure(Path(os.environ.get("OUT") or RESULTS) / "accuracy")
     if "OUT" not in os.environ:
         PICTURE.parent.mkdir(parents=True, exist_ok=True)
         write_pngs(PICTURE, read_csv(results())[0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -15,29 +13,11 @@ from kvgen.accuracy.suite import unquantized
 from kvgen.accuracy.text import Corpus
 from kvgen.api import Kernel
 from kvgen.errors import KvgenError
-from kvgen.reference.places import param_offsets
-from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec, load_spec
+from tests.support.planted import Planted
 from tests.support.specs import base
 
 SCORED = 64
-
-
-class Planted:
-    """A kernel whose caches have the scales of one KV head off by 5 %, as a kernel would that reads them wrongly."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
-
-    def prefill(self, cache: KVCache, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
-        self.kernel.prefill(cache, k, v, **options)
-        words = cache.packed[:, 1].contiguous().view(torch.float16)
-        places = param_offsets(self.kernel.layout, "key")[0].flatten() // 2
-        words[..., places] = (words[..., places].float() * 1.05).half()
-        cache.packed[:, 1] = words.view(torch.uint8)
 
 
 @pytest.fixture(scope="module")
