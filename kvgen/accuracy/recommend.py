@@ -72,7 +72,7 @@ class Option:
             "bytes_per_token": self.token_bytes,
             "unquantized_tokens": self.unquantized_tokens,
             "entries": [{"key": entry.key, "device": entry.device.get("name"), "standings": entry.standings()} for entry in self.entries],
-            "spec": self.spec.model_dump(mode="json"),
+            "spec": self.spec.to_json(),
         }
 
 
@@ -91,12 +91,12 @@ def model_shape(text: str) -> ModelShape:
 
 def spec_for(name: str, shape: ModelShape, dtype: DType) -> KernelSpec:
     """A format of the suite with a model's heads; groups of channels are no larger than a head. Raises SpecError where that is no spec."""
-    fields = suite()[name].model_dump(mode="json", exclude={"workloads", "arch"})
+    fields = suite()[name].to_json()
     for operand in ("key", "value"):
         if fields[operand]["axis"] == "token":
             fields[operand]["group"] = min(fields[operand]["group"], shape.head_dim)
     heads = {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "dtype": dtype}
-    return load_spec({**fields, "attention": heads})
+    return load_spec({"name": name, "attention": heads, **{part: fields[part] for part in ("key", "value", "cache")}})
 
 
 def results() -> Path:

@@ -20,7 +20,7 @@ _BITS: dict[str, tuple[int, int]] = {"k8v4": (8, 4), "k4v2": (4, 2), "k2v4": (2,
 def suite() -> dict[str, KernelSpec]:
     """Formats by name, with Llama-3.1-8B's heads in float16: the presets, mixed widths, and what tells the parts of Kitty apart."""
     found = {name: spec for name, spec in presets().items() if name not in SAME_AS}
-    plain, kitty = (presets()[name].model_dump(mode="json") for name in ("bitdecoding-int4", "kitty"))
+    plain, kitty = (presets()[name].to_json() for name in ("bitdecoding-int4", "kitty"))
     variants: dict[str, dict[str, Any]] = {
         **{name: _over(plain, key={"bits": k}, value={"bits": v}) for name, (k, v) in _BITS.items()},
         "kitty-unboosted": _over(kitty, key={"boost": {"fraction": 0.0}}),
@@ -28,7 +28,7 @@ def suite() -> dict[str, KernelSpec]:
         "kitty-pro-static": _over(kitty, key={"boost": {"fraction": 0.25, "select": "static"}}),
     }
     found |= {name: load_spec({**fields, "name": name}) for name, fields in variants.items()}
-    return {name: load_spec(_over(spec.model_dump(mode="json"), attention={"dtype": "float16"})) for name, spec in found.items()}
+    return {name: load_spec(_over(spec.to_json(), attention={"dtype": "float16"})) for name, spec in found.items()}
 
 
 def for_model(spec: KernelSpec, shape: Shape, arch: Arch) -> KernelSpec:
@@ -43,14 +43,14 @@ def for_model(spec: KernelSpec, shape: Shape, arch: Arch) -> KernelSpec:
                 f" {shape.head_dim}; only formats whose groups divide them can be compared"
             )
     heads = {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "dtype": spec.attention.dtype}
-    fields = spec.model_dump(mode="json", include={"key", "value", "cache"})
-    return load_spec({**fields, "name": spec.name, "arch": arch, "attention": heads})
+    fields = spec.to_json()
+    return load_spec({**{part: fields[part] for part in ("key", "value", "cache")}, "name": spec.name, "arch": arch, "attention": heads})
 
 
 def unquantized(spec: KernelSpec) -> KernelSpec:
     """The same attention over a cache of 16 bits."""
     wide = {"bits": 16, "axis": "token", "group": spec.attention.head_dim}
-    attention = spec.attention.model_dump(mode="json")
+    attention = spec.attention.to_json()
     return load_spec({"name": "unquantized", "arch": spec.arch, "attention": attention, "key": wide, "value": wide})
 
 

@@ -16,6 +16,8 @@ from kvgen.accuracy.row import read_csv
 from kvgen.accuracy.run import Table
 from kvgen.accuracy.train import Point
 from kvgen.cli.app import main
+from kvgen.registry import packaged_store
+from kvgen.registry.store import Store
 from kvgen.spec import load_spec
 from tests.support.commands import TINY
 
@@ -147,3 +149,15 @@ def test_recommend_refuses_with_a_reason(kvgen: Command, words: list[str], code:
     ended, _, err = kvgen("recommend", *words)
     assert ended == code
     assert said in " ".join(err.replace("│", "").split())
+
+
+def test_show_tells_the_quality_of_an_entry(kvgen: Command, tmp_path: Path) -> None:
+    entry = next(one.entry for one in packaged_store().all() if one.entry is not None and one.entry.spec.name == "kitty")
+    code, out, _ = kvgen("show", entry.key)
+    assert code == 0
+    assert "structured data L2 0.85" in out
+    assert f"perplexity at 2048 {entry.quality['model']['lengths']['2048']['increase']:+.3%}" in out
+    Store(tmp_path / "registry").put(replace(entry, quality={"outputs": 3}))
+    code, out, _ = kvgen("show", entry.key)
+    assert code == 0
+    assert "data L2" not in out
