@@ -69,6 +69,7 @@ def tasks(warm: float | None = None) -> list[Task]:
         Task("shapes", 260, ("python benchmarks/gpu_shapes.py",)),
         Task("backends", 150, ("python benchmarks/gpu_backends.py",)),
         Task("prompts", 120, ("python benchmarks/gpu_prompt.py",)),
+        Task("accuracy", 560, ("python -m benchmarks.accuracy",)),
         Task("reads", 60, ("python benchmarks/gpu_reads.py",)),
         Task("packing", 60, ("python benchmarks/gpu_pack.py k4v4,k8v8,k2v2 8x32768",)),
         Task("sanitizers", 240, (f"{live} --compile", f"{sanitizer} memcheck {live}", f"{sanitizer} racecheck {live}")),

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md, and the README's, from the results in benchmarks/results (its picture: picture.py).
+"""Writes the tables of the documents from the results in benchmarks/results (the README's picture: picture.py).
 
     python -m benchmarks.tables
 
@@ -11,10 +11,14 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvgen.accuracy.row import Row as AccuracyRow
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("performance.md", "formats.md", "accuracy.md")))
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 SERVING = [(1, 4096), (1, 32768), (1, 131072), (8, 32768), (32, 8192), (128, 8192)]
 SHAPES = {
@@ -54,6 +58,9 @@ FORMATS = {
     "group 32": "4 bits, 32 query heads per KV head; 8 × 32768",
     "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
 }
+
+LLAMA_LAYERS = 32
+"""Of Llama-3.1-8B, whose heads the presets have."""
 
 Row = dict[str, str]
 
@@ -176,9 +183,84 @@ def cpu() -> str:
     return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA"], body)
 
 
+def sizes() -> str:
+    """What the presets take of memory, from their packed layouts."""
+    from kvgen.reference.sizes import bits_at, bits_per_element, token_bytes
+    from kvgen.spec import presets
+
+    body = []
+    for name, spec in presets().items():
+        size, kept = token_bytes(spec, LLAMA_LAYERS), spec.cache.sink + spec.cache.local
+        bits = [f"{bits_per_element(spec):.3f}", f"{bits_at(spec, 32768):.3f}"]
+        body.append([f"`{name}`", *bits, f"{size / 1024:g}", f"{LLAMA_LAYERS * 8 * 128 * 4 / size:.2f}", str(kept)])
+    header = ["preset", "bits per element", "at 32768 tokens", "KiB per token", "times smaller than 16 bits", "tokens kept in 16 bits"]
+    return table(header, body)
+
+
+def accuracy_rows() -> tuple[list[AccuracyRow], dict[str, str]]:
+    """The table of accuracy that ships, and its facts."""
+    from kvgen.accuracy.recommend import read_csv, results
+
+    return read_csv(results())
+
+
+def accuracy() -> str:
+    """Every format at the largest length, the nearest to an unquantized cache first."""
+    from kvgen.accuracy.row import longest
+
+    body = [
+        [
+            f"`{row.name}`",
+            f"{row.bits:.3f}",
+            f"{1000 * row.divergence:.3g} ± {1000 * row.divergence_error:.2g}",
+            f"{100 * row.increase:+.3f} ± {100 * row.increase_error:.3f}",
+            f"{100 * row.agreement:.2f}",
+            f"{row.normal_l2:.4f}",
+            f"{row.structured_l2:.4f}",
+            f"{row.structured_weights_l1:.4f}",
+            "–" if row.step_us is None else figure(row.step_us),
+        ]
+        for row in sorted(longest(accuracy_rows()[0]), key=lambda row: row.divergence)
+    ]
+    header = [
+        "format",
+        "bits",
+        "divergence, 10⁻³ nats",
+        "perplexity, %",
+        "same first token, %",
+        "normal: L2",
+        "structured: L2",
+        "weights L1",
+    ]
+    return table([*header, "step at 8 × 32768, µs"], body)
+
+
+def orders() -> str:
+    """The papers' orders."""
+    from kvgen.accuracy.orders import orders as judged
+
+    return table(
+        ["claim", "measured (divergence in 10⁻³ nats)", "verdict"],
+        [[one.claim, one.measured, one.verdict] for one in judged(accuracy_rows()[0])],
+    )
+
+
+def accuracy_source() -> str:
+    """Machine, model and date of the table of accuracy."""
+    rows, facts = accuracy_rows()
+    length = max(row.length for row in rows)
+    return (
+        f"{facts['device']}, {facts['date']}, torch {facts['torch']}: the {facts['model']} model, {length} tokens, perplexity"
+        f" {rows[0].unquantized_perplexity:.2f} over 16 bits at {rows[0].length} tokens. Its widest channels of K have"
+        f" {facts['outliers_trained']} times the median range as trained, and {facts['outliers']} times as evaluated"
+        f" (multiplied by {facts['outlier_factor']}).\n"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "ragged": ragged,
     "plans": plans, "cpu": cpu,
+    "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
 }  # fmt: skip
 
 

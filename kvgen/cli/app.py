@@ -23,9 +23,9 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from kvgen.cli import archive, bench, build, check, doctor, migrate, registry, report, space, specs
+    from kvgen.cli import accuracy, archive, bench, build, check, doctor, migrate, recommend, registry, report, space, specs
 
-    for module in (build, registry, bench, space, doctor, check, report, archive, migrate, specs):
+    for module in (build, registry, bench, accuracy, recommend, space, doctor, check, report, archive, migrate, specs):
         module.register(app)
 
 

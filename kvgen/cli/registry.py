@@ -107,9 +107,25 @@ def _print_entry(entry: Entry, one: Found) -> None:
         print_table("\nresources", ["source", "kernel", "registers", "spills B", "static smem B"], kernels)
     errors = {key: f"{found['relative_l2']:.1e}" for key, found in entry.accuracy.items() if "relative_l2" in found}
     told = {key: value for key, value in entry.provenance.items() if not isinstance(value, (dict, list))}
-    for title, facts in (("relative L2", errors), ("provenance", told), ("toolchain", entry.toolchain)):
+    for title, facts in (
+        ("relative L2", errors),
+        ("quality of the format", _quality(entry)),
+        ("provenance", told),
+        ("toolchain", entry.toolchain),
+    ):
         typer.echo(f"\n{title}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None))
     typer.echo(f"\n{one.path}")
+
+
+def _quality(entry: Entry) -> dict[str, str]:
+    """What the format costs, in short; nothing where the entry says it in another form."""
+    quality = entry.quality or {}
+    try:
+        told = {f"{kind} data L2": f"{quality['outputs'][kind]['relative_l2']:.4f}" for kind in ("normal", "structured")}
+        lengths = sorted(quality["model"]["lengths"].items(), key=lambda item: int(item[0])) if "model" in quality else []
+        return told | {f"perplexity at {length}": f"{found['increase']:+.3%}" for length, found in lengths}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
 
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
 
 import torch
 
 from kvgen.reference.attention import attend, weights
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import Inputs, normal, structured
+from kvgen.reference.sizes import layout_of_format
 from kvgen.reference.tolerance import relative_l2
 from kvgen.spec import KernelSpec, presets
 
 BLOCK = 128
+KV_LEN = 4096
+LOGIT = 20.0
+"""Largest score of structured data: the loss of a format is told apart best where the softmax is neither flat nor at one token."""
 
 
 @dataclass(frozen=True)
@@ -22,33 +27,59 @@ class Quality:
 
     relative_l2: float
     """Of the output."""
+    cosine: float
+    """Between outputs, mean over queries and heads: 1 is right."""
     weights_l1: float
     """Sum over positions of |weight - true weight|, mean over queries and heads: 0 is right, 2 is all wrong."""
 
 
+def data_sets(spec: KernelSpec, kv_len: int = KV_LEN, seed: int = 0) -> dict[str, Inputs]:
+    """Normal and structured inputs of one sequence, by name."""
+    return {"normal": normal(spec, 1, kv_len, seed=seed), "structured": structured(spec, 1, kv_len, seed=seed, logit=LOGIT)}
+
+
 def quality(spec: KernelSpec, inputs: Inputs, block: int = BLOCK) -> Quality:
     """Errors of the spec's format on these inputs, packed in blocks of `block` tokens; sinks are taken as 0."""
-    att = spec.attention
-    sinks = torch.zeros(att.q_heads) if att.sinks else None
     cache = ReferenceCache(spec, len(inputs.q), block)
     cache.prefill(inputs.k, inputs.v)
     k_hat, v_hat = cache.keys_values()
-    look = partial(attend, inputs.q, softcap=att.softcap, window=att.window, sinks=sinks)
-    weigh = partial(weights, inputs.q, softcap=att.softcap, window=att.window, sinks=sinks)
-    got, want = look(k_hat, v_hat)[0], look(inputs.k, inputs.v)[0]
-    moved = weigh(k_hat) - weigh(inputs.k)
-    return Quality(relative_l2(got, want), float(moved.abs().sum(-1).mean()))
+    return errors(spec, inputs, attention(spec, inputs.q, k_hat, v_hat), k_hat)
 
 
-def table(kv_len: int = 4096, logit: float = 20.0) -> str:
+def attention(spec: KernelSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The output of the spec's attention in fp64; sinks are taken as 0."""
+    att = spec.attention
+    return attend(q, k, v, softcap=att.softcap, window=att.window, sinks=zero_sinks(spec))[0]
+
+
+def zero_sinks(spec: KernelSpec) -> torch.Tensor | None:
+    """Sink logits of 0, float32 [q_heads], for a spec that has them; else None."""
+    return torch.zeros(spec.attention.q_heads) if spec.attention.sinks else None
+
+
+def errors(spec: KernelSpec, inputs: Inputs, out: torch.Tensor, k_hat: torch.Tensor) -> Quality:
+    """Errors of an output, and of the weights that follow from K as it reads back."""
+    att, want = spec.attention, attention(spec, inputs.q, inputs.k, inputs.v)
+    found, right = (weights(inputs.q, k, softcap=att.softcap, window=att.window, sinks=zero_sinks(spec)) for k in (k_hat, inputs.k))
+    cosine = torch.cosine_similarity(out.double(), want, dim=-1)
+    return Quality(relative_l2(out, want), float(cosine.mean()), float((found - right).abs().sum(-1).mean()))
+
+
+@cache
+def format_quality(spec: KernelSpec) -> dict[str, Any]:
+    """What a format costs on normal and structured data, as plain data for a registry's entry: a property of the format, of no device."""
+    block = layout_of_format(spec).tokens
+    found = {name: asdict(quality(spec, inputs, block)) for name, inputs in data_sets(spec).items()}
+    return {**found, "kv_len": KV_LEN, "logit": LOGIT, "seed": 0}
+
+
+def table() -> str:
     """Markdown: a row per preset, on normal and on structured data."""
     rows = ["| preset | normal: L2 | weights L1 | structured: L2 | weights L1 |", "|---|---|---|---|---|"]
     for name, spec in presets().items():
-        found = []
-        for inputs in (normal(spec, 1, kv_len), structured(spec, 1, kv_len, logit=logit)):
-            measured = quality(spec, inputs)
-            found += [f"{measured.relative_l2:.4f}", f"{measured.weights_l1:.4f}"]
-        rows.append(f"| `{name}` | {' | '.join(found)} |")
+        found = [quality(spec, inputs) for inputs in data_sets(spec).values()]
+        cells = [f"{value:.4f}" for one in found for value in (one.relative_l2, one.weights_l1)]
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

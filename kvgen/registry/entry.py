@@ -131,8 +131,11 @@ class Entry(Json):
     `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
     `layout`, the next best layout with launches of the same form, or None.
 
-    `dispatch`, `quality` and `cache` are None in every entry that kvgen writes today, and nothing uses them. They are part of the schema
-    and are preserved, so that a later version can fill them without a new schema.
+    `quality` says what the format costs: `outputs`, errors of attention on seeded data (`kvgen.reference.quality.format_quality`), and
+    `model`, figures of a small transformer by length (`kvgen accuracy --registered`). It is of the format, not of the device.
+
+    `dispatch` and `cache` are None in every entry that kvgen writes today, and nothing uses them. They are part of the schema and are
+    preserved, so that a later version can fill them without a new schema.
     """
 
     spec: KernelSpec
@@ -150,7 +153,7 @@ class Entry(Json):
     dispatch: Facts | None = None
     """Reserved: which launch serves which batch and number of tokens, measured over a grid."""
     quality: Facts | None = None
-    """Reserved: accuracy of models in this format, by model and task."""
+    """What the format costs, or None where it was never computed."""
     cache: Facts | None = None
     """Reserved: further tensors of a cache: learned sinks, segments, data for a rollback."""
 

@@ -9,6 +9,7 @@ from kvgen.arch import Target
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
+from kvgen.reference.quality import format_quality
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.provenance import provenance
@@ -49,6 +50,7 @@ def make_entry(
         accuracy=accuracy,
         timings=tuple(timings),
         runner_up=_runner_up(decision),
+        quality={"outputs": format_quality(spec)},
     )
 
 
@@ -63,6 +65,7 @@ def make_untuned(
         device=dict(here(target)),
         toolchain=toolchain(artifact.resources.compiler),
         provenance={**provenance(), **facts, "tuned": False, "why": "compiled only: never run, never measured"},
+        quality={"outputs": format_quality(spec)},
     )
 
 

@@ -1,0 +1,76 @@
+"""The table of what each format costs, with the times of the committed measurements, and its pictures in the documents.
+
+    python -m benchmarks.accuracy             # every format through kernels of this machine's GPU, or of its CPU
+    python -m benchmarks.accuracy --draw      # only draw the pictures again, from the table that is committed
+
+Writes cpu.csv or h200.csv and the loss curve of its model to $OUT/accuracy, by default to benchmarks/results/accuracy. Without
+$OUT, the pictures of the documents follow the table that ships (that of the H200, if there is one).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.gpu_words import spec_of
+from benchmarks.tables import RESULTS, ROOT, rows
+from kvgen.accuracy.picture import write_pngs
+from kvgen.accuracy.recommend import read_csv, results
+from kvgen.accuracy.suite import suite
+from kvgen.accuracy.times import STEP
+from kvgen.spec import KernelSpec, load_spec
+
+PICTURE = ROOT / "docs" / "images" / "accuracy.png"
+
+
+def committed_times() -> dict[str, float]:
+    """µs of a step at 8 x 32768 by format of the suite, from h200_attend.csv (the entries that ship), else from h200_shapes.csv."""
+    examples = {spec.name: spec for spec in map(load_spec, sorted((ROOT / "examples").glob("*.yaml")))}
+    size = {"batch": str(STEP.batch), "kv_len": str(STEP.kv_len), "q_len": "1"}
+    attend = [
+        (examples[row["spec"]], row)
+        for row in rows("h200_attend.csv")
+        if row["provider"] == "kvgen" and row["load"] == "burst" and {name: row[name] for name in size} == size
+    ]
+    shapes = [
+        (spec_of(row["spec"], "sm90", [STEP]), row)
+        for row in rows("h200_shapes.csv")
+        if row["backend"] == "best" and row["load"] == "burst" and row["workload"] == STEP.key
+    ]
+    times: dict[str, float] = {}
+    for spec, row in [*attend, *shapes]:
+        times.setdefault(spec.format_id, float(row["us"]))
+    return {name: times[spec.format_id] for name, spec in suite().items() if spec.format_id in times}
+
+
+def measure(folder: Path) -> None:
+    """Write the table and the loss curve of this machine."""
+    from kvgen.accuracy.recipe import LARGE, SMALL
+    from kvgen.accuracy.row import write_csv
+    from kvgen.accuracy.run import table
+    from kvgen.accuracy.train import write_curve
+    from kvgen.spec.target import resolve
+
+    began, target = time.monotonic(), resolve("native")
+    name, recipe = ("cpu", SMALL) if target == "cpu" else ("h200", LARGE)
+    specs: dict[str, KernelSpec] = dict(suite())
+    found = table(specs, target, recipe, times=committed_times(), told=lambda message: print(message, flush=True))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / f"{name}.csv", found.rows, found.facts)
+    write_curve(
+        folder / f"{name}_loss.csv", found.curve, {fact: found.facts[fact] for fact in ("model", "text", "device", "torch", "date")}
+    )
+    print(f"{len(specs)} formats in {time.monotonic() - began:.0f} s, {sum(os.times()[:4]):.0f} s of processors")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--draw"]):
+        sys.exit(__doc__)
+    if not sys.argv[1:]:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        measure(Path(os.environ.get("OUT") or RESULTS) / "accuracy")
+    if "OUT" not in os.environ:
+        PICTURE.parent.mkdir(parents=True, exist_ok=True)
+        write_pngs(PICTURE, read_csv(results())[0])

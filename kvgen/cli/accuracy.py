@@ -1,0 +1,188 @@
+"""`kvgen accuracy`: what formats cost in quality."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast, get_args
+
+import typer
+
+from kvgen.arch import Arch
+from kvgen.cli.exit import Exit
+from kvgen.cli.output import Arch as ArchOption
+from kvgen.cli.output import Json, print_json, print_table, resolve_spec
+
+if TYPE_CHECKING:
+    from kvgen.accuracy.run import Table
+    from kvgen.spec import KernelSpec
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("accuracy")(accuracy)
+
+
+def accuracy(
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SPEC...]", help="Spec files, or names of formats; by default all formats that have names."),
+    ] = None,
+    arch: ArchOption = None,
+    model: Annotated[str | None, typer.Option("--model", help="small (by default on a CPU) or large (on a GPU).")] = None,
+    lengths: Annotated[list[int] | None, typer.Option("--length", min=1, metavar="N", help="Tokens per sequence; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of model, training and data.")] = 0,
+    again: Annotated[bool, typer.Option("--train-again", help="Train the model even if its weights are in the cache.")] = False,
+    registered: Annotated[
+        bool, typer.Option("--registered", help="The formats of all entries of the user's registry, and record the result in them.")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
+    curve: Annotated[Path | None, typer.Option("--curve", metavar="FILE", help="Write the model's loss curve as CSV.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of tables and pictures.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture, and beside it FILE-dark.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Perplexity of a small transformer over each format's cache, and errors of outputs, through the real kernels. Exit code 1 if a kernel
+    is further from the reference than its dtype allows.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads OpenMP: threads that spin take the cores from each other
+    if html or png:
+        from kvgen.extras import require
+
+        require("a picture of `kvgen accuracy`", "matplotlib")
+    from dataclasses import replace
+
+    from kvgen.accuracy.recipe import LARGE, RECIPES, SMALL
+    from kvgen.spec.target import resolve
+
+    if model is not None and model not in RECIPES:
+        raise typer.BadParameter(f"--model is {' or '.join(RECIPES)}, not {model!r}")
+    if registered and specs:
+        raise typer.BadParameter("--registered takes the formats of the registry, and SPEC others")
+    target = resolve(_known(arch))
+    recipe = replace(RECIPES[model] if model else SMALL if target == "cpu" else LARGE, seed=seed)
+    chosen = _registered() if registered else _named(specs)
+
+    from kvgen.accuracy.run import table
+    from kvgen.accuracy.times import entry_times
+    from kvgen.runtime.device import require_device
+
+    require_device(target)
+    found = table(chosen, target, recipe, lengths=lengths, times=entry_times(chosen), seed=seed, again=again, told=_told)
+    _write(found, csv, curve, html, png)
+    if registered:
+        from kvgen.accuracy.record import record
+        from kvgen.registry import user_store
+
+        for path in record(user_store(), found):
+            _told(f"recorded in {path}")
+    if as_json:
+        from kvgen.accuracy.orders import orders
+
+        rows, judged = [row.to_json() for row in found.rows], [order.to_json() for order in orders(found.rows)]
+        print_json({"rows": rows, "orders": judged, "facts": found.facts})
+    else:
+        show(found)
+    _exit_if_wrong(found, chosen)
+
+
+def _told(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+def _known(name: str | None) -> Arch:
+    """The target's name. Raises BadParameter."""
+    known = get_args(Arch)
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"--arch is one of {', '.join(known)}, not {name!r}")
+    return cast(Arch, name or "native")
+
+
+def _named(names: list[str] | None) -> dict[str, KernelSpec]:
+    """Specs by their names. Raises BadParameter where two have the same."""
+    from kvgen.accuracy.suite import suite
+
+    if not names:
+        return suite()
+    found: dict[str, KernelSpec] = {}
+    for name in names:
+        spec = suite()[name] if name in suite() else resolve_spec(name)
+        if spec.name in found:
+            raise typer.BadParameter(f"two specs are called {spec.name!r}")
+        found[spec.name] = spec
+    return found
+
+
+def _registered() -> dict[str, KernelSpec]:
+    """The specs of the user's registry by the key of their entry."""
+    from kvgen.registry import user_store
+
+    found = {one.entry.key: one.entry.spec for one in user_store().all() if one.entry is not None}
+    if not found:
+        raise typer.BadParameter(f"{user_store().root} has no entries")
+    return found
+
+
+def _write(found: Table, csv: Path | None, curve: Path | None, html: Path | None, png: Path | None) -> None:
+    from kvgen.accuracy.row import write_csv
+    from kvgen.accuracy.train import write_curve
+    from kvgen.errors import host_errors
+
+    if csv is not None:
+        write_csv(csv, found.rows, found.facts)
+    if curve is not None:
+        write_curve(curve, found.curve, {name: found.facts[name] for name in ("model", "text", "device", "torch", "kvgen", "date")})
+    if html is not None:
+        from kvgen.accuracy.page import page
+
+        with host_errors("write", html):
+            html.write_text(page(found.rows, found.facts))
+    if png is not None:
+        from kvgen.accuracy.picture import write_pngs
+
+        write_pngs(png, found.rows)
+
+
+def show(found: Table) -> None:
+    """A table per length, the nearest to an unquantized cache first, and the papers' orders."""
+    from kvgen.accuracy.orders import orders
+
+    columns = ["format", "bits", "perplexity", "increase", "same first", "divergence e-3"]
+    columns += ["normal L2", "cosine", "structured L2", "cosine", "weights L1", "kernel"]
+    for length in sorted({row.length for row in found.rows}):
+        rows = sorted((row for row in found.rows if row.length == length), key=lambda row: row.divergence)
+        cells = [
+            (
+                row.name,
+                f"{row.bits:.3f}",
+                f"{row.perplexity:.4f}",
+                f"{row.increase:+.3%} ± {row.increase_error:.3%}",
+                f"{row.agreement:.2%}",
+                f"{1000 * row.divergence:.3g}",
+                f"{row.normal_l2:.4f}",
+                f"{row.normal_cosine:.4f}",
+                f"{row.structured_l2:.4f}",
+                f"{row.structured_cosine:.4f}",
+                f"{row.structured_weights_l1:.4f}",
+                f"{row.kernel_error:.1e}",
+            )
+            for row in rows
+        ]
+        print_table(f"{length} tokens; perplexity over 16 bits: {rows[0].unquantized_perplexity:.4f}", columns, cells, right=columns[1:])
+        typer.echo("")
+    judged = orders(found.rows)
+    if judged:
+        columns = ["claim", "measured (divergence e-3)", "verdict"]
+        print_table("what the papers say", columns, [(one.claim, one.measured, one.verdict) for one in judged])
+
+
+def _exit_if_wrong(found: Table, specs: dict[str, KernelSpec]) -> None:
+    from kvgen.accuracy.outputs import HEAD_LIMIT
+    from kvgen.reference.tolerance import tolerance
+
+    limits = {name: HEAD_LIMIT * tolerance(spec.attention.dtype) for name, spec in specs.items()}
+    worst = {row.name: row.kernel_error for row in found.rows if row.kernel_error > limits[row.name]}
+    for name, error in worst.items():
+        typer.echo(f"kvgen: {name}: its kernel is {error:.1e} from the reference over the same cache, in one head or more", err=True)
+    if worst:
+        raise typer.Exit(Exit.REGRESSION)
