@@ -98,7 +98,7 @@ def _show(found: list[Option], model: str) -> None:
         )
         for option in found
     ]
-    columns = ["format", "bytes per token", "bits", "tokens kept in 16 bits", "perplexity", "same first token", "8x32768", "entries"]
+    columns = ["format", "bytes per token", "bits", "tokens kept in 16 bits", "perplexity", "same first", "8x32768 on a GPU", "entries"]
     print_table(f"formats for {model}", columns, rows, right=columns[1:-1])
 
 
