@@ -215,6 +215,12 @@ class Search:
         """Leave a candidate to another host, whose record may arrive later."""
         self.pending.discard(candidate.key)
 
+    def regain(self, candidate: Candidate) -> None:
+        """Try a candidate again that was left to another host: the host died before it measured it."""
+        for queue in self.queues:
+            if queue.holds(candidate):
+                queue.todo[candidate.schedule.id] = candidate.schedule
+
     def score(self, layout: Params) -> float:
         """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""
         best: dict[Workload, float] = {}
