@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
 from kvgen.lower.base import Backend
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.sources import Sources
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
@@ -139,6 +139,9 @@ class _Run:
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
+        self.devices = 1
+        self.held: dict[int, set[tuple[Params, Workload]]] = defaultdict(set)
+        """Layouts and workloads of which each device has measured candidates."""
         self.forgone: list[Candidate] = []
         """Candidates that another host is measuring."""
         self.failures: Counter[str] = Counter()
@@ -209,6 +212,7 @@ class _Run:
         must = {candidate.key for candidate in first}
         window: deque[Candidate] = deque()
         running: dict[Future[Record], int] = {}
+        self.devices = runner.devices
         idle = list(range(runner.devices))
         depth = 2 * max(compile_queue.workers, runner.devices)
         with ThreadPoolExecutor(runner.devices, thread_name_prefix="measure") as pool:
@@ -222,7 +226,7 @@ class _Run:
                         if artifact is not None:
                             self.clock.used += 1
                             self.tell("measuring", str(candidate.schedule))
-                            device = idle.pop(0)
+                            device = self._nearest_device(candidate, idle)
                             running[pool.submit(runner.measure, candidate, artifact, device)] = device
                     if not running:
                         if self.clock.search_over or not (window or (more and (search.left or self.forgone))):
@@ -230,8 +234,11 @@ class _Run:
                         if not window and not search.left:
                             time.sleep(AWAIT_S)
                         continue
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
+                    awaited: list[Future[Any]] = list(running)
+                    if idle:  # a device without a candidate takes the next that is compiled
+                        awaited += compile_queue.unfinished([one.schedule for one in window])
+                    wait(awaited, return_when=FIRST_COMPLETED)
+                    for future in [future for future in running if future.done()]:
                         idle.append(running.pop(future))
                         self._finish(future.result(), search)
             except BaseException:
@@ -239,13 +246,21 @@ class _Run:
                 raise
         self._read_others(search)
 
+    def _nearest_device(self, candidate: Candidate, idle: list[int]) -> int:
+        """Take an idle device, if possible one that has inputs and references of this layout and workload already."""
+        inputs = (candidate.layout, candidate.workload)
+        device = next((one for one in idle if inputs in self.held[one]), idle[0])
+        idle.remove(device)
+        self.held[device].add(inputs)
+        return device
+
     def _take(self, window: deque[Candidate], must: set[Key], compile_queue: CompileQueue, *, busy: bool) -> Candidate | None:
-        """The next candidate to measure: the first, or with a bound of time the first that is compiled, waiting for it unless another
-        device is `busy`. Once the search is over, only candidates in `must`.
+        """The next candidate to measure: the first, or with a bound of time or several devices the first that is compiled, waiting for it
+        unless another device is `busy`. Once the search is over, only candidates in `must`.
         """
         due = [candidate for candidate in window if not self.clock.search_over or candidate.key in must]
         chosen: int | None = 0 if due else None
-        if due and self.clock.budget.seconds is not None:
+        if due and (self.clock.budget.seconds is not None or self.devices > 1):
             chosen = compile_queue.first_ready([candidate.schedule for candidate in due], 0.0 if busy else self.clock.search_left or None)
         if chosen is None:
             return None
