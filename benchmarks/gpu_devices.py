@@ -4,9 +4,10 @@
     python benchmarks/gpu_devices.py examples/serving_kv4.yaml --arch sm90 --budget 75s --counts 1,2,4
 
 Every build is a process of its own, with an empty registry and no measurement of an earlier one. `cold`: nothing is compiled;
-`compiled`: the modules of the cold builds are there, so that compilers, which all devices share, do not bound the rate. Rows: devices, seconds until the
-first measurement ended, seconds and candidates of the search, candidates per second, and the winners' times by workload. The last
-lines say how many times the candidates of one device were measured, and the largest ratio of a winner's time to one device's.
+`compiled`: the modules of the cold builds are there, so that compilers, which all devices share, do not bound the rate.
+Rows: devices, seconds until the first measurement ended, seconds and candidates of the search, candidates per second, and the winners'
+times by workload. The last lines say how many times the candidates of one device were measured, and the largest ratio of a winner's
+time to one device's.
 Writes gpu_devices.csv into $OUT or benchmarks/results.
 """
 
@@ -102,7 +103,7 @@ def build(spec: Path, arch: str, budget: str, devices: int) -> dict[str, Any]:
         if progress.phase == "measuring" or not search:
             search[:] = [progress]
 
-    given = {**load_spec(spec).model_dump(mode="json"), "arch": arch}
+    given = {**load_spec(spec).to_json(), "arch": arch}
     chosen = list(range(devices)) if visible_gpus() else None
     result = tune(load_spec(given), budget=Budget(None, parse_duration(budget)), progress=watch, devices=chosen, fresh=True)
     (end,) = search

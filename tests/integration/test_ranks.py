@@ -61,9 +61,9 @@ def test_eight_ranks_take_the_same_launches_and_compile_once(tmp_path: Path):
     # The ranks ask for a workload between two entries, as far from one as from the other.
     for shapes in [((1, 256), (16, 4096)), ((4, 1024), (64, 16384))]:
         store.put(naive_entry(wanting(spec, *shapes), compiled=False, variants=2))
-    asked = load_spec({**spec.model_dump(mode="json"), "workloads": [{"batch": 2, "kv_len": 512}]})
+    asked = load_spec({**spec.to_json(), "workloads": [{"batch": 2, "kv_len": 512}]})
     own = {"KVGEN_REGISTRY_DIR": str(store.root), "KVGEN_SITE_DIR": str(tmp_path / "site"), "KVGEN_CACHE_DIR": str(tmp_path / "cache")}
-    words = [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(asked.model_dump(mode="json")), str(RANKS)]
+    words = [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(asked.to_json()), str(RANKS)]
     run = subprocess.run(
         words, env={**os.environ, **own, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False, cwd=tmp_path
     )

@@ -17,7 +17,7 @@ SYMBOL_VERSION = re.compile(rb"GLIBC(XX)?_(\d+(?:\.\d+)+)")
 
 def facts(spec: KernelSpec, builds: Sequence[Build]) -> dict[str, Any]:
     """Spec, libraries and their origin, as plain data."""
-    described = spec.model_dump(mode="json", exclude={"workloads"})
+    described = {name: value for name, value in spec.to_json().items() if name != "workloads"}
     return {
         "kvgen": __version__,
         "device_type": device_type(builds[0].target),
@@ -35,7 +35,7 @@ def _build(build: Build) -> dict[str, Any]:
         measured = {"us": timing.us, "default_us": timing.default_us, "read_fraction": timing.read_fraction} if timing else None
         launches.append(
             {
-                "workload": launch.workload.model_dump(mode="json"),
+                "workload": launch.workload.to_json(),
                 "backend": launch.backend,
                 "schedule": str(entry.schedule(launch)),
                 "library": build.library(launch.file),

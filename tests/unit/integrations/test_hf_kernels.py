@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -25,7 +26,7 @@ from kvgen.toolchain import Artifact, Resources
 from kvgen.tune.regression.finding import Finding
 from tests.support.specs import kv4_spec
 
-SPEC = kv4_spec().model_copy(update={"name": "kv4"})
+SPEC = replace(kv4_spec(), name="kv4")
 
 
 @pytest.fixture
