@@ -139,7 +139,7 @@ class _Run:
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
-        self.devices = 1
+        self.devices, self.exclusive = 1, True
         self.held: dict[int, set[tuple[Params, Workload]]] = defaultdict(set)
         """Layouts and workloads of which each device has measured candidates."""
         self.forgone: list[Candidate] = []
@@ -212,7 +212,7 @@ class _Run:
         must = {candidate.key for candidate in first}
         window: deque[Candidate] = deque()
         running: dict[Future[Record], int] = {}
-        self.devices = runner.devices
+        self.devices, self.exclusive = runner.devices, runner.exclusive
         idle = list(range(runner.devices))
         depth = 2 * max(compile_queue.workers, runner.devices)
         with ThreadPoolExecutor(runner.devices, thread_name_prefix="measure") as pool:
@@ -286,6 +286,9 @@ class _Run:
             compile_queue.start(candidate.schedule)
             candidates.append(candidate)
         window.extend(candidates)
+        if not self.exclusive and fresh > 0:  # the next round may wait for records: compilers without work begin with what is likely in it
+            for schedule in search.likely(min(compile_queue.spare, fresh - len(candidates))):
+                compile_queue.start(schedule)
         if settle and candidates:
             self.tell("compiling", f"{len(candidates)} schedules")
             compile_queue.wait_idle()

@@ -155,3 +155,32 @@ def test_a_device_goes_on_with_the_layout_and_workload_that_it_holds():
     assert run._nearest_device(small, idle) == 0
     assert idle == [1]
     assert run._nearest_device(small, idle) == 1  # better than to wait
+
+
+def test_compilers_without_work_begin_with_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While the first round is measured, schedules of no candidate of it are compiled; on a CPU compilers rest."""
+    built: list[str] = []
+
+    def build(self: Any, source: Source) -> Artifact:
+        built.append(source.id)
+        return Artifact(source.id, Path("/nothing"), Resources("none", 0.0))
+
+    class Runner(FakeRunner):
+        def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
+            deadline = time.monotonic() + (0.0 if self.exclusive or self.measured else PATIENCE_S)
+            while len(set(built)) <= round_one and time.monotonic() < deadline:
+                time.sleep(0.01)
+            seen.append(len(set(built)))
+            return super().measure(candidate, artifact, device)
+
+    monkeypatch.setattr(compile_queue.CompileQueue, "build", build)
+    monkeypatch.setenv("KVGEN_MACHINE", '{"cores": 16}')
+    round_one = 0
+    for exclusive in (True, False):
+        seen: list[int] = []
+        built.clear()
+        place: dict[str, Any] = {"cache": ArtifactCache(tmp_path / f"{exclusive}"), "store": Store(tmp_path / f"registry-{exclusive}")}
+        budget = Budget(seconds=600.0)
+        tune(tiny_spec(), "cpu", budget, backends=[FakeBackend()], runner=Runner(exclusive=exclusive), **place)
+        round_one = round_one or seen[0]
+    assert seen[0] > round_one
