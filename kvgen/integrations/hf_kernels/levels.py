@@ -22,6 +22,7 @@ class CpuLevel:
 
 LEVELS = {
     "x86_64": (
+        CpuLevel("x86-64-v4-vnni", ("-march=x86-64-v4", "-mavx512vnni"), (*AVX2, *AVX512, "avx512_vnni")),
         CpuLevel("x86-64-v4", ("-march=x86-64-v4",), (*AVX2, *AVX512)),
         CpuLevel("x86-64-v3", ("-march=x86-64-v3",), AVX2),
     ),

@@ -103,9 +103,9 @@ def test_a_processor_gets_the_newest_level_that_it_runs(tmp_path: Path, monkeypa
     module = _load(done.folder / "build" / done.variants[0], monkeypatch)
     ops = sys.modules[f"{module.__name__}._ops"]
     cpuinfo = tmp_path / "cpuinfo"
-    real = Path
+    real, avx512 = Path, (*levels.AVX2, *levels.AVX512)
     monkeypatch.setattr(ops, "Path", lambda name: cpuinfo if name == "/proc/cpuinfo" else real(name))
-    for has, want in [((*levels.AVX2, *levels.AVX512), "x86-64-v4"), (levels.AVX2, "x86-64-v3")]:
+    for has, want in [((*avx512, "avx512_vnni"), "x86-64-v4-vnni"), (avx512, "x86-64-v4"), (levels.AVX2, "x86-64-v3")]:
         cpuinfo.write_text(f"flags\t\t: fpu {' '.join(has)}\n")
         assert ops._fitting(torch.device("cpu")).name == want
     cpuinfo.write_text("flags\t\t: fpu sse2\n")
