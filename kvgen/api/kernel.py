@@ -14,7 +14,6 @@ from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls
-from kvgen.runtime.device import usable_device
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload
@@ -75,7 +74,7 @@ class Kernel(Calls):
 
     def _device(self, device: torch.device | str | None) -> torch.device:
         """Where a new cache lies, which must be of the kernel's kind; by default the CPU or the current GPU."""
-        where = usable_device(device if device is not None else "cpu" if self.target == "cpu" else "cuda")
+        where = checks.usable_device(device if device is not None else "cpu" if self.target == "cpu" else "cuda")
         if (where.type == "cpu") != (self.target == "cpu"):
             raise ValueError(f"this kernel is for {self.target}, and its caches cannot be on {where}")
         return where

@@ -1,17 +1,26 @@
-"""`kvgen export` and `kvgen import`: entries and compiled modules for machines without a compiler."""
+"""`kvgen export` and `kvgen import`: kernels for machines without a compiler."""
 
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from kvgen.cli.output import Json, print_json
+from kvgen import arch as archs
+from kvgen.cli.output import Json, print_json, resolve_spec
 
 if TYPE_CHECKING:
     from kvgen.registry.transfer import ArchiveContents
+
+
+class Format(str, Enum):
+    """What `kvgen export` writes."""
+
+    ARCHIVE = "archive"
+    HF_KERNELS = "hf-kernels"
 
 
 def register(app: typer.Typer) -> None:
@@ -21,16 +30,53 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, e.g. kernels.tar.gz.")],
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY...]", help="Beginnings of keys; all by default.")] = None,
+    place: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="The archive to write, e.g. kernels.tar.gz, or the folder.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY...|SPEC]", help="Beginnings of keys, all by default; or the folder's spec.")
+    ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="archive: for `kvgen import`. hf-kernels: a folder for Hugging Face `kernels`.")
+    ] = Format.ARCHIVE,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="ARCH", help=f"With hf-kernels: {', '.join(get_args(archs.Arch))}; may be repeated."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="With hf-kernels: the kernel's name; the spec's by default.")] = None,
+    version: Annotated[int | None, typer.Option("--version", min=0, help="With hf-kernels: the kernel's version; 1 by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write entries of the user's registry and their compiled modules to a file."""
+    """Write entries of the user's registry and their compiled modules to a file, or the kernels of a spec to a folder."""
+    if form is Format.HF_KERNELS:
+        _export_kernel(place, names or [], arch, name, 1 if version is None else version, as_json=as_json)
+        return
+    for option, value in {"--arch": arch, "--name": name, "--version": version}.items():
+        if value is not None:
+            raise typer.BadParameter("it goes with --format hf-kernels", param_hint=option)
     from kvgen.registry import transfer, user_store
     from kvgen.toolchain import ArtifactCache
 
-    found = [one for one in user_store().all() if not keys or any(one.path.name.startswith(key) for key in keys)]
-    _tell(transfer.export_archive(found, file, ArtifactCache()), f"wrote {file}", as_json=as_json)
+    found = [one for one in user_store().all() if not names or any(one.path.name.startswith(key) for key in names)]
+    _tell(transfer.export_archive(found, place, ArtifactCache()), f"wrote {place}", as_json=as_json)
+
+
+def _export_kernel(folder: Path, names: list[str], arch: list[str] | None, name: str | None, version: int, *, as_json: bool) -> None:
+    if len(names) != 1:
+        raise typer.BadParameter("hf-kernels takes one spec: kvgen export --format hf-kernels DIR SPEC", param_hint="SPEC")
+    spec = resolve_spec(names[0])
+    for unknown in set(arch or ()) - set(get_args(archs.Arch)):
+        raise typer.BadParameter(f"{unknown!r} is none of {', '.join(get_args(archs.Arch))}", param_hint="--arch")
+    from kvgen.integrations.hf_kernels.export import export_kernel
+    from kvgen.spec.target import resolve
+
+    targets = [resolve(resolve_spec(names[0], one).arch) for one in arch or [spec.arch]]
+    done = export_kernel(spec, targets, folder, name=name, version=version, tell=lambda line: typer.echo(line, err=True))
+    if as_json:
+        print_json(done.to_json())
+        return
+    for build in done.builds:
+        tuned = f"tuned on {build['tuned']['device'].get('name')}" if build["tuned"] else "not tuned"
+        typer.echo(f"{build['name']}: {tuned}; {build['verified']}")
+    typer.echo(f"wrote {done.folder} ({', '.join(done.variants)})")
 
 
 def import_(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
+from kvgen.lower.functions import FUNCTIONS as FUNCTIONS
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import KernelSpec
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
 
 Language = Literal["c++", "cuda"]
-
-FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
-"""Functions of a kernel's module; `docs/abi.md` lists their arguments."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvgen.spec import KernelSpec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvgen.spec import KernelSpec
 
 
 def extend_refusal(spec: KernelSpec, *, gpu: bool) -> str | None:

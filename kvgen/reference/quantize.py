@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 
 import torch
 
+from kvgen.reference.dtypes import DTYPES as DTYPES
+from kvgen.reference.dtypes import torch_dtype as torch_dtype
 from kvgen.spec import BoostSpec
-
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 BOOST_BITS = 4
 
@@ -40,11 +40,6 @@ class Quantized:
     scale: torch.Tensor
     zero: torch.Tensor | None
     boosted: torch.Tensor | None = None
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's type for a spec's `dtype`."""
-    return DTYPES[name]
 
 
 def param_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvgen.spec import KernelSpec
+if TYPE_CHECKING:
+    from kvgen.spec import KernelSpec
 
 ROW_ALIGN = 16
 """Aligned runs of this many tokens after the sink are consecutive rows, so that kernels read them as one tile."""

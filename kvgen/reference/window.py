@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
-from kvgen.reference.layout import PackedLayout
+from typing import TYPE_CHECKING
+
 from kvgen.reference.residual import residual_rows
-from kvgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from kvgen.reference.layout import PackedLayout
+    from kvgen.spec import KernelSpec
 
 
 def window_places(spec: KernelSpec, block: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Source
 from kvgen.registry.device import machine
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, Launch
 from kvgen.toolchain import ArtifactCache
 
 LOG = logging.getLogger("kvgen")
@@ -34,13 +34,20 @@ def modules(entry: Entry) -> dict[str, Path]:
         tuned = cache.get(code.artifact) if source is not None and code.artifact is not None and code.machine == here else None
         if tuned is not None:
             found[launch.file] = tuned.path
-        elif source is not None:
-            missing[launch.file] = source
         else:
-            from kvgen.lower.backends import get_backend
-
-            missing[launch.file] = get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
+            missing[launch.file] = source if source is not None else _rendered(entry, launch)
     return found | _compiled(missing, cache) if missing else found
+
+
+def sources(entry: Entry) -> dict[str, Source]:
+    """Sources by the file of the launches: the entry's own, rendered again where kvgen's headers have changed."""
+    return {launch.file: entry.codes[launch.file].source(entry.arch) or _rendered(entry, launch) for launch in entry.launches}
+
+
+def _rendered(entry: Entry, launch: Launch) -> Source:
+    from kvgen.lower.backends import get_backend
+
+    return get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
 
 
 def _compiled(sources: Mapping[str, Source], cache: ArtifactCache) -> dict[str, Path]:

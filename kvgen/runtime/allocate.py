@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.quantize import torch_dtype
+from kvgen.reference.dtypes import torch_dtype
 from kvgen.reference.residual import residual_rows
 from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
-from kvgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from kvgen.reference.layout import PackedLayout
+    from kvgen.spec import KernelSpec
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ import torch
 
 from kvgen.errors import CacheMismatch, UnsupportedError
 from kvgen.lower.extend import extend_refusal
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.quantize import torch_dtype
+from kvgen.reference.dtypes import torch_dtype
 from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
-from kvgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from kvgen.reference.layout import PackedLayout
+    from kvgen.spec import KernelSpec
 
 if TYPE_CHECKING:
     from kvgen.runtime.extend import Call

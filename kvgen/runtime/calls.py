@@ -11,19 +11,20 @@ the other. The bound grows only after the module has accepted the call, so a ref
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvgen.reference.layout import PackedLayout
 from kvgen.runtime import allocate, checks
 from kvgen.runtime.arguments import Arguments, New
-from kvgen.runtime.device import usable_device
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.plan import Plan
-from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.distance import coordinates, coordinates_of, nearest
+
+if TYPE_CHECKING:
+    from kvgen.reference.layout import PackedLayout
+    from kvgen.spec import KernelSpec, Workload
 
 SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
 
@@ -104,7 +105,7 @@ class Calls:
         """Where a new cache lies: `device`, by default the CPU or the current GPU by architecture."""
         if device is None:
             device = "cpu" if self.spec.arch == "cpu" or not torch.cuda.is_available() else "cuda"
-        return usable_device(device)
+        return checks.usable_device(device)
 
     # --- calls -----------------------------------------------------------------------------------------------------------
 

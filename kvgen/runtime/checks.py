@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from kvgen.errors import ToolchainMissing
+
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 LOG2_E = 1.4426950408889634
@@ -27,6 +29,24 @@ def whole(name: str, value: Any, least: int, most: int = INT32_MAX) -> int:
     if number > most:
         raise ValueError(f"{name} ({number}) must be at most {most}")
     return number
+
+
+def usable_device(device: torch.device | str | int) -> torch.device:
+    """`device` with its index, if kernels run there. ValueError for other types, ToolchainMissing for a GPU that does not exist."""
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a torch device, not {device!r}") from None
+    if where.type == "cpu":
+        return torch.device("cpu")
+    if where.type != "cuda":
+        raise ValueError(f"kernels run on the CPU and on CUDA devices, not on {where}")
+    if not torch.cuda.is_available():
+        raise ToolchainMissing(f"device {where} is asked for, and torch {torch.__version__} finds no CUDA device here")
+    index = torch.cuda.current_device() if where.index is None else where.index
+    if index >= torch.cuda.device_count():
+        raise ToolchainMissing(f"device {where} is asked for, and torch finds {torch.cuda.device_count()} CUDA devices here")
+    return torch.device("cuda", index)
 
 
 def tensor(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Whether this machine runs a target's code, and on which device kernels run."""
+"""Whether this machine runs a target's code."""
 
 from __future__ import annotations
 
@@ -27,21 +27,3 @@ def require_device(target: Target) -> None:
     """Raises ToolchainMissing if code for the target cannot run on this machine. Does not start CUDA up."""
     if (reason := cannot_run_here(target)) is not None:
         raise ToolchainMissing(f"no kernel for {target} runs here: {reason}")
-
-
-def usable_device(device: torch.device | str | int) -> torch.device:
-    """`device` with its index, if kernels run there. ValueError for other types, ToolchainMissing for a GPU that does not exist."""
-    try:
-        where = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be a torch device, not {device!r}") from None
-    if where.type == "cpu":
-        return torch.device("cpu")
-    if where.type != "cuda":
-        raise ValueError(f"kernels run on the CPU and on CUDA devices, not on {where}")
-    if not torch.cuda.is_available():
-        raise ToolchainMissing(f"device {where} is asked for, and torch {torch.__version__} finds no CUDA device here")
-    index = torch.cuda.current_device() if where.index is None else where.index
-    if index >= torch.cuda.device_count():
-        raise ToolchainMissing(f"device {where} is asked for, and torch finds {torch.cuda.device_count()} CUDA devices here")
-    return torch.device("cuda", index)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import tvm_ffi
 
 from kvgen.errors import KvgenError
-from kvgen.lower.base import FUNCTIONS
+from kvgen.lower.functions import FUNCTIONS
 from kvgen.runtime import forks
 
 OPTIONAL = ("set_threads",)

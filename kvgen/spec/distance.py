@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from kvgen.spec.model import KernelSpec, Workload
+if TYPE_CHECKING:
+    from kvgen.spec.model import KernelSpec, Workload
 
 Coordinates = tuple[float, float, float]
 """log2 of batch, of batch x kv_len, and of q_len."""

@@ -44,6 +44,15 @@ class CompileQueue(CompilePool):
         wait(jobs, seconds, FIRST_COMPLETED)
         return next((index for index, job in enumerate(jobs) if job.done()), None)
 
+    def unfinished(self, schedules: Sequence[Schedule]) -> list[Future[Artifact]]:
+        """The compilations of these schedules that have not ended. All of them must have been started."""
+        return [job for schedule in schedules if not (job := self._jobs[schedule.id]).done()]
+
+    @property
+    def spare(self) -> int:
+        """Compilers that have nothing to do."""
+        return max(0, self.workers - sum(not job.done() for job in self._jobs.values()))
+
     def capacity(self, seconds: float) -> int:
         """How many further schedules will probably be compiled within `seconds`, judged by the mean time so far."""
         usual = sum(self._built) / max(1, len(self._built))

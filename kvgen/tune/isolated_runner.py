@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Event, Lock
 from typing import Any
 
 from filelock import FileLock
 
+from kvgen._machine import available_bytes, cores
 from kvgen._nvml import named_gpus, visible_gpus
 from kvgen.arch import Target, device_type
 from kvgen.measure.device import fingerprint
@@ -57,6 +61,8 @@ class IsolatedRunner:
         self._timeout_s = timeout_s
         self._check = check or CheckPolicy()
         self._verified: dict[str, Mapping[str, float]] = {}  # by artifact id: checks that do not depend on the workload run once
+        self._verifying: dict[str, Event] = {}  # by artifact id: a device runs these checks now
+        self._choosing = Lock()
         self._spec, self._target = spec, target
         visible = [] if target == "cpu" else visible_gpus()
         names: Sequence[str | None] = named_gpus(devices) if devices and target != "cpu" else [None]
@@ -64,16 +70,22 @@ class IsolatedRunner:
         self.exclusive = target == "cpu"
         self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
         self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(self._check)}
-        self._workers = [Worker(memory_bytes, {} if name is None else {"CUDA_VISIBLE_DEVICES": name}) for name in names]
+        memory_bytes = memory_bytes if memory_bytes is not None else available_bytes() // (1 + self.devices)
+        self._workers = [Worker(memory_bytes, {**_threads(self.devices), **_visible(name)}) for name in names]
         first = visible[0] if visible else "cpu" if target == "cpu" else "gpu"
         self._locks = [locks / f"measure-{name or first}.lock" for name in names]
 
     def ready(self) -> None:
-        """See `Runner`."""
-        for device, worker in enumerate(self._workers):
-            with self._locked(device):
-                worker.start(device_type(self._target))
-        compile_read_roofline(self._target)
+        """See `Runner`. All workers start at the same time, because loading torch takes each of them seconds."""
+        with ThreadPoolExecutor(self.devices, thread_name_prefix="start") as pool:
+            starting = [pool.submit(self._start, device) for device in range(self.devices)]
+            compile_read_roofline(self._target)
+            for started in starting:
+                started.result()
+
+    def _start(self, device: int) -> None:
+        with self._locked(device):
+            self._workers[device].start(device_type(self._target))
 
     def shortest_final(self, entrants: int) -> float:
         """See `Runner`."""
@@ -81,14 +93,32 @@ class IsolatedRunner:
 
     def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
         """See `Runner`."""
-        verified = self._verified.get(artifact.id)
-        job = self._job(candidate, artifact, self._search, replace(self._check, workloads_only=verified is not None))
+        with self._choosing:
+            running = self._verifying.get(artifact.id)
+            whole = running is None and artifact.id not in self._verified
+            if whole:
+                self._verifying[artifact.id] = Event()
+        try:
+            outcome = self._run(candidate, artifact, device, whole=whole)
+        finally:
+            if whole:
+                self._verifying.pop(artifact.id).set()
+        if running is not None:  # another device verified it meanwhile
+            running.wait()
+            if outcome.ok and artifact.id not in self._verified:  # and it is wrong: this record has to say so, too
+                outcome = self._run(candidate, artifact, device, whole=True)
+        return _record(candidate, artifact, outcome)
+
+    def _run(self, candidate: Candidate, artifact: Artifact, device: int, *, whole: bool) -> Outcome:
+        """Verify, then time; `whole`: with the checks that do not depend on the workload."""
+        job = self._job(candidate, artifact, self._search, replace(self._check, workloads_only=not whole))
         with self._locked(device):
             outcome = self._workers[device].run(job, self._timeout_s)
+        verified = self._verified.get(artifact.id)
         outcome = replace(outcome, accuracy=worst(verified or {}, outcome.accuracy))
-        if outcome.ok:
+        if outcome.ok and (whole or verified is not None):
             self._verified[artifact.id] = outcome.accuracy
-        return _record(candidate, artifact, outcome)
+        return outcome
 
     def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
         """See `Runner`. The finalists are measured A B C A B C … on the first device; a finalist that fails is out."""
@@ -115,6 +145,19 @@ class IsolatedRunner:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             yield
+
+
+def _visible(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
+
+
+def _threads(devices: int) -> dict[str, str]:
+    """Threads of each of several workers, which compute references on the CPU at the same time: a share of the processors."""
+    if devices == 1:
+        return {}
+    share = max(1, cores() // devices)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return {"OMP_NUM_THREADS": str(min(share, int(given)) if given.isdigit() and int(given) else share)}
 
 
 def worst(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import Workload
@@ -62,6 +63,11 @@ class SearchQueue:
     def nearest(self, to: Schedule, order: Mapping[str, Sequence[Value]]) -> Schedule | None:
         """The untried schedule that differs least from another: in the fewest parameters, then by the fewest steps."""
         return min(self.todo.values(), key=lambda s: _distance(s.launch, to.launch, order), default=None)
+
+    def likely(self, order: Mapping[str, Sequence[Value]]) -> list[Schedule]:
+        """The untried schedules, those first that differ least from the best so far, or from the default."""
+        around = self.best.candidate.schedule if self.best else self.start
+        return sorted(self.todo.values(), key=lambda s: _distance(s.launch, around.launch, order))
 
 
 Suggest = Callable[[SearchQueue], Schedule | None]
@@ -149,6 +155,11 @@ class Search:
         self.pending.update(candidate.key for candidate in candidates)
         return candidates
 
+    def likely(self, count: int) -> list[Schedule]:
+        """Up to `count` schedules that the next round may ask for, of every racing queue in turn."""
+        rows = zip_longest(*(queue.likely(self.order)[:count] for queue in self._racing()))
+        return list({schedule.id: schedule for row in rows for schedule in row if schedule}.values())[:count]
+
     @property
     def left(self) -> int:
         """Number of candidates that were not returned yet."""
@@ -214,6 +225,12 @@ class Search:
     def forgo(self, candidate: Candidate) -> None:
         """Leave a candidate to another host, whose record may arrive later."""
         self.pending.discard(candidate.key)
+
+    def regain(self, candidate: Candidate) -> None:
+        """Try a candidate again that was left to another host: the host died before it measured it."""
+        for queue in self.queues:
+            if queue.holds(candidate):
+                queue.todo[candidate.schedule.id] = candidate.schedule
 
     def score(self, layout: Params) -> float:
         """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""

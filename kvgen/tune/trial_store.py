@@ -6,21 +6,22 @@ candidate is never measured again. Failed candidates are stored as pruned trials
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import optuna
 from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from kvgen.errors import KvgenError, host_errors
+from kvgen.errors import host_errors
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import Workload
 from kvgen.tune.candidate import Record
+from kvgen.tune.shared_storage import BEAT, Given, SharedStorage, Watch
 
 RECORD = "record"
 SUGGESTIONS = 8
@@ -59,19 +60,6 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _JournalLock(lock))))
 
 
-def url_storage(url: str) -> optuna.storages.BaseStorage:
-    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError if it cannot be opened."""
-    try:
-        return optuna.storages.RDBStorage(url)
-    except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise KvgenError(f"cannot open the storage {_without_password(url)}: {reason}") from error
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(?<=//)([^:/@]*):[^@/]*@", r"\1:…@", url)
-
-
 def _cut_half_line(path: Path) -> None:
     if not path.exists():
         return
@@ -95,6 +83,13 @@ def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
     return Schedule(backend, part("layout."), part("launch."))
 
 
+class Claim(NamedTuple):
+    """A running trial of this process."""
+
+    number: int
+    trial_id: int
+
+
 class TrialStore:
     """The finished measurements of one back end at one workload."""
 
@@ -105,9 +100,11 @@ class TrialStore:
         self.space = space
         self.workload = workload
         self._values: dict[str, BaseDistribution] = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=4)
-        self.study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, load_if_exists=True)
-        self._open: dict[str, Trial] = {}
+        self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=4)
+        self._shared = storage if isinstance(storage, SharedStorage) else None
+        self.study = optuna.create_study(storage=storage, study_name=name, sampler=self._sampler, load_if_exists=True)
+        self._storage, self._watch = storage, Watch()
+        self._open: dict[str, Claim] = {}
         self.records: dict[str, Record] = {}
         if exclusive:
             self._drop_unfinished()
@@ -131,51 +128,96 @@ class TrialStore:
                     fresh.append(record)
         return fresh
 
-    def claimed_by_another(self, schedule: Schedule) -> bool:
-        """Whether another host is measuring the schedule."""
-        mine = {trial.number for trial in self._open.values()}
-        others = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return any(unflatten(self.space.backend, t.params).id == schedule.id for t in others if t.number not in mine)
+    def claimed_elsewhere(self) -> set[str]:
+        """Ids of the schedules that other living processes are measuring. What a dead one had claimed may be claimed again."""
+        others = self._others()
+        lapsed = self._watch.lapsed(others) if self._shared is not None else set()
+        for number in lapsed:
+            self._end(number, None, TrialState.FAIL)
+        return {self._id(trial) for trial in others if trial.number not in lapsed}
 
-    def claim(self, schedule: Schedule) -> None:
-        """Mark a schedule as being measured."""
-        if schedule.id not in self._open:
-            self.study.enqueue_trial(flatten(schedule))
-            self._open[schedule.id] = self.study.ask(self._values)
+    def claim(self, schedule: Schedule) -> bool:
+        """Mark a schedule as being measured; False if another process was first, or has measured it already."""
+        if schedule.id in self._open:
+            return True
+        if self._shared is None:
+            self._open[schedule.id] = self._ask(flatten(schedule))
+            return True
+        study_id = self._shared.get_study_id_from_name(self.study.study_name)
+        claim = create_trial(state=TrialState.RUNNING, params=flatten(schedule), distributions=self._values, user_attrs={BEAT: 0})
+        trial_id = self._shared.create_new_trial(
+            study_id, claim
+        )  # with its parameters at once: of two processes, the lower number claims it
+        number = self._shared.get_trial(trial_id).number
+        self._open[schedule.id] = Claim(number, trial_id)
+        self._shared.keep(trial_id)
+        same = (trial for trial in self.study.get_trials(deepcopy=False) if trial.number != number and self._id(trial) == schedule.id)
+        if any(RECORD in trial.user_attrs or (trial.state == TrialState.RUNNING and trial.number < number) for trial in same):
+            self.release(schedule)
+            return False
+        return True
+
+    def _others(self) -> list[FrozenTrial]:
+        """The running trials of other processes."""
+        mine = {claim.number for claim in self._open.values()}
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial for trial in running if trial.number not in mine]
+
+    def _id(self, trial: FrozenTrial) -> str:
+        return unflatten(self.space.backend, trial.params).id
+
+    def _ask(self, given: Mapping[str, Value]) -> Claim:
+        """A running trial with these parameters, and the sampler's for the others."""
+        self.study.sampler = Given(self._sampler, dict(given))
+        trial = self.study.ask(self._values)
+        return Claim(trial.number, trial._trial_id)
+
+    def _tell(self, claim: Claim, value: float | None, state: TrialState) -> None:
+        """End a trial, unless another process took this one for dead and ended it."""
+        if self._shared is not None:
+            self._shared.drop(claim.trial_id)
+        self._end(claim.number, value, state)
+
+    def _end(self, number: int, value: float | None, state: TrialState) -> None:
+        with suppress(RuntimeError):  # another process ended it at this moment
+            self.study.tell(number, value, state, skip_if_finished=True)
 
     def suggest(self, layout: Params) -> Schedule | None:
         """A new schedule over the layout that the sampler expects to be good; None if it finds none."""
         for _ in range(SUGGESTIONS):
-            self.study.enqueue_trial({f"layout.{name}": value for name, value in layout.items()})
-            trial = self.study.ask(self._values)
-            schedule = unflatten(self.space.backend, trial.params)
-            new = schedule.id not in self.records and schedule.id not in self._open
-            if new and not self.space.doubts(schedule, self.workload):
-                self._open[schedule.id] = trial
+            drawn = self._ask({f"layout.{name}": value for name, value in layout.items()})
+            schedule = unflatten(self.space.backend, self._storage.get_trial(drawn.trial_id).params)
+            new = schedule.id not in self.records and schedule.id not in self._open and not self.space.doubts(schedule, self.workload)
+            if new and self._shared is None:
+                self._open[schedule.id] = drawn
                 return schedule
-            self.study.tell(trial, state=TrialState.FAIL)
+            self._tell(drawn, None, TrialState.FAIL)
+            if new:
+                return schedule
         return None
 
     def release(self, schedule: Schedule) -> None:
         """Release a claimed schedule that was not measured."""
-        trial = self._open.pop(schedule.id, None)
-        if trial is not None:
-            self.study.tell(trial, state=TrialState.FAIL)
+        claim = self._open.pop(schedule.id, None)
+        if claim is not None:
+            self._tell(claim, None, TrialState.FAIL)
 
     def close(self) -> None:
         """Release all claimed schedules."""
-        for trial in self._open.values():
-            self.study.tell(trial, state=TrialState.FAIL)
+        for claim in self._open.values():
+            self._tell(claim, None, TrialState.FAIL)
         self._open.clear()
 
     def finish(self, record: Record) -> None:
         """Store a finished measurement."""
         schedule = record.candidate.schedule
-        self.claim(schedule)
-        trial = self._open.pop(schedule.id)
-        trial.set_user_attr(RECORD, record.to_json())
-        if record.ok:
-            self.study.tell(trial, record.cost)
-        else:
-            self.study.tell(trial, state=TrialState.PRUNED)
+        if schedule.id not in self._open:
+            self._open[schedule.id] = self._ask(flatten(schedule))
+        try:
+            self._storage.set_trial_user_attr(self._open[schedule.id].trial_id, RECORD, record.to_json())
+        except RuntimeError:  # another process took this one for dead and ended the trial: it was cut off, or suspended
+            del self._open[schedule.id]
+            self._open[schedule.id] = self._ask(flatten(schedule))
+            self._storage.set_trial_user_attr(self._open[schedule.id].trial_id, RECORD, record.to_json())
+        self._tell(self._open.pop(schedule.id), record.cost if record.ok else None, TrialState.COMPLETE if record.ok else TrialState.PRUNED)
         self.records[schedule.id] = record

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
 from kvgen.lower.base import Backend
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.sources import Sources
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
@@ -37,7 +38,12 @@ from kvgen.tune.search import Search
 from kvgen.tune.warm_start import warm_starts
 
 if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
     from kvgen.tune.trial_store import TrialStore
+
+AWAIT_S = 1.0
+"""Seconds between two looks at what other hosts still measure, when nothing else is left."""
 
 
 def tune(
@@ -133,6 +139,11 @@ class _Run:
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
+        self.devices, self.exclusive = 1, True
+        self.held: dict[int, set[tuple[Params, Workload]]] = defaultdict(set)
+        """Layouts and workloads of which each device has measured candidates."""
+        self.forgone: list[Candidate] = []
+        """Candidates that another host is measuring."""
         self.failures: Counter[str] = Counter()
         self.known = 0
         self.planned: int | None = None
@@ -140,10 +151,15 @@ class _Run:
 
     def go(self, runner: Runner, seed: int, storage: str | None) -> TuningResult:
         """Search, then decide among the finalists."""
-        from kvgen.tune.trial_store import journal_storage, url_storage
+        from kvgen.tune.shared_storage import open_database, storage_errors
+        from kvgen.tune.trial_store import journal_storage
 
         self.shared = storage is not None
-        backing = url_storage(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
+        backing = open_database(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
+        with storage_errors(backing):
+            return self._go(runner, backing, seed)
+
+    def _go(self, runner: Runner, backing: BaseStorage, seed: int) -> TuningResult:
         self.trial_stores = open_trial_stores(backing, self.sources, self.found, runner.policy, seed, exclusive=not self.shared)
         self.known = len(self.records())
         present = {} if self.fresh else self._present()
@@ -196,6 +212,7 @@ class _Run:
         must = {candidate.key for candidate in first}
         window: deque[Candidate] = deque()
         running: dict[Future[Record], int] = {}
+        self.devices, self.exclusive = runner.devices, runner.exclusive
         idle = list(range(runner.devices))
         depth = 2 * max(compile_queue.workers, runner.devices)
         with ThreadPoolExecutor(runner.devices, thread_name_prefix="measure") as pool:
@@ -209,27 +226,41 @@ class _Run:
                         if artifact is not None:
                             self.clock.used += 1
                             self.tell("measuring", str(candidate.schedule))
-                            device = idle.pop(0)
+                            device = self._nearest_device(candidate, idle)
                             running[pool.submit(runner.measure, candidate, artifact, device)] = device
                     if not running:
-                        if self.clock.search_over or not (window or (more and search.left)):
+                        if self.clock.search_over or not (window or (more and (search.left or self.forgone))):
                             break
+                        if not window and not search.left:
+                            time.sleep(AWAIT_S)
                         continue
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
+                    awaited: list[Future[Any]] = list(running)
+                    if idle:  # a device without a candidate takes the next that is compiled
+                        awaited += compile_queue.unfinished([one.schedule for one in window])
+                    wait(awaited, return_when=FIRST_COMPLETED)
+                    for future in [future for future in running if future.done()]:
                         idle.append(running.pop(future))
                         self._finish(future.result(), search)
             except BaseException:
                 runner.close()
                 raise
+        self._read_others(search)
+
+    def _nearest_device(self, candidate: Candidate, idle: list[int]) -> int:
+        """Take an idle device, if possible one that has inputs and references of this layout and workload already."""
+        inputs = (candidate.layout, candidate.workload)
+        device = next((one for one in idle if inputs in self.held[one]), idle[0])
+        idle.remove(device)
+        self.held[device].add(inputs)
+        return device
 
     def _take(self, window: deque[Candidate], must: set[Key], compile_queue: CompileQueue, *, busy: bool) -> Candidate | None:
-        """The next candidate to measure: the first, or with a bound of time the first that is compiled, waiting for it unless another
-        device is `busy`. Once the search is over, only candidates in `must`.
+        """The next candidate to measure: the first, or with a bound of time or several devices the first that is compiled, waiting for it
+        unless another device is `busy`. Once the search is over, only candidates in `must`.
         """
         due = [candidate for candidate in window if not self.clock.search_over or candidate.key in must]
         chosen: int | None = 0 if due else None
-        if due and self.clock.budget.seconds is not None:
+        if due and (self.clock.budget.seconds is not None or self.devices > 1):
             chosen = compile_queue.first_ready([candidate.schedule for candidate in due], 0.0 if busy else self.clock.search_left or None)
         if chosen is None:
             return None
@@ -244,23 +275,39 @@ class _Run:
             return False
         room, left = depth - len(window), self.clock.search_left
         fresh = room if left is None else min(room, max(len(search.first), compile_queue.capacity(left)))
-        for trial_store in self.trial_stores.values() if self.shared else ():
-            for record in trial_store.read():
-                search.take(record)
+        claimed = self._read_others(search)
         candidates = []
         for candidate in search.next(fresh) if fresh > 0 else search.transfers(room):
             trial_store = self.trial_stores[candidate.backend, candidate.workload.key]
-            if self.shared and trial_store.claimed_by_another(candidate.schedule):
+            if candidate.key in claimed or not trial_store.claim(candidate.schedule):
                 search.forgo(candidate)
+                self.forgone.append(candidate)
                 continue
-            trial_store.claim(candidate.schedule)
             compile_queue.start(candidate.schedule)
             candidates.append(candidate)
         window.extend(candidates)
+        if not self.exclusive and fresh > 0:  # the next round may wait for records: compilers without work begin with what is likely in it
+            for schedule in search.likely(min(compile_queue.spare, fresh - len(candidates))):
+                compile_queue.start(schedule)
         if settle and candidates:
             self.tell("compiling", f"{len(candidates)} schedules")
             compile_queue.wait_idle()
         return fresh > 0 or bool(candidates)
+
+    def _read_others(self, search: Search) -> set[Key]:
+        """Use what other hosts have measured, and try what dead ones had claimed; the keys of candidates that living ones have claimed."""
+        claimed: set[Key] = set()
+        for trial_store in self.trial_stores.values() if self.shared else ():
+            claimed |= {(identity, trial_store.workload.key) for identity in trial_store.claimed_elsewhere()}
+            for record in trial_store.read():
+                search.take(record)
+        waiting, self.forgone = self.forgone, []
+        for candidate in waiting:
+            if candidate.key in claimed:
+                self.forgone.append(candidate)
+            elif candidate.schedule.id not in self.trial_stores[candidate.backend, candidate.workload.key].records:
+                search.regain(candidate)
+        return claimed
 
     def _compiled(self, candidate: Candidate, search: Search, compile_queue: CompileQueue) -> Artifact | None:
         """The candidate's artifact; None if it does not compile, which is recorded."""

@@ -136,7 +136,7 @@ def test_the_wheel_holds_code_templates_spaces_and_winners(wheel: Path):
         missing = {f"kvgen/_data/{name}" for name in _tracked(folder)} - names
         assert not missing
     assert not {name for name in _tracked("kvgen") if name.endswith(".py")} - names
-    assert "kvgen/py.typed" in names
+    assert {"kvgen/py.typed", "kvgen/_data/LICENSE"} <= names
     assert not [name for name in names if name.startswith(("tests/", "examples/")) or name.endswith((".so", ".pyc"))]
 
 

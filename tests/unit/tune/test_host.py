@@ -15,7 +15,8 @@ from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.tune import trial_store
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import compile_space
-from kvgen.tune.trial_store import journal_storage, url_storage
+from kvgen.tune.shared_storage import open_database
+from kvgen.tune.trial_store import journal_storage
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
@@ -93,6 +94,6 @@ def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, mon
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://user:secret@host/name", "sqlite:////proc/nowhere/x.db"])
 def test_a_database_that_does_not_open_is_named_without_its_password(url: str):
     with pytest.raises(KvgenError, match=r"cannot open the storage (nonsense|nosuch://user:…@host|sqlite:)") as caught:
-        url_storage(url)
+        open_database(url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -8,7 +8,8 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import Workload
 from kvgen.tune.candidate import Candidate, Record
-from kvgen.tune.trial_store import TrialStore, flatten, journal_storage, unflatten, url_storage
+from kvgen.tune.shared_storage import open_database
+from kvgen.tune.trial_store import TrialStore, flatten, journal_storage, unflatten
 
 SPACE = SearchSpace(
     "cpu",
@@ -89,11 +90,13 @@ def test_released_claims_can_be_claimed_again(journal: Path):
 
 def test_another_host_sees_what_is_measured_and_what_is_being_measured(tmp_path: Path):
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
-    one, other = (TrialStore(url_storage(storage), "study", SPACE, WORK, seed, exclusive=False) for seed in (0, 1))
+    one, other = (TrialStore(open_database(storage), "study", SPACE, WORK, seed, exclusive=False) for seed in (0, 1))
     one.claim(schedule())
-    assert other.claimed_by_another(schedule())
-    assert not one.claimed_by_another(schedule())
+    assert other.claimed_elsewhere() == {schedule().id}
+    assert not one.claimed_elsewhere()
+    assert not other.claim(schedule())
+    assert one.claim(schedule())
     one.finish(record(schedule()))
-    assert not other.claimed_by_another(schedule())
+    assert not other.claimed_elsewhere()
     assert other.read() == [record(schedule())]
     assert other.read() == []

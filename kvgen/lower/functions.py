@@ -1,0 +1,4 @@
+"""The functions of a compiled module: what back ends export and the runtime calls."""
+
+FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
+"""`docs/abi.md` lists their arguments."""

@@ -1,0 +1,133 @@
+"""Four processes tune over one PostgreSQL database, and one of them is killed: no finished measurement is lost, and none stays claimed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvgen.errors import HostError, KvgenError, ToolchainMissing
+from kvgen.tune.candidate import Record
+from kvgen.tune.shared_storage import open_database, storage_errors
+from kvgen.tune.trial_store import RECORD
+from tests.support.commands import ROOT
+from tests.support.postgresql import binaries, server
+
+pytest.importorskip("psycopg")
+pytestmark = pytest.mark.slow
+
+WORKERS = 4
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+from kvgen.registry import Store
+from kvgen.toolchain import Artifact, ArtifactCache, Resources
+from kvgen.tune import compile_queue, shared_storage, trial_store, tuner
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
+
+shared_storage.HEARTBEAT_S, shared_storage.GRACE_S, tuner.AWAIT_S = 1, 4, 0.2
+compile_queue.CompileQueue.build = lambda self, source: Artifact(source.id, Path("/nothing"), Resources("none", 0.0))
+
+def say(*words):
+    os.write(1, (json.dumps(words) + "\\n").encode())
+
+class Runner(FakeRunner):
+    hangs = False
+
+    def measure(self, candidate, artifact, device):
+        if self.hangs and len(self.measured) == 3:
+            say("hangs", os.getpid())
+            time.sleep(1000)
+        time.sleep(0.02)
+        return super().measure(candidate, artifact, device)
+
+def work(number, url, root):
+    runner = Runner()
+    runner.hangs = number == 0
+    place = dict(cache=ArtifactCache(root / "cache"), store=Store(root / "registry"), storage=url, runner=runner)
+    result = tuner.tune(tiny_spec(), "cpu", backends=[FakeBackend()], seed=number, **place)
+    final = sum(map(len, runner.finals))
+    measured = [candidate.key for candidate in runner.measured[: len(runner.measured) - final]]
+    say("done", measured, {launch.workload.key: str(launch.params) for launch in result.entry.launches})
+
+url, root, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+children = []
+for number in range(workers):  # forked, because what they import takes longer than what they do
+    child = os.fork()
+    if child == 0:
+        work(number, url, root / str(number))
+        os._exit(0)
+    children.append(child)
+sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+"""
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    folder = binaries()
+    if folder is None:
+        pytest.skip("PostgreSQL's server (initdb, postgres) is not installed")
+    with server(folder) as url:
+        yield url
+
+
+def test_a_killed_worker_loses_nothing_and_holds_nothing(database: str, tmp_path: Path):
+    import optuna
+
+    words = [sys.executable, "-c", PROGRAM, database, str(tmp_path), str(WORKERS)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    answers = []
+    with subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as run:
+        try:
+            assert run.stdout is not None
+            for line in run.stdout:
+                word, *told = json.loads(line)
+                if word == "hangs":
+                    os.kill(told[0], signal.SIGKILL)
+                else:
+                    answers.append(told)
+            _, err = run.communicate()
+            assert (run.returncode, len(answers)) == (1, WORKERS - 1), err  # one of them was killed
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+
+    storage = open_database(database)
+    keys: list[tuple[str, str]] = []
+    unfinished = []
+    for name in optuna.get_all_study_names(storage):
+        trials = optuna.load_study(study_name=name, storage=storage).trials
+        unfinished += [trial.number for trial in trials if not trial.state.is_finished()]
+        keys += [Record.from_json(trial.user_attrs[RECORD]).candidate.key for trial in trials if RECORD in trial.user_attrs]
+    storage.engine.dispose()
+    assert not unfinished
+    measured = {tuple(key) for one, *_ in answers for key in one}
+    assert len(set(keys)) == 17  # every candidate, also those that the killed worker had claimed
+    assert len(set(keys) - measured) == 3  # what it had finished was kept, and measured by no other
+    assert len({json.dumps(launches, sort_keys=True) for *_, launches in answers}) == 1
+
+
+def test_a_database_that_cannot_be_used_is_named(database: str, monkeypatch: pytest.MonkeyPatch):
+    missing = database.replace("/postgres?", "/nowhere?")
+    with pytest.raises(KvgenError, match=r"cannot open the storage postgresql://kvgen@/nowhere.*does not exist"):
+        open_database(missing)
+    monkeypatch.setattr("kvgen.extras.find_spec", lambda name: None)
+    with pytest.raises(ToolchainMissing, match=r"--storage postgresql:// needs psycopg: pip install 'kvgen\[postgresql\]'"):
+        open_database(database)
+
+
+def test_a_storage_that_fails_on_the_way_is_named(tmp_path: Path):
+    from optuna.study import StudyDirection
+
+    storage = open_database(f"sqlite:///{tmp_path / 'studies.db'}")
+    (tmp_path / "studies.db").write_bytes(b"no database" * 1000)
+    storage.engine.dispose()
+    with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors(storage):
+        storage.create_new_study([StudyDirection.MINIMIZE])
