@@ -122,6 +122,8 @@ class Sequences:
     """No sequence is longer, as far as the host has counted; see `longest`."""
     uniform: bool = True
     """Whether the host knows that all lengths are equal. As long as nothing was captured, all of them are `bound` then."""
+    loose: bool = False
+    """Whether a sequence as long as `bound` may have been forgotten."""
     version: int = 0
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
@@ -173,13 +175,17 @@ class Sequences:
         return self.max_len if self.captured else self.bound
 
     def after(self, tokens: int) -> int:
-        """An upper bound of all lengths after `tokens` more. Raises CacheMismatch if the host knows that it exceeds `max_len`.
+        """An upper bound of all lengths after `tokens` more. Raises CacheMismatch if it exceeds `max_len`.
 
-        If the host does not know, because a change of lengths was or is being captured, the device refuses such a step.
+        Where some sequences were forgotten, the host's bound may be of one of those: before it refuses, it asks the device, which waits.
+        If it cannot know, because a change of lengths was or is being captured, the device refuses such a step.
         """
         if self.captured or self.capturing:
             return self.max_len
         bound = self.bound + tokens
+        if bound > self.max_len and self.loose:
+            self.bound, self.loose = min(self.bound, int(self.lengths.max())), False
+            bound = self.bound + tokens
         if bound > self.max_len:
             raise CacheMismatch(f"the cache holds {self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more")
         return bound
@@ -278,7 +284,7 @@ class Sequences:
             if self.batch == 1 and len(rows):
                 self.bound, self.uniform = 0, True
             elif len(rows):
-                self.uniform = False
+                self.uniform, self.loose = False, True
             self._changed()
 
     def reorder(self, index: Sequence[int] | torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -32,14 +32,15 @@ class DecodeLoop:
         cache: KvgenCache,
         *,
         choose: Choose = greedy,
-        compile: bool = False,  # noqa: A002
+        compile: bool | Mapping[str, Any] = False,  # noqa: A002
         uniform: bool = False,
         bound: int | None = None,
         chunk: int | None = None,
     ) -> None:
         """Capture a step of `model` over an empty cache of its configuration.
 
-        `compile` runs the model through `torch.compile(fullgraph=True)`; prompts run as they are. `uniform` promises that no place is free
+        `compile` runs the model through `torch.compile(fullgraph=True)`, with its options where it is a mapping; prompts run as they are.
+        `uniform` promises that no place is free
         whenever `step` is called, and that all sequences have one length: such steps have a static schedule. `bound` is what no length
         exceeds (see `Kernel.plan`). Prompts are prefilled `chunk` tokens at a time, all at once by default.
 
@@ -51,7 +52,8 @@ class DecodeLoop:
         self.tokens = torch.full((cache.batch,), -1, dtype=torch.int64, device=cache.device)
         """The newest token of every place, int64 [batch] on the device; -1 for free ones."""
         self._model, self._choose, self._chunk = model, choose, chunk
-        self._forward = torch.compile(model.forward, fullgraph=True) if compile else model.forward
+        options = compile if isinstance(compile, Mapping) else {}
+        self._forward = model.forward if compile is False else torch.compile(model.forward, fullgraph=True, **options)
         self._free = list(range(cache.batch))[::-1]
         self._extra = {"cache_position": torch.zeros(1, dtype=torch.int64, device=cache.device)} if _positioned(model) else {}
         for group in cache.groups:
