@@ -5,9 +5,9 @@ Importing this package registers the attention function `kvgen` and its masks wi
 
 from __future__ import annotations
 
-from kvgen.extras import require
+from kvgen.integrations import usable
 
-require("kvgen.integrations.transformers", "transformers")
+usable.transformers()
 
 from kvgen.integrations.transformers.attention import register  # noqa: E402
 from kvgen.integrations.transformers.cache import KvgenCache  # noqa: E402

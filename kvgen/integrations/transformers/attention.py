@@ -36,7 +36,7 @@ def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: Any,
-    value: torch.Tensor,
+    value: torch.Tensor,  # noqa: ARG001
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -45,7 +45,9 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of query [batch, q_heads, tokens, head_dim] over the cache that `key` leads to; (out [batch, tokens, q_heads, head_dim], None).
+    """Attention of query [batch, q_heads, tokens, head_dim] over the cache that `key` leads to.
+
+    Returns (out [batch, tokens, q_heads, head_dim], None).
 
     Raises ValueError without a KvgenCache, and where the model's attention is not that of the layer's spec, UnsupportedError for what
     kvgen's kernels do not compute.
@@ -93,7 +95,13 @@ def _agree(layer: KvgenLayer, window: int | None, softcap: float, sinks: torch.T
 
 
 def _run(
-    layer: KvgenLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor | None, scale: float
+    layer: KvgenLayer,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
 ) -> torch.Tensor:
     if torch.is_grad_enabled() and q.requires_grad:
         raise ValueError("kvgen's kernels have no gradient: call the model within torch.no_grad()")

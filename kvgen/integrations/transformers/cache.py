@@ -116,7 +116,7 @@ class KvgenLayer(CacheLayerMixin):
         if repeats != 1:
             raise ValueError("a KvgenCache has a fixed batch: make it for all sequences, and prefill them all")
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: torch.Tensor) -> None:  # noqa: ARG002
         """Refused: the memory is allocated for a fixed batch."""
         raise ValueError("a KvgenCache has a fixed batch: reorder_cache keeps the number of sequences")
 
@@ -192,7 +192,7 @@ class KvgenCache(Cache):
         """Bytes of packed blocks and residuals of all layers."""
         return sum(cache.nbytes for group in self.groups for cache in group.caches)
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """0: kvgen's masks are padding alone, and causality is the kernel's."""
         return 0
 

@@ -115,7 +115,7 @@ class DecodeLoop:
     def _prefill(self, ids: torch.Tensor, row: KvgenCache) -> torch.Tensor:
         """Logits after the last token of a prompt, [1, vocabulary]."""
         logits = torch.empty(0)
-        for part in ids.split(self._chunk or ids.shape[1], dim=1):
+        for part in torch.split(ids, self._chunk or ids.shape[1], dim=1):
             logits = self._model(part, past_key_values=row, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits
 
@@ -132,7 +132,7 @@ class DecodeLoop:
         """The graph of a step, on a GPU. Steps over free places compile and allocate what a capture must not."""
         if self.cache.device.type != "cuda":
             return None
-        side = torch.cuda.Stream(self.cache.device)
+        side = torch.cuda.Stream(self.cache.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.cache.device))
         with torch.cuda.stream(side):
             for _ in range(3):

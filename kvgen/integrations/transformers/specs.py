@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from kvgen.errors import UnsupportedError
 from kvgen.spec import KernelSpec, load_spec
 
-Format = KernelSpec | Mapping[str, Any] | str | os.PathLike[str]
+Format = KernelSpec | Mapping[str, Any] | str | Path
 """What a spec is loaded from; a mapping may leave `attention` out."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -80,7 +80,7 @@ def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Seq
         if len(spec) != len(kinds):
             raise ValueError(f"the model has {len(kinds)} layers, and {len(spec)} formats were given")
         return list(spec)
-    return [spec] * len(kinds)  # type: ignore[list-item]
+    return [spec] * len(kinds)
 
 
 def _facts(config: Any, kind: str) -> LayerFacts:

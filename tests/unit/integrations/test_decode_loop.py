@@ -94,12 +94,12 @@ def test_sequences_take_the_places_of_finished_ones(model: Any, chunk: int | Non
     serve(model, DecodeLoop(model, cache_of(model, 2), chunk=chunk))
 
 
-def test_a_compiled_step_serves_every_cache(model: Any) -> None:
+def test_a_compiled_step_serves_every_cache() -> None:
+    model = model_of("llama", num_hidden_layers=1)
     torch._dynamo.reset()
-    for _ in range(2):
+    serve(model, DecodeLoop(model, cache_of(model, 2), compile={"backend": "aot_eager"}))
+    with torch._dynamo.config.patch(error_on_recompile=True):  # another cache, and its steps, run what the first compiled
         serve(model, DecodeLoop(model, cache_of(model, 2), compile={"backend": "aot_eager"}))
-        torch._dynamo.config.error_on_recompile = True  # the second cache, and its steps, run what the first compiled
-    torch._dynamo.config.error_on_recompile = False
 
 
 def test_free_places_are_left_alone(model: Any) -> None:
@@ -150,6 +150,6 @@ def test_wrong_calls_are_refused(model: Any) -> None:
         DecodeLoop(model, cache)
     with torch.no_grad(), pytest.raises(ValueError, match="pass position_ids"):
         model(torch.tensor([[5], [6]]), past_key_values=cache)
+    mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
     with torch.no_grad(), pytest.raises(ValueError, match="filled one by one: pass none"):
-        mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
         model(torch.tensor([[5], [6]]), past_key_values=cache, attention_mask=mask, position_ids=torch.zeros(2, 1, dtype=torch.long))

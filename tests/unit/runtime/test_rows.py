@@ -9,24 +9,10 @@ from kvgen.errors import CacheMismatch
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.rows import row_of
 from kvgen.runtime.variant import Variant
-from kvgen.spec import KernelSpec, load_spec
+from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 
-BATCH, DIM = 3, 32
-
-
-def spec_of(**cache: object) -> KernelSpec:
-    return load_spec(
-        {
-            "name": "steps",
-            "arch": "cpu",
-            "attention": {"q_heads": 4, "kv_heads": 2, "head_dim": DIM, "q_len": 2},
-            "key": {"bits": 4, "axis": "channel", "group": 32},
-            "value": {"bits": 4, "axis": "token", "group": 32},
-            "cache": cache,
-            "workloads": [{"batch": 2, "kv_len": 256}],
-        }
-    )
+BATCH, DIM = 3, 64
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +22,7 @@ def variant() -> Variant:
 
 @pytest.fixture(scope="module")
 def paged() -> Variant:
-    return compiled(spec_of(layout="paged", page=64))
+    return compiled(spec_of(page=64, q_len=4))
 
 
 def random(batch: int, tokens: int, heads: int, seed: int) -> torch.Tensor:
