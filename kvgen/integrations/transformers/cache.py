@@ -64,7 +64,7 @@ class KvgenLayer(CacheLayerMixin):
                 f'KvgenCache needs the attention function "{NAME}", and the model has "{self.config._attn_implementation}": load the model '
                 f'with attn_implementation="{NAME}" or call model.set_attn_implementation("{NAME}"), and make the cache of model.config'
             )
-        if key_states.shape[0] != self.batch:
+        if not torch.compiler.is_compiling() and key_states.shape[0] != self.batch:  # a compiled model is compiled for every batch
             raise ValueError(
                 f"the cache holds {self.batch} sequences, and the model runs {key_states.shape[0]}: with beams or several answers to a "
                 "prompt, batch is the number of all of them"

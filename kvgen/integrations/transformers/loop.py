@@ -86,6 +86,16 @@ class DecodeLoop:
         self.tokens[place] = self._choose(logits)[0]
         return place
 
+    def take(self, newest: torch.Tensor) -> None:
+        """Take every place for sequences that the cache holds by now, with the newest token of each, int64 [batch], not yet in the cache.
+
+        For sequences that were filled otherwise: prompts of one batch, or a cache that was stored. Raises ValueError if a place is taken.
+        """
+        if len(self._free) != self.cache.batch:
+            raise ValueError("take fills every place, and some are taken already")
+        self.tokens.copy_(newest)
+        self._free.clear()
+
     def remove(self, place: int) -> None:
         """Free a place. Raises ValueError if it is free."""
         if place in self._free or not 0 <= place < self.cache.batch:

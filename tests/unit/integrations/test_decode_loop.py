@@ -107,10 +107,12 @@ def test_free_places_are_left_alone(model: Any) -> None:
     loop = DecodeLoop(model, cache)
     first, place = loop.add(random_ids(1, 20)[0]), loop.add([7, 8])
     loop.remove(first)
-    held = [layer.cache.k_residual[first].clone() for layer in cache.layers]
+    held = [layer.cache.k_residual[first].view(torch.int32).clone() for layer in cache.layers]
     loop.run(3)
     assert cache.lengths.tolist() == [5 if row == place else 0 for row in range(3)]
-    assert all(torch.equal(layer.cache.k_residual[first], before) for layer, before in zip(cache.layers, held, strict=True))
+    assert all(
+        torch.equal(layer.cache.k_residual[first].view(torch.int32), before) for layer, before in zip(cache.layers, held, strict=True)
+    )
 
 
 def test_a_choice_of_tokens_is_the_callers(model: Any) -> None:
@@ -134,6 +136,19 @@ def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any) -> No
     loop.add([5, 6, 7])
     loop.run(2)
     assert sorted(loop.cache.lengths.tolist()) == [0, 5]
+
+
+def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any) -> None:
+    prompts = random_ids(2, 30)
+    loop = DecodeLoop(model, cache_of(model, 2))
+    with torch.no_grad():
+        logits = model(prompts, past_key_values=loop.cache, position_ids=torch.arange(30).expand(2, -1)).logits
+    loop.take(logits[:, -1].argmax(-1))
+    first = loop.tokens.clone()
+    found = torch.cat([first[None], loop.run(5)])
+    assert [found[:, row].tolist() for row in range(2)] == [alone(model, prompt, 6) for prompt in prompts]
+    with pytest.raises(ValueError, match="some are taken already"):
+        loop.take(loop.tokens)
 
 
 def test_wrong_calls_are_refused(model: Any) -> None:
