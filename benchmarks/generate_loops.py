@@ -137,7 +137,7 @@ class PlainLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, torch.Tensor]:
         return Waiting(self, key_states), value_states
 
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+    def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
         return 1, 0
 
     def get_seq_length(self) -> int:
@@ -168,7 +168,7 @@ def _(q: torch.Tensor, *_: object) -> torch.Tensor:
     return q.transpose(1, 2).contiguous()
 
 
-def _attention(module: Any, query: torch.Tensor, key: Waiting, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+def _attention(_: Any, query: torch.Tensor, key: Waiting, value: torch.Tensor, *__: Any, **___: Any) -> tuple[torch.Tensor, None]:
     return plain_attention(query, key.k, value, key.layer.number, key.layer.layer), None
 
 

@@ -41,9 +41,11 @@ from kvgen.spec import load_spec
 BIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
 TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
 FORMATS: dict[str, dict[str, Any]] = {
-    **{f"int{b}": {"key": {"bits": b, "axis": "channel", "group": 128}, "value": {"bits": b, "axis": "token", "group": 128}} for b in (8, 4, 2)},
+    "int8": {"key": {"bits": 8, "axis": "channel", "group": 128}, "value": {"bits": 8, "axis": "token", "group": 128}},
+    "int4": {"key": {"bits": 4, "axis": "channel", "group": 128}, "value": {"bits": 4, "axis": "token", "group": 128}},
+    "int2": {"key": {"bits": 2, "axis": "channel", "group": 128}, "value": {"bits": 2, "axis": "token", "group": 128}},
     "kitty": {"preset": "kitty"},
-}  # fmt: skip
+}
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80

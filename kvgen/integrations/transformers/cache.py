@@ -91,10 +91,10 @@ class KvgenLayer(CacheLayerMixin):
         return self.max_len
 
     get_max_cache_shape = get_max_length
-    """The name in transformers before 5.10."""
+    """The name in the first releases of transformers 5."""
 
     def crop(self, tokens: int) -> None:
-        """Take back `-tokens` positions; a positive number is the length to keep, as in transformers before 5.10.
+        """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
 
         Raises ValueError beyond `cache.rollback` of the spec.
         """

@@ -159,5 +159,5 @@ class DecodeLoop:
 
 
 def _positioned(model: Any) -> bool:
-    """Whether the model asks for `cache_position`, which transformers before 5.4 made of the cache's common length."""
+    """Whether the model asks for `cache_position`, which the first releases of transformers 5 make of the cache's common length."""
     return "cache_position" in signature(model.forward).parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -48,6 +49,13 @@ def alone(model: Any, prompt: torch.Tensor, tokens: int) -> list[int]:
     found = model.generate(prompt[None], max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
     model.set_attn_implementation("kvgen")
     return found[0, len(prompt) :].tolist()
+
+
+def placed(model: Any, tokens: int) -> dict[str, torch.Tensor]:
+    """The first positions, for sequences whose lengths differ; the first releases of transformers 5 ask for more of them."""
+    places = torch.arange(tokens)
+    more = {"cache_position": places} if "cache_position" in signature(model.forward).parameters else {}
+    return {"position_ids": places[None], **more}
 
 
 class Served:
@@ -142,7 +150,7 @@ def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any) -> None:
     prompts = random_ids(2, 30)
     loop = DecodeLoop(model, cache_of(model, 2))
     with torch.no_grad():
-        logits = model(prompts, past_key_values=loop.cache, position_ids=torch.arange(30).expand(2, -1)).logits
+        logits = model(prompts, past_key_values=loop.cache, **placed(model, 30)).logits
     loop.take(logits[:, -1].argmax(-1))
     first = loop.tokens.clone()
     found = torch.cat([first[None], loop.run(5)])
@@ -167,4 +175,4 @@ def test_wrong_calls_are_refused(model: Any) -> None:
         model(torch.tensor([[5], [6]]), past_key_values=cache)
     mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
     with torch.no_grad(), pytest.raises(ValueError, match="filled one by one: pass none"):
-        model(torch.tensor([[5], [6]]), past_key_values=cache, attention_mask=mask, position_ids=torch.zeros(2, 1, dtype=torch.long))
+        model(torch.tensor([[5], [6]]), past_key_values=cache, attention_mask=mask, **placed(model, 1))

@@ -153,10 +153,10 @@ def test_every_family_generates_with_beams_and_padding(family: str) -> None:
 def test_assisted_decoding_crops_within_the_rollback() -> None:
     model, prompt = model_of("llama"), random_ids(1, PROMPT)
     assistant = model_of("llama", num_hidden_layers=1)
-    want = generated(model, stock_of(model), prompt)
+    want = generated(model, stock_of(model), prompt, eos_token_id=2)
     for help_ in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):
         cache = cache_of(model, EXACT["llama"], 1)
-        assert torch.equal(generated(model, cache, prompt, **help_), want)
+        assert torch.equal(generated(model, cache, prompt, eos_token_id=2, **help_), want)
     cache = cache_of(model, EXACT["llama"], 1)
     with torch.no_grad():
         model(prompt, past_key_values=cache)
