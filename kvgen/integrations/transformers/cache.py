@@ -93,11 +93,12 @@ class KvgenLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
     """The name in the first releases of transformers 5."""
 
-    def crop(self, tokens: int) -> None:
+    def crop(self, tokens: int | torch.Tensor) -> None:
         """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
 
         Raises ValueError beyond `cache.rollback` of the spec.
         """
+        tokens = int(tokens)  # some releases count drafts on the device
         if self.index == 0 and tokens:
             self.group.crop(-tokens if tokens < 0 else max(0, self.get_seq_length() - tokens))
 

@@ -98,7 +98,7 @@ def _facts(config: Any, kind: str) -> LayerFacts:
 def _spec_of(layer: int, facts: LayerFacts, form: Format, config: Any, workload: Mapping[str, int]) -> KernelSpec:
     if not isinstance(form, (KernelSpec, Mapping)):
         form = load_spec(form)
-    data: dict[str, Any] = form.model_dump(mode="json") if isinstance(form, KernelSpec) else dict(form)
+    data: dict[str, Any] = form.to_json() if isinstance(form, KernelSpec) else dict(form)
     attention = dict(data.get("attention") or {})
     for name, fact in asdict(facts).items():
         given = attention.get(name)
