@@ -6,7 +6,13 @@ from importlib.util import find_spec
 
 from kvgen.errors import ToolchainMissing
 
-EXTRAS = {"build": ("optuna", "tilelang"), "picture": ("matplotlib",), "postgresql": ("psycopg",), "pytest": ("pytest",)}
+EXTRAS = {
+    "build": ("optuna", "tilelang"),
+    "picture": ("matplotlib",),
+    "postgresql": ("psycopg",),
+    "pytest": ("pytest",),
+    "transformers": ("transformers",),
+}
 """Packages by the extra of kvgen that brings them; pyproject.toml has their versions."""
 
 

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Compilers, GPU, back ends, extras, caches and registries of this machine. Exit code 3 if not even a CPU kernel can be built."""
+    """Compilers, GPU, back ends, extras, integrations, caches and registries here. Exit code 3 if not even a CPU kernel can be built."""
 
     facts = examine()
     if as_json:
@@ -37,6 +37,7 @@ def examine() -> dict[str, Any]:
     from kvgen._nvml import gpu_capability
     from kvgen.arch import GPUS
     from kvgen.extras import EXTRAS
+    from kvgen.integrations.usable import INTEGRATIONS
     from kvgen.lower.backends import NAMES
     from kvgen.registry import stores
     from kvgen.registry.device import here
@@ -52,6 +53,7 @@ def examine() -> dict[str, Any]:
     ]
     checks += [_check(f"back end {name}", partial(_backend, name)) for name in NAMES]
     checks += [_check(f"kvgen[{extra}]", partial(_packages, extra, packages)) for extra, packages in EXTRAS.items()]
+    checks += [_check(f"integration {name}", ask) for name, ask in INTEGRATIONS.items()]
     good = {check["name"] for check in checks if check["ok"]}
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:

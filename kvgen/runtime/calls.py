@@ -192,6 +192,7 @@ class Calls:
         *,
         sinks: torch.Tensor | None = None,
         plan: Plan | None = None,
+        advance: bool = True,
     ) -> Any:
         """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
 
@@ -201,7 +202,8 @@ class Calls:
         them (`attention.sinks`), and are given for no other.
 
         Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`), so that every layer appends at the
-        same place, and sequences without tokens take no part.
+        same place, and sequences without tokens take no part. Without a plan but with `advance=False` lengths stay as they are, too, and
+        sequences without tokens take part: the layers of a model share a chunk of a prompt like that, and `cache.advance(q_len)` ends it.
 
         More query tokens than the spec's `attention.q_len` are extend attention: on a GPU the cache is dequantized, at most
         1 GiB at a time, and torch's kernels run over that and the new tokens. Such a call waits once for the device, to know the
@@ -209,9 +211,9 @@ class Calls:
 
         Raises CacheMismatch for a cache of another layout or too small, or if an earlier step had no room, UnsupportedError for
         extend attention in float32 on a GPU, ValueError on wrong tensors, on a plan of another step,
-        kernel or cache, and without a plan if caches share lengths.
+        kernel or cache, and where lengths that several caches share would advance.
         """
-        return self._call(q, (k_new, v_new), cache, out, lse, scale, sinks, plan)
+        return self._call(q, (k_new, v_new), cache, out, lse, scale, sinks, plan, advance=advance)
 
     def attend(
         self,
@@ -262,6 +264,8 @@ class Calls:
         scale: float | None,
         sinks: torch.Tensor | None,
         plan: Plan | None,
+        *,
+        advance: bool = True,
     ) -> Any:
         """`decode`, or `attend` where there is no new K and V."""
         tokens = self._arguments.query(q, cache)
@@ -270,6 +274,7 @@ class Calls:
         out, lse, scale = self._arguments.outputs(q, cache, out, lse, scale)
         self._arguments.sinks(sinks, cache)
         appended = 0 if new is None else tokens
+        advance = advance and plan is None and appended > 0
         launch = self._only or self._launch(cache, cache.bound + appended, tokens, plan)
         sequences = cache.sequences
         workspace = sequences.workspaces.get(launch.key)
@@ -281,7 +286,7 @@ class Calls:
                 plan.check(launch, sequences, tokens, append=new is not None)
                 bound = plan.bound
             else:
-                if appended and sequences.shared:
+                if advance and sequences.shared:
                     raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
                 bound = sequences.after(appended)
             if cache.gpu is not None:
@@ -290,16 +295,16 @@ class Calls:
                 from kvgen.runtime import extend  # most processes only decode
 
                 limits, attention = (bound or 1, sequences.max_len, sequences.overflow.address), self.spec.attention
-                call = extend.Call(q, new, out, lse, sinks, scale, *limits, attention.softcap, attention.window)
+                call = extend.Call(q, new, out, lse, sinks, scale, *limits, attention.softcap, attention.window, advance)
                 self._arguments.extend(call, cache)
                 extend.run(launch.module, cache.tensors, call)
             else:
                 try:
-                    launch.run(q, new, cache, out, lse, sinks, workspace, scale, bound or 1, plan)
+                    launch.run(q, new, cache, out, lse, sinks, workspace, scale, bound or 1, plan, advance=advance)
                 except Exception:
                     self._arguments.tensors(q, new, cache, out)  # names the argument, which the module cannot
                     raise
-            if appended and plan is None:
+            if advance:
                 sequences.appended(bound)
         return out if lse is None else (out, lse)
 

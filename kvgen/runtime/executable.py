@@ -71,8 +71,10 @@ class Executable:
         scale: float,
         bound: int,
         plan: Plan | None,
+        *,
+        advance: bool,
     ) -> None:
-        """The module's `attend`, or with `new` K and V its `decode`, by the numbers of the plan.
+        """The module's `attend`, or with `new` K and V its `decode`, by the numbers of the plan; with `advance` lengths count `new`.
 
         Without a plan a call makes one of its own; for the static scheduler there is none, and the CPU's modules plan for themselves.
         """
@@ -91,7 +93,7 @@ class Executable:
         else:
             self.module.decode(
                 q, *new, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
-                out, lse, sinks, workspace, numbers, scale, bound, sequences.max_len, sequences.overflow.address, int(plan is None),
+                out, lse, sinks, workspace, numbers, scale, bound, sequences.max_len, sequences.overflow.address, int(advance),
             )  # fmt: skip
 
 

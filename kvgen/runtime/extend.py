@@ -60,6 +60,8 @@ class Call:
     """Address of the int32 that is set to 1 if a sequence has no room."""
     softcap: float = 0.0
     window: int | None = None
+    advance: bool = True
+    """Whether the lengths count the new tokens; if not, `advance` of the module does, once for all layers."""
 
     def of(self, part: Part, group: int) -> Call:
         """The call for some sequences and KV heads, with `group` query heads per KV head; q and `new` are aligned for torch's kernels."""
@@ -97,7 +99,7 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
     if call.new is None:
         module.attend(call.q, *cache, *rest)
     else:
-        module.decode(call.q, *call.new, *cache, *rest, call.limit, call.overflow, 1)
+        module.decode(call.q, *call.new, *cache, *rest, call.limit, call.overflow, int(call.advance))
 
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
@@ -119,7 +121,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
         del k, v  # before the next part takes as much
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
-        module.pack(*call.new, counts, *cache, call.limit, call.overflow, 1)
+        module.pack(*call.new, counts, *cache, call.limit, call.overflow, int(call.advance))
 
 
 @dataclass(frozen=True)

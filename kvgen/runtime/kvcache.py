@@ -126,6 +126,16 @@ class KVCache(_Referable):
         """Forget every token of some sequences, of all caches that share them; memory is kept (`Sequences.reset`)."""
         self.sequences.reset(rows)
 
+    def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
+        """Sequence b becomes a copy of sequence `index[b]`, in all caches that share them: beam search (`Sequences.reorder`)."""
+        self.sequences.reorder(index)
+
+    def copy_rows(self, index: torch.Tensor, longest: int) -> None:
+        """Copy the tensors of sequence `index[b]`, int64 [batch], of at most `longest` tokens, to b; lengths are the caller's."""
+        blocks = self.packed[:, :, : -(-longest // self.block_tokens)]
+        for tensor in (blocks, self.k_residual, self.v_residual):
+            tensor.copy_(tensor[index])
+
     def clear(self) -> None:
         """Forget every token; memory is kept."""
         self.sequences.clear()

@@ -122,6 +122,8 @@ class Sequences:
     """No sequence is longer, as far as the host has counted; see `longest`."""
     uniform: bool = True
     """Whether the host knows that all lengths are equal. As long as nothing was captured, all of them are `bound` then."""
+    loose: bool = False
+    """Whether a sequence as long as `bound` may have been forgotten."""
     version: int = 0
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
@@ -130,6 +132,10 @@ class Sequences:
     call_order: CallOrder = field(default_factory=CallOrder)
     rollback: int = 0
     """Most tokens that `crop` may take back."""
+    whole: Sequences | None = None
+    """The sequences of which this is one (`kvgen.runtime.rows`)."""
+    row_workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Workspaces of all such single sequences, whose calls run one after the other."""
     least: torch.Tensor | None = field(init=False)
     """int32 [batch]: the shortest lengths that `crop` may leave, as of the last crop; None without a rollback."""
     cropped: OverflowFlag = field(init=False)
@@ -169,25 +175,38 @@ class Sequences:
         return self.max_len if self.captured else self.bound
 
     def after(self, tokens: int) -> int:
-        """An upper bound of all lengths after `tokens` more. Raises CacheMismatch if the host knows that it exceeds `max_len`.
+        """An upper bound of all lengths after `tokens` more. Raises CacheMismatch if it exceeds `max_len`.
 
-        If the host does not know, because a change of lengths was or is being captured, the device refuses such a step.
+        Where some sequences were forgotten, the host's bound may be of one of those: before it refuses, it asks the device, which waits.
+        If it cannot know, because a change of lengths was or is being captured, the device refuses such a step.
         """
         if self.captured or self.capturing:
             return self.max_len
         bound = self.bound + tokens
+        if bound > self.max_len and self.loose:
+            self.bound, self.loose = min(self.bound, int(self.lengths.max())), False
+            bound = self.bound + tokens
         if bound > self.max_len:
             raise CacheMismatch(f"the cache holds {self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more")
         return bound
 
     def appended(self, bound: int, *, uniform: bool = True) -> None:
         """Record a change of lengths that was enqueued. `bound`: the result of `after`; `uniform`: whether all grew by the same number."""
-        self.version += 1
         self.uniform = self.uniform and uniform
         if self.capturing:
             self.captured = True
         else:
             self.bound = bound
+        self._changed()
+
+    def _changed(self) -> None:
+        """Record a change of lengths; if these are one sequence of others, for those too."""
+        self.version += 1
+        if self.whole is not None:
+            self.whole.bound = max(self.whole.bound, self.bound)
+            self.whole.uniform = False
+            self.whole.captured = self.whole.captured or self.captured
+            self.whole._changed()
 
     def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
         """Add tokens to the lengths: the end of a step over a plan, or of `prefill(advance=False)` in every layer.
@@ -262,11 +281,39 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.index_fill_(0, rows, 0)
-            self.version += 1
             if self.batch == 1 and len(rows):
                 self.bound, self.uniform = 0, True
             elif len(rows):
-                self.uniform = False
+                self.uniform, self.loose = False, True
+            self._changed()
+
+    def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
+        """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
+
+        `index` are `batch` numbers below `batch`, on the host or the device; those on a GPU are not checked. Every cache that shares the
+        sequences is copied, as far as its sequences reach.
+
+        Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller: reorder the block table and copy the
+        pages that would have two owners.
+        """
+        if self.block_table is not None:
+            raise ValueError("a paged cache cannot be reordered: its caller owns the pages, and reorders the block table")
+        if not isinstance(index, torch.Tensor) or index.device.type == "cpu":
+            numbers = checks.counts("index", index, self.batch, self.batch - 1, "the cache's sequences")
+            index = torch.tensor(numbers, dtype=torch.int64)
+        elif tuple(index.shape) != (self.batch,):
+            raise ValueError(f"index must have shape [{self.batch}], not {list(index.shape)}")
+        with self.call_order.lock:
+            self.check()
+            if self.gpu is not None:
+                self.call_order.follow(self.gpu)
+            index = index.to(self.lengths.device, torch.int64)
+            for layer in self.layers:
+                layer.copy_rows(index, self.longest)
+            for tensor in (self.lengths, self.least):
+                if tensor is not None:
+                    tensor.copy_(tensor[index])
+            self._changed()
 
     def clear(self) -> None:
         """Forget every token of all sequences; memory is kept."""
@@ -276,5 +323,5 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.zero_()
-            self.version += 1
             self.bound, self.uniform = 0, True
+            self._changed()

@@ -1,0 +1,206 @@
+"""End-to-end decoding of a language model: time per step and tokens per second over stock caches, 16 bits in a CUDA graph, and kvgen's.
+
+    python benchmarks/gpu_generate.py                                   # Llama-3.1-8B's shape, random weights in bf16
+    python benchmarks/gpu_generate.py --cases 8x32768 --loops graph16,int4 --budget 200
+    python benchmarks/gpu_generate.py --tiny                            # a few layers and tokens, on the CPU too
+
+Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop whose model
+is compiled is timed as replays of one CUDA graph. `attention_ms` and `weights_ms` are those parts of a step alone, in graphs of their own;
+`bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline; `kernels_ms` is the sum of a step's
+kernels, by the profiler. Rows go to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, with a picture beside it;
+what does not fit into `--budget` seconds, or into memory, gets a row that says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from benchmarks import generate_loops as loops
+from benchmarks.command import parser
+from benchmarks.generate_picture import picture
+from benchmarks.output import folder, write_rows
+from kvgen.api.fetch import get_kernel
+from kvgen.cli.bench import facts
+from kvgen.integrations.transformers import KvgenCache, layer_specs
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.read_roofline import read_us
+from kvgen.spec import load_spec
+
+BIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
+FORMATS: dict[str, dict[str, Any]] = {
+    "int8": {"key": {"bits": 8, "axis": "channel", "group": 128}, "value": {"bits": 8, "axis": "token", "group": 128}},
+    "int4": {"key": {"bits": 4, "axis": "channel", "group": 128}, "value": {"bits": 4, "axis": "token", "group": 128}},
+    "int2": {"key": {"bits": 2, "axis": "channel", "group": 128}, "value": {"bits": 2, "axis": "token", "group": 128}},
+    "kitty": {"preset": "kitty"},
+}
+STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
+READ_BYTES = 2 << 30
+MOST_STEPS = 80
+Row = dict[str, Any]
+
+
+class Bench:
+    """A model, and the rows of the loops over it."""
+
+    def __init__(self, options: Namespace) -> None:
+        self.options, self.started = options, time.monotonic()
+        self.cuda = torch.cuda.is_available()
+        self.device = "cuda" if self.cuda else "cpu"
+        self.target: Any = "sm90" if self.cuda else "cpu"
+        dtype = getattr(torch, options.dtype)
+        sizes = TINY if options.tiny else BIG
+        config = LlamaConfig(
+            **sizes, head_dim=128, vocab_size=1000 if options.tiny else 128256, max_position_embeddings=1 << 18, dtype=dtype
+        )
+        with torch.device(self.device):
+            self.model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        self.compiled: Any = {"dynamic": True} if self.cuda else False  # one compilation for a batch of 1, one for all others
+        self.forward = torch.compile(self.model.forward, fullgraph=True, dynamic=True) if self.cuda else self.model.forward
+        self.weights = sum(p.numel() * p.element_size() for p in self.model.parameters()) - self.model.model.embed_tokens.weight.nbytes
+        few = READ_BYTES if self.cuda else 64 << 20
+        self.bytes_per_ms = few / read_us(self.target, few) * 1e3
+        self.facts = facts(self.target, TimingPolicy())
+        self.rows: list[Row] = []
+        names = [name for name in options.loops.split(",") if name in FORMATS]
+        self.fetching = ThreadPoolExecutor()  # kernels are compiled beside each other, and beside the model
+        for name in names:
+            self.fetching.submit(lambda name=name: get_kernel(layer_specs(config, self.spec(name))[0]))
+
+    def run(self) -> None:
+        """All loops of all cases."""
+        for case in self.options.cases.split(","):
+            word, _, tokens = case.partition("x")
+            length = int(tokens)
+            batch = self.fit(None, length) if word == "fit" else int(word)
+            for name in self.options.loops.split(","):
+                self.one(name, batch, length)
+                if word == "fit" and name in FORMATS and (own := self.fit(name, length)) > batch:
+                    self.one(name, own, length)
+
+    def fit(self, name: str | None, length: int) -> int:
+        """The largest batch of a format, or of 16 bits, beside the model."""
+        c = self.model.config
+        if self.options.fit:
+            return int(self.options.fit)
+        if name is None:
+            each = 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * length
+        else:
+            each = KvgenCache(c, self.spec(name), 1, length + loops.MARGIN, device=self.device).nbytes
+        free = torch.cuda.mem_get_info()[0] if self.cuda else 64 << 20
+        return max(1, int((free - self.options.reserve * (1 << 30 if self.cuda else 1)) // each))
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """The format of a loop, in the model's dtype."""
+        return {"arch": self.target, "attention": {"dtype": self.options.dtype}, **FORMATS[name]}
+
+    def one(self, name: str, batch: int, length: int) -> None:
+        """Time one loop; its row, or why there is none."""
+        row: Row = {"loop": name, "batch": batch, "tokens": length, "ms": "", "tokens_per_second": "", "attention_ms": "", "weights_ms": ""}
+        row |= {"rest_ms": "", "bytes_ms": "", "kernels_ms": "", "cache_gib": "", "note": ""}
+        if time.monotonic() - self.started > self.options.budget:
+            row["note"] = "not measured: no time left"
+        else:
+            try:
+                self.measure(name, batch, length, row)
+            except (RuntimeError, ValueError, ImportError) as error:
+                row["note"] = f"not measured: {str(error).strip().splitlines()[0][:160]}"
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+        self.rows.append(row)
+        print({key: value for key, value in row.items() if value != ""}, f"{time.monotonic() - self.started:.0f} s", flush=True)
+        write_rows("h200_generate" if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
+
+    @torch.no_grad()
+    def measure(self, name: str, batch: int, length: int, row: Row) -> None:
+        """Fill a row."""
+        loop = self.loop(name, batch, length)
+        steps = self.options.steps
+        ms = loops.milliseconds(loop.step, steps, self.cuda)
+        row |= {"ms": round(ms, 3), "tokens_per_second": round(batch / ms * 1e3, 1), "cache_gib": round(loop.cache_bytes / 2**30, 3)}
+        row |= {"bytes_ms": round((self.weights + loop.cache_bytes) / self.bytes_per_ms, 3), "note": loop.note}
+        if isinstance(loop, loops.Stock):
+            return
+        if self.cuda:
+            row["kernels_ms"] = kernels_ms(loop.step)
+        attention = loops.milliseconds(loops.captured(loop.attention, self.cuda), steps, self.cuda)
+        weights = loops.milliseconds(loops.captured(self.products(batch), self.cuda), steps, self.cuda)
+        row |= {"attention_ms": round(attention, 3), "weights_ms": round(weights, 3), "rest_ms": round(ms - attention - weights, 3)}
+
+    def loop(self, name: str, batch: int, length: int) -> Any:
+        """The loop of that name, its cache filled."""
+        if name in STOCK:
+            return STOCK[name](self.model, batch, length)
+        if name == "graph16":
+            return loops.Plain(self.model, self.forward, batch, length)
+        if name not in FORMATS:
+            raise ValueError(f"no such loop: {name}; there are {', '.join([*STOCK, 'graph16', *FORMATS])}")
+        return loops.Packed(self.model, self.spec(name), batch, length, compiled=self.compiled, uniform=self.options.uniform)
+
+    def products(self, batch: int) -> Callable[[], None]:
+        """All products with weights of a step."""
+        layers = [m for m in self.model.modules() if isinstance(m, torch.nn.Linear)]
+        inputs = {m.in_features: torch.randn(batch, m.in_features, device=self.device).to(self.model.dtype) for m in layers}
+
+        def run() -> None:
+            for layer in layers:
+                layer(inputs[layer.in_features])
+
+        return run
+
+
+def kernels_ms(step: Callable[[], object]) -> float | str:
+    """The sum of the durations of a step's kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    total = sum(event.self_device_time_total for event in found.key_averages())
+    return round(total / 1e3, 3) if total else ""
+
+
+def main() -> int:
+    """Measure, print, write."""
+    command = parser(__doc__)
+    command.add_argument("--cases", default="1x131072,8x32768,fitx32768", help="BATCHxTOKENS, or fitxTOKENS")
+    command.add_argument("--loops", default="graph16,int4,int8,int2,dynamic,kitty,static,quantized")
+    command.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    command.add_argument("--steps", type=int, default=30)
+    command.add_argument("--budget", type=float, default=440.0, help="seconds, after which no loop is begun")
+    command.add_argument("--reserve", type=float, default=6.0, help="GiB that caches of the largest batch leave free")
+    command.add_argument("--fit", type=int, default=0, help="the largest batch, instead of what memory says")
+    command.add_argument("--uniform", action="store_true", help="promise equal lengths: static schedules at any batch")
+    command.add_argument("--tiny", action="store_true")
+    options = command.parse_args()
+    if options.tiny:
+        options.cases = options.cases if options.cases != command.get_default("cases") else "1x512,2x256,fitx256"
+        options.fit = options.fit or 3
+    if not 0 < options.steps <= MOST_STEPS:
+        command.error(f"--steps must be in 1..{MOST_STEPS}: caches have room for {loops.MARGIN} tokens more")
+    for words in options.loops.split(","):
+        if words in FORMATS:
+            load_spec({"attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": options.dtype}, **FORMATS[words]})
+    torch._dynamo.config.recompile_limit = 32
+    bench = Bench(options)
+    bench.run()
+    if not options.tiny:
+        picture(bench.rows, folder() / "h200_generate.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""`KvgenCache`: the cache of a transformers model, whose layers are kvgen's packed caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from kvgen.api.fetch import get_kernel
+from kvgen.integrations.transformers.forwards import States
+from kvgen.integrations.transformers.group import LayerGroup
+from kvgen.integrations.transformers.specs import Format, layer_specs
+from kvgen.spec import KernelSpec
+
+NAME = "kvgen"
+"""Of the attention function: `attn_implementation`."""
+
+_caches: WeakValueDictionary[int, KvgenCache] = WeakValueDictionary()
+_numbers = count()
+
+
+class Appended(NamedTuple):
+    """What `update` returns in place of K: the new K and V, and the layer whose attention appends them."""
+
+    layer: KvgenLayer
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class KvgenLayer(CacheLayerMixin):
+    """One layer of a `KvgenCache`. The lengths of a group's layers change together, by its first layer."""
+
+    is_compileable = False
+    """`generate` would compile by itself, anew for every length."""
+    supports_early_init = False
+
+    def __init__(self, group: LayerGroup, index: int, layer_idx: int, number: torch.Tensor) -> None:
+        super().__init__()
+        self.group, self.index, self.layer_idx, self.number = group, index, layer_idx, number
+        self.cache = group.caches[index]
+        attention = group.kernel.spec.attention
+        self.window, self.softcap, self.sinks = attention.window, attention.softcap, attention.sinks
+        self.is_sliding = attention.window is not None
+        self.is_croppable = group.kernel.spec.cache.rollback > 0
+        self.is_initialized = True
+        self.config: Any = None
+        self.batch = self.batch_size = self.max_batch_size = self.cache.batch
+        self.max_len = self.cache.max_len
+
+    def __repr__(self) -> str:
+        return f"KvgenLayer({self.group.kernel.spec.name}, {self.cache!r})"
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the cache is allocated when it is made."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, torch.Tensor]:
+        """The new K and V, [batch, kv_heads, tokens, head_dim], on their way to the attention function, which appends them."""
+        if self.config._attn_implementation != NAME:
+            raise ValueError(
+                f'KvgenCache needs the attention function "{NAME}", and the model has "{self.config._attn_implementation}": load the model '
+                f'with attn_implementation="{NAME}" or call model.set_attn_implementation("{NAME}"), and make the cache of model.config'
+            )
+        if not torch.compiler.is_compiling() and key_states.shape[0] != self.batch:  # a compiled model is compiled for every batch
+            raise ValueError(
+                f"the cache holds {self.batch} sequences, and the model runs {key_states.shape[0]}: with beams or several answers to a "
+                "prompt, batch is the number of all of them"
+            )
+        return Appended(self, key_states, value_states), value_states
+
+    def run(self, x: States, mask: torch.Tensor | None) -> torch.Tensor:
+        """Attention over the cache and the new tokens, which are appended: [batch, tokens, q_heads, head_dim]."""
+        return self.group.run(self.index, x, mask)
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        """(kv_length, kv_offset) of masks: all positions, also those before a window, because the mask says which of them are padding."""
+        tokens = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return (self.group.positions or 0) + tokens, 0
+
+    def get_seq_length(self) -> int:
+        """Positions that the model has seen, padding included. Raises ValueError where sequences were filled one by one."""
+        if self.group.positions is None:
+            raise ValueError("these sequences were filled one by one and have lengths of their own: pass position_ids to the model")
+        return self.group.positions
+
+    def get_max_length(self) -> int:
+        """Most tokens of a sequence, padding not counted."""
+        return self.max_len
+
+    get_max_cache_shape = get_max_length
+    """The name in the first releases of transformers 5."""
+
+    def crop(self, tokens: int | torch.Tensor) -> None:
+        """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
+
+        Raises ValueError beyond `cache.rollback` of the spec.
+        """
+        tokens = int(tokens)  # some releases count drafts on the device
+        if self.index == 0 and tokens:
+            self.group.crop(-tokens if tokens < 0 else max(0, self.get_seq_length() - tokens))
+
+    def reset(self) -> None:
+        """Forget every token."""
+        if self.index == 0:
+            self.group.reset()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Sequence b continues what sequence `beam_idx[b]` was. Raises ValueError for paged formats."""
+        if self.index == 0:
+            self.cache.reorder(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refused: the memory is allocated for a fixed batch."""
+        if repeats != 1:
+            raise ValueError("a KvgenCache has a fixed batch: make it for all sequences, and prefill them all")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:  # noqa: ARG002
+        """Refused: the memory is allocated for a fixed batch."""
+        raise ValueError("a KvgenCache has a fixed batch: reorder_cache keeps the number of sequences")
+
+    def offload(self) -> None:
+        """Refused."""
+        raise ValueError("a KvgenCache is not offloaded: its caches stay on their device")
+
+
+class KvgenCache(Cache):
+    """The KV cache of a transformers model, in kvgen's packed formats.
+
+    `model.generate(..., past_key_values=KvgenCache(model.config, spec, batch, max_len))` with `attn_implementation="kvgen"`. Prompts run
+    on torch's attention or kvgen's extend attention and are packed; decode steps read the packed cache. Padding is not stored.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        spec: Format | Mapping[str, Format] | Sequence[Format],
+        batch: int,
+        max_len: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Empty, for `batch` sequences (with beams: all of them) of up to `max_len` tokens each, padding not counted.
+
+        `config` is the model's own (`model.config`). `spec` is a format for all layers, by layer type, or one for each layer, as
+        `layer_specs` takes them. Kernels are fetched as `kvgen.get_kernel` does: what was not tuned warns.
+
+        Raises as `layer_specs` and `get_kernel` do, and ValueError where layers differ in `cache.rollback`.
+        """
+        specs = layer_specs(config, spec, batch=batch, max_len=max_len)
+        rollbacks = sorted({each.cache.rollback for each in specs})
+        if len(rollbacks) > 1:
+            raise ValueError(f"the layers of a model are cropped together: cache.rollback must be one number, not {rollbacks}")
+        groups = {each: _group(each, specs.count(each), batch, max_len, device) for each in dict.fromkeys(specs)}
+        self._fill(config.get_text_config(decoder=True), [groups[each] for each in specs])
+
+    def _fill(self, config: Any, groups: Sequence[LayerGroup]) -> None:
+        """Make layers of the group of each."""
+        self.config, self.number = config, next(_numbers)
+        _caches[self.number] = self
+        number = torch.tensor(self.number)
+        self.groups = list(dict.fromkeys(groups))
+        layers = []
+        for layer_idx, group in enumerate(groups):
+            layers.append(KvgenLayer(group, groups[:layer_idx].count(group), layer_idx, number))
+            layers[-1].config = config
+        super().__init__(layers=layers)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the caches."""
+        device: torch.device = self.groups[0].caches[0].device
+        return device
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return self.groups[0].caches[0].batch
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of a sequence."""
+        return self.groups[0].caches[0].max_len
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of every sequence, padding not counted: int32 [batch] on the device."""
+        return self.groups[0].caches[0].lengths
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed blocks and residuals of all layers."""
+        return sum(cache.nbytes for group in self.groups for cache in group.caches)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """0: kvgen's masks are padding alone, and causality is the kernel's."""
+        return 0
+
+    def row(self, index: int) -> KvgenCache:
+        """Sequence `index` as a cache of batch 1 over the same memory: a prompt for it is prefilled by `model(..., past_key_values=row)`.
+
+        From then on the sequences have lengths of their own, so the whole cache takes decode steps with `position_ids` and without an
+        attention_mask. Waits for the device. A row is for use until the lengths of the whole cache change otherwise.
+        """
+        made = {group: group.row(index) for group in self.groups}
+        row = object.__new__(KvgenCache)
+        row._fill(self.config, [made[layer.group] for layer in self.layers])
+        return row
+
+    def reset_rows(self, rows: Sequence[int]) -> None:
+        """Forget every token of some sequences, which take no part in steps from then on."""
+        for group in self.groups:
+            group.caches[0].reset(rows)
+
+    def check(self) -> None:
+        """Raises CacheMismatch where the device refused an earlier step, in a replay of a CUDA graph too, for lack of room."""
+        for group in self.groups:
+            group.caches[0].sequences.check()
+
+
+def _group(spec: KernelSpec, layers: int, batch: int, max_len: int, device: torch.device | str | None) -> LayerGroup:
+    kernel = get_kernel(spec)
+    first = kernel.new_cache(batch, max_len, device=device)
+    return LayerGroup(kernel, [first, *(kernel.new_cache(like=first) for _ in range(layers - 1))])
+
+
+def layer_of(number: torch.Tensor, layer: int) -> KvgenLayer:
+    """The layer of the cache of that number, for the operator of compiled models. Raises KeyError once the cache is gone."""
+    found: KvgenLayer = _caches[int(number)].layers[layer]
+    return found

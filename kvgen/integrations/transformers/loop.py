@@ -1,0 +1,163 @@
+"""A serving loop: one decode step of a model over a batch whose places are taken and freed, captured once in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+
+from kvgen.integrations.transformers.cache import KvgenCache
+
+Choose = Callable[[torch.Tensor], torch.Tensor]
+"""Logits [batch, vocabulary] to tokens, int64 [batch]; on a GPU it is captured with the step."""
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of every sequence."""
+    return logits.argmax(-1)
+
+
+class DecodeLoop:
+    """Decodes up to `cache.batch` sequences at a time. A step is one replay of a CUDA graph; on the CPU the same code runs without it.
+
+    Each of the cache's sequences is a *place*. `add` prefills a prompt into a free place, `remove` frees it; neither needs another capture.
+    Free places take no part in attention. Every step appends the newest token of each sequence and chooses the next one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: KvgenCache,
+        *,
+        choose: Choose = greedy,
+        compile: bool | Mapping[str, Any] = False,  # noqa: A002
+        uniform: bool = False,
+        bound: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        """Capture a step of `model` over an empty cache of its configuration.
+
+        `compile` runs the model through `torch.compile(fullgraph=True)`, with its options where it is a mapping; prompts run as they are.
+        `uniform` promises that no place is free
+        whenever `step` is called, and that all sequences have one length: such steps have a static schedule. `bound` is what no length
+        exceeds (see `Kernel.plan`). Prompts are prefilled `chunk` tokens at a time, all at once by default.
+
+        Raises ValueError for a cache that is not empty.
+        """
+        if any(group.caches[0].bound for group in cache.groups):
+            raise ValueError("the loop captures a step over an empty cache: call cache.reset() first")
+        self.cache = cache
+        self.tokens = torch.full((cache.batch,), -1, dtype=torch.int64, device=cache.device)
+        """The newest token of every place, int64 [batch] on the device; -1 for free ones."""
+        self._model, self._choose, self._chunk = model, choose, chunk
+        options = compile if isinstance(compile, Mapping) else {}
+        self._forward = model.forward if compile is False else torch.compile(model.forward, fullgraph=True, **options)
+        self._free = list(range(cache.batch))[::-1]
+        self._extra = {"cache_position": torch.zeros(1, dtype=torch.int64, device=cache.device)} if _positioned(model) else {}
+        for group in cache.groups:
+            group.positions = None
+            group.uniform = True if uniform or cache.batch == 1 else None
+            group.bound = bound
+        self._graph = self._captured()
+
+    @property
+    def free(self) -> int:
+        """Free places."""
+        return len(self._free)
+
+    @torch.no_grad()
+    def add(self, prompt: torch.Tensor | Sequence[int]) -> int:
+        """Prefill a prompt into a free place and choose its next token, `tokens[place]`; the place.
+
+        Raises ValueError if none is free, or on an empty prompt, CacheMismatch for a prompt that is longer than the cache.
+        """
+        ids = torch.as_tensor(prompt, dtype=torch.int64, device=self.cache.device).reshape(1, -1)
+        if not self._free or not ids.numel():
+            raise ValueError("no place is free: remove a sequence first" if ids.numel() else "a prompt has at least one token")
+        place = self._free[-1]
+        try:
+            logits = self._prefill(ids, self.cache.row(place))
+        except Exception:
+            self.cache.reset_rows([place])
+            raise
+        self._free.pop()
+        self.tokens[place] = self._choose(logits)[0]
+        return place
+
+    def take(self, newest: torch.Tensor) -> None:
+        """Take every place for sequences that the cache holds by now, with the newest token of each, int64 [batch], not yet in the cache.
+
+        For sequences that were filled otherwise: prompts of one batch, or a cache that was stored. Raises ValueError if a place is taken.
+        """
+        if len(self._free) != self.cache.batch:
+            raise ValueError("take fills every place, and some are taken already")
+        self.tokens.copy_(newest)
+        self._free.clear()
+
+    def remove(self, place: int) -> None:
+        """Free a place. Raises ValueError if it is free."""
+        if place in self._free or not 0 <= place < self.cache.batch:
+            raise ValueError(f"place {place} holds no sequence")
+        self.cache.reset_rows([place])
+        self.tokens[place] = -1
+        self._free.append(place)
+
+    def step(self) -> torch.Tensor:
+        """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait.
+
+        Raises ValueError if all places are free, CacheMismatch if an earlier step had no room for a sequence: it keeps its length.
+        """
+        if len(self._free) == self.cache.batch:
+            raise ValueError("all places are free: add a prompt first")
+        self.cache.check()
+        if self._graph is None:
+            self._step()
+        else:
+            self._graph.replay()
+        return self.tokens
+
+    def run(self, steps: int) -> torch.Tensor:
+        """The tokens of several steps, int64 [steps, batch]; -1 for free places."""
+        return torch.stack([self.step().clone() for _ in range(steps)])
+
+    def _prefill(self, ids: torch.Tensor, row: KvgenCache) -> torch.Tensor:
+        """Logits after the last token of a prompt, [1, vocabulary]."""
+        logits = torch.empty(0)
+        for part in torch.split(ids, self._chunk or ids.shape[1], dim=1):
+            logits = self._model(part, past_key_values=row, use_cache=True, logits_to_keep=1).logits[:, -1]
+        return logits
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        """One decode step, all of it on the device: tokens and lengths are read and written in place."""
+        taken = self.tokens >= 0
+        positions = self.cache.lengths.long().unsqueeze(1)
+        ids = self.tokens.clamp(min=0).unsqueeze(1)
+        out = self._forward(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **self._extra)
+        self.tokens.copy_(torch.where(taken, self._choose(out.logits[:, -1]), -1))
+
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        """The graph of a step, on a GPU. Steps over free places compile and allocate what a capture must not."""
+        if self.cache.device.type != "cuda":
+            return None
+        side = torch.cuda.Stream(self.cache.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.cache.device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+            self._clear()  # a static schedule appends to free places, too
+        torch.cuda.current_stream(self.cache.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        return graph
+
+    def _clear(self) -> None:
+        self.cache.reset_rows(range(self.cache.batch))
+
+
+def _positioned(model: Any) -> bool:
+    """Whether the model asks for `cache_position`, which the first releases of transformers 5 make of the cache's common length."""
+    return "cache_position" in signature(model.forward).parameters

@@ -1,0 +1,109 @@
+"""Which spec each layer of a model has: the format is the caller's, heads and masks are the model's configuration's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvgen.errors import UnsupportedError
+from kvgen.spec import KernelSpec, load_spec
+
+Format = KernelSpec | Mapping[str, Any] | str | Path
+"""What a spec is loaded from; a mapping may leave `attention` out."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+WITH_SINKS = ("gpt_oss",)
+"""Model types whose layers have a learned logit per query head; their configurations do not say so."""
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What a model's configuration says of the attention of a layer."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    softcap: float
+    window: int | None
+    sinks: bool
+
+
+def layer_specs(
+    config: Any, spec: Format | Mapping[str, Format] | Sequence[Format], *, batch: int = 1, max_len: int = 4096
+) -> list[KernelSpec]:
+    """The spec of every layer of a model with this configuration.
+
+    `spec` is one format for all layers, formats by layer type (`full_attention`, `sliding_attention`), or a sequence with one for each
+    layer. A format is what `kvgen.load_spec` takes, or a mapping without heads (`key`, `value`, `cache`, or a `preset`). Heads, soft cap,
+    window and sinks come from the configuration. The dtype is the format's; of a mapping without one, the configuration's. A mapping
+    without workloads is for `batch` sequences of `max_len` tokens.
+
+    Raises UnsupportedError for layers that are no causal attention, ValueError where a format contradicts the configuration, SpecError
+    for formats with mistakes.
+    """
+    text = config.get_text_config(decoder=True)
+    kinds = _layer_types(text)
+    formats = _by_layer(spec, kinds)
+    made: dict[tuple[int, str], KernelSpec] = {}
+    for layer, (kind, form) in enumerate(zip(kinds, formats, strict=True)):
+        if (id(form), kind) not in made:
+            made[id(form), kind] = _spec_of(layer, _facts(text, kind), form, text, {"batch": batch, "kv_len": max_len})
+    return [made[id(form), kind] for kind, form in zip(kinds, formats, strict=True)]
+
+
+def _layer_types(config: Any) -> list[str]:
+    """The type of every layer. Raises UnsupportedError for a model whose cache kvgen does not hold."""
+    for field, meaning in (("kv_lora_rank", "latent attention (MLA)"), ("num_kv_shared_layers", "layers that share K and V of others")):
+        if getattr(config, field, None):
+            raise UnsupportedError("KvgenCache", f"{config.model_type} has {meaning}, which kvgen does not cache")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+        kinds = [SLIDING if sliding else FULL] * config.num_hidden_layers
+    for layer, kind in enumerate(kinds):
+        if kind not in (FULL, SLIDING):
+            raise UnsupportedError("KvgenCache", f"layer {layer} of {config.model_type} is of type {kind}; kvgen has {FULL} and {SLIDING}")
+    return list(kinds)
+
+
+def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Sequence[str]) -> list[Format]:
+    if isinstance(spec, Mapping) and set(spec) <= {FULL, SLIDING}:
+        missing = sorted(set(kinds) - set(spec))
+        if missing:
+            raise ValueError(f"the model has layers of type {missing[0]}, and the formats by layer type have none for them")
+        return [spec[kind] for kind in kinds]
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        if len(spec) != len(kinds):
+            raise ValueError(f"the model has {len(kinds)} layers, and {len(spec)} formats were given")
+        return list(spec)
+    return [spec] * len(kinds)
+
+
+def _facts(config: Any, kind: str) -> LayerFacts:
+    heads = config.num_attention_heads
+    return LayerFacts(
+        q_heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+        window=config.sliding_window if kind == SLIDING else None,
+        sinks=config.model_type in WITH_SINKS,
+    )
+
+
+def _spec_of(layer: int, facts: LayerFacts, form: Format, config: Any, workload: Mapping[str, int]) -> KernelSpec:
+    if not isinstance(form, (KernelSpec, Mapping)):
+        form = load_spec(form)
+    data: dict[str, Any] = form.to_json() if isinstance(form, KernelSpec) else dict(form)
+    attention = dict(data.get("attention") or {})
+    for name, fact in asdict(facts).items():
+        given = attention.get(name)
+        if given and given != fact:  # None, 0 and False leave it to the configuration
+            raise ValueError(f"layer {layer}: attention.{name} of the spec is {given}, and {fact} in the model's configuration")
+    dtype = getattr(config, "dtype", None) or torch.get_default_dtype()
+    attention = {"dtype": str(dtype).removeprefix("torch."), **attention, **asdict(facts)}
+    return load_spec({"name": config.model_type.replace("_", "-"), "workloads": [dict(workload)], **data, "attention": attention})

@@ -1,0 +1,331 @@
+"""Models of transformers over kvgen's caches: the same logits as with the stock cache, or as the format explains."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.api.fetch import FallbackWarning
+from kvgen.errors import KvgenError, UnsupportedError
+from kvgen.reference.cache import ReferenceCache
+from tests.support.models import FAMILIES, SLIDING, WINDOW, model_of, plain, random_ids
+
+pytest.importorskip("transformers")
+
+from transformers import DynamicCache
+
+from kvgen.integrations.transformers import KvgenCache, layer_specs
+from kvgen.integrations.transformers.cache import KvgenLayer
+from kvgen.integrations.transformers.forwards import States
+
+pytestmark = pytest.mark.slow
+
+FULL, MAX_LEN, PROMPT, TOKENS = "full_attention", 160, 130, 140
+"""A prompt fills a block of 128 tokens; with five tokens of padding, decode steps do."""
+EXACT = {"llama": plain(16, rollback=8), "qwen3": plain(16, rollback=8)}
+"""16 bits; the others have no rollback."""
+QUANTIZED: dict[str, Any] = {
+    "llama": plain(8),
+    "qwen3": plain(4),
+    "mistral": plain(4),
+    "gemma2": {FULL: plain(16), SLIDING: plain(4)},
+    "gpt_oss": {FULL: plain(8), SLIDING: plain(16)},
+}
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    """Nothing is tuned for these sizes, and threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        yield
+    torch.set_num_threads(threads)
+
+
+def exact(family: str) -> dict[str, Any]:
+    return EXACT.get(family, plain(16))
+
+
+def cache_of(model: Any, spec: Any, batch: int, max_len: int = MAX_LEN) -> KvgenCache:
+    model.set_attn_implementation("kvgen")
+    cache = KvgenCache(model.config, spec, batch, max_len)
+    for group in cache.groups:
+        group.kernel.set_threads(1)
+    return cache
+
+
+def stock_of(model: Any) -> DynamicCache:
+    model.set_attn_implementation("eager")
+    return DynamicCache(config=model.config)
+
+
+def padded(sides: Sequence[slice], tokens: int = TOKENS) -> torch.Tensor:
+    """An attention_mask [len(sides), tokens] with padding in these places."""
+    mask = torch.ones(len(sides), tokens, dtype=torch.long)
+    for row, side in enumerate(sides):
+        mask[row, side] = 0
+    return mask
+
+
+LEFT = padded([slice(0, 21), slice(0, 0), slice(0, 5)])
+
+
+@torch.no_grad()
+def forced(model: Any, cache: Any, chunks: Sequence[int], mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits [batch, TOKENS, vocabulary] of given tokens, in pieces that end at `chunks` and one by one from there on."""
+    batch = 3 if mask is None else len(mask)
+    ids, found = random_ids(batch, TOKENS), []
+    ends = [0, *chunks, *range(chunks[-1] + 1, TOKENS + 1)]
+    for start, end in pairwise(ends):
+        known: dict[str, Any] = {}
+        if mask is not None:
+            known = {"attention_mask": mask[:, :end], "position_ids": (mask[:, :end].cumsum(1) - 1).clamp(min=0)[:, start:]}
+        found.append(model(ids[:, start:end], past_key_values=cache, **known).logits)
+    return torch.cat(found, 1)
+
+
+def generated(model: Any, cache: Any, prompt: torch.Tensor, mask: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
+    torch.manual_seed(3)
+    mask = torch.ones_like(prompt) if mask is None else mask
+    how = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None, **how}
+    return model.generate(prompt, attention_mask=mask, past_key_values=cache, **how)
+
+
+# --- 16 bits: the stock cache's logits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunks", [(PROMPT,), (10, 60, 131)], ids=["prompt", "chunks"])
+def test_logits_are_those_of_the_stock_cache(family: str, chunks: tuple[int, ...]) -> None:
+    model = model_of(family)
+    for mask in (None, LEFT):
+        want = forced(model, stock_of(model), chunks, mask)
+        cache = cache_of(model, exact(family), 3)
+        real = slice(None) if mask is None else mask.bool()
+        torch.testing.assert_close(forced(model, cache, chunks, mask)[real], want[real], rtol=0, atol=2e-4)
+        assert cache.get_seq_length() == TOKENS
+        assert cache.lengths.tolist() == ([TOKENS] * 3 if mask is None else LEFT.sum(1).tolist())
+    assert {layer.window for layer in cache.layers} == {"gemma2": {None, WINDOW}, "llama": {None}, "qwen3": {None}}.get(family, {WINDOW})
+
+
+@pytest.mark.parametrize("sides", [(slice(125, 130), slice(0, 0), slice(129, 130)), (slice(5, 9), slice(0, 12), slice(12, 130))])
+def test_padding_may_be_anywhere(sides: tuple[slice, ...]) -> None:
+    model, mask = model_of("llama"), padded(sides)
+    want = forced(model, stock_of(model), (PROMPT,), mask)
+    got = forced(model, cache_of(model, exact("llama"), 3), (PROMPT,), mask)
+    torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "rows"),
+    [
+        ({}, 1),
+        ({"do_sample": True, "num_return_sequences": 2}, 2),
+        ({"num_beams": 3}, 3),
+        ({"num_beams": 2, "do_sample": True}, 2),
+        ({"prefill_chunk_size": 50}, 1),
+    ],
+    ids=["greedy", "samples", "beams", "sampled beams", "chunked prefill"],
+)
+def test_generate_gives_what_it_gives_with_the_stock_cache(how: dict[str, Any], rows: int) -> None:
+    model, prompt, mask = model_of("llama"), random_ids(3, PROMPT), LEFT[:, :PROMPT]
+    want = generated(model, stock_of(model), prompt, mask, **how)
+    cache = cache_of(model, exact("llama"), 3 * rows)
+    assert torch.equal(generated(model, cache, prompt, mask, **how), want)
+    cache.reset()
+    assert torch.equal(generated(model, cache, prompt, mask, **how), want)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
+def test_every_family_generates_with_beams_and_padding(family: str) -> None:
+    model, prompt, mask = model_of(family), random_ids(2, PROMPT), LEFT[:2, :PROMPT]
+    want = generated(model, stock_of(model), prompt, mask, num_beams=2, max_new_tokens=6)
+    assert torch.equal(generated(model, cache_of(model, exact(family), 4), prompt, mask, num_beams=2, max_new_tokens=6), want)
+
+
+def test_assisted_decoding_crops_within_the_rollback() -> None:
+    model, prompt = model_of("llama"), random_ids(1, PROMPT)
+    assistant = model_of("llama", num_hidden_layers=1)
+    want = generated(model, stock_of(model), prompt, eos_token_id=2)
+    for help_ in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):
+        cache = cache_of(model, EXACT["llama"], 1)
+        assert torch.equal(generated(model, cache, prompt, eos_token_id=2, **help_), want)
+    cache = cache_of(model, EXACT["llama"], 1)
+    with torch.no_grad():
+        model(prompt, past_key_values=cache)
+    cache.crop(-8)
+    assert cache.get_seq_length() == PROMPT - 8
+    with pytest.raises(ValueError, match=r"tokens \(9\) must be at most 8, cache.rollback of the spec"):
+        cache.crop(-9)
+    with pytest.raises(ValueError, match=r"no cache.rollback, the most tokens that may be taken back"):
+        generated(model, cache_of(model, plain(4), 1), prompt, assistant_model=assistant)
+
+
+def test_padding_is_not_taken_back() -> None:
+    model, mask = model_of("llama"), padded([slice(0, 0), slice(128, 130)], PROMPT)
+    cache = cache_of(model, EXACT["llama"], 2)
+    with torch.no_grad():
+        model(random_ids(2, PROMPT), attention_mask=mask, past_key_values=cache)
+        model(random_ids(2, 1), attention_mask=padded([slice(0, 0), slice(128, 130)], 131), past_key_values=cache)
+    with pytest.raises(ValueError, match="only the newest 1 positions have no padding"):
+        cache.crop(-2)
+    cache.crop(-1)
+    assert (cache.get_seq_length(), cache.lengths.tolist()) == (130, [130, 128])
+
+
+# --- quantized: the logits that the format explains -------------------------------------------------------------------------
+
+
+class Oracle:
+    """kvgen's attention, and beside it that of each format's fp64 reference, which appends, attends and quantizes as the numerics say."""
+
+    def __init__(self, cache: KvgenCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.layers = [ReferenceCache(layer.group.kernel.spec, cache.batch, layer.cache.block_tokens) for layer in cache.layers]
+        self.errors: list[float] = []
+        run = KvgenLayer.run
+
+        def both(layer: KvgenLayer, x: States, mask: torch.Tensor | None) -> torch.Tensor:
+            out = run(layer, x, mask)
+            want, _ = self.layers[layer.layer_idx].decode(x.q, x.k, x.v, scale=x.scale, sinks=x.sinks)
+            self.errors.append(float((out - want).abs().max() / want.abs().max()))
+            return out
+
+        monkeypatch.setattr(KvgenLayer, "run", both)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantized_logits_are_those_of_the_format(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(family, **({"layer_types": [SLIDING, FULL, SLIDING]} if family == "gpt_oss" else {}))
+    whole = forced(model, stock_of(model), (PROMPT,))
+    cache = cache_of(model, QUANTIZED[family], 3)
+    oracle = Oracle(cache, monkeypatch)
+    got = forced(model, cache, (PROMPT,))
+    assert len(oracle.errors) == 3 * (1 + TOKENS - PROMPT)
+    assert max(oracle.errors) < 1e-4
+    torch.testing.assert_close(got[:, :PROMPT], whole[:, :PROMPT], rtol=0, atol=2e-4)  # a prompt attends to its own K and V
+    error = float((got - whole)[:, PROMPT:].norm() / whole[:, PROMPT:].norm())
+    eight_bits = family in ("llama", "gpt_oss")
+    assert 1e-4 < error < (0.02 if eight_bits else 0.35), error  # what follows reads codes
+
+
+# --- layers, specs and refusals ---------------------------------------------------------------------------------------------
+
+
+def test_layers_of_one_spec_share_lengths_and_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("gemma2")
+    cache = cache_of(model, plain(16), 2)
+    assert [len(group.caches) for group in cache.groups] == [2, 1]
+    with torch.no_grad():
+        model(random_ids(2, 30), past_key_values=cache)
+        planned = []
+        for group in cache.groups:
+            plan = group.kernel.plan
+            monkeypatch.setattr(group.kernel, "plan", lambda *a, plan=plan, **k: (planned.append(1), plan(*a, **k))[1])
+        model(random_ids(2, 1), past_key_values=cache)
+    assert len(planned) == 2
+
+
+def test_a_forward_that_broke_off_changes_nothing() -> None:
+    model = model_of("llama")
+    want = forced(model, cache_of(model, exact("llama"), 3), (PROMPT,))
+    cache, ids = cache_of(model, exact("llama"), 3), random_ids(3, TOKENS)
+    with torch.no_grad():
+        found = [model(ids[:, :PROMPT], past_key_values=cache).logits]
+        hook = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, :1], past_key_values=cache)
+        hook.remove()
+        found += [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(PROMPT, TOKENS)]
+    torch.testing.assert_close(torch.cat(found, 1), want, rtol=0, atol=1e-5)
+
+
+def test_specs_follow_the_configuration() -> None:
+    config = model_of("gemma2").config
+    specs = layer_specs(config, plain(4), batch=2, max_len=64)
+    assert [spec.attention.window for spec in specs] == [WINDOW, None, WINDOW]
+    assert {(s.attention.q_heads, s.attention.kv_heads, s.attention.head_dim, s.attention.softcap) for s in specs} == {(4, 2, 32, 5.0)}
+    assert specs[0].attention.dtype == "float32"
+    assert specs[0].workloads[0].key == "2x64"
+    assert layer_specs(config, [*specs]) == specs
+    half = layer_specs(config, {**plain(4), "attention": {"dtype": "bfloat16", "q_len": 4}})[1]
+    assert (half.attention.dtype, half.attention.q_len) == ("bfloat16", 4)
+    assert layer_specs(model_of("gpt_oss").config, {"preset": "kivi-int2", "arch": "cpu"})[0].attention.sinks
+    for spec, match in (
+        (specs[0], "layer 1: attention.window of the spec is 24, and None in the model's configuration"),
+        ({**plain(4), "attention": {"kv_heads": 4}}, "attention.kv_heads of the spec is 4, and 2"),
+        ([plain(4)], "the model has 3 layers, and 1 formats were given"),
+        ({FULL: plain(4)}, "the model has layers of type sliding_attention"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            layer_specs(config, spec)
+    llama = model_of("llama").config
+    llama.layer_types = ["full_attention", "linear_attention", "full_attention"]
+    with pytest.raises(UnsupportedError, match="layer 1 of llama is of type linear_attention"):
+        layer_specs(llama, plain(4))
+    del llama.layer_types
+    llama.kv_lora_rank = 8
+    with pytest.raises(UnsupportedError, match=r"latent attention \(MLA\)"):
+        layer_specs(llama, plain(4))
+
+
+@torch.no_grad()
+def test_what_cannot_be_done_is_refused() -> None:
+    model, ids = model_of("llama"), random_ids(2, 8)
+    cache = cache_of(model, exact("llama"), 2)
+
+    def run(**given: Any) -> None:
+        model(ids, **{"past_key_values": cache, **given})
+
+    square = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    for given, error, match in (
+        ({"past_key_values": None}, ValueError, r"needs past_key_values=KvgenCache"),
+        ({"past_key_values": cache_of(model, exact("llama"), 3)}, ValueError, "holds 3 sequences, and the model runs 2"),
+        ({"attention_mask": square}, UnsupportedError, "attention_mask has 4 dimensions"),
+        ({"attention_mask": padded([slice(0, 2), slice(0, 0)], 9)}, ValueError, r"must have shape \[2, 8\], past and new positions"),
+    ):
+        with pytest.raises(error, match=match):
+            run(**given)
+    assert cache.get_seq_length() == 0
+    run(attention_mask=padded([slice(0, 2), slice(0, 0)], 8))
+    with pytest.raises(ValueError, match="shows 8 of the 8 past positions of sequence 0, and the cache holds 6"):
+        run(attention_mask=padded([slice(9, 12), slice(0, 0)], 16))
+    model.train()
+    model.config.attention_dropout = 0.1
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(UnsupportedError, match="no dropout"):
+        run(attention_mask=padded([slice(0, 2), slice(0, 0)], 16))
+    model.eval()
+    with torch.enable_grad(), pytest.raises(ValueError, match="no gradient"):
+        run(attention_mask=padded([slice(0, 2), slice(0, 0)], 16))
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match='needs the attention function "kvgen", and the model has "sdpa"'):
+        run()
+    for call, match in (
+        (lambda: cache.batch_repeat_interleave(2), "fixed batch"),
+        (lambda: cache.batch_select_indices(torch.zeros(1, dtype=torch.long)), "fixed batch"),
+        (lambda: cache_of(model, [plain(4), plain(4), plain(4, rollback=2)], 1), "cache.rollback must be one number, not"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+@torch.no_grad()
+def test_layers_that_are_left_out_or_differ_from_their_spec_are_refused() -> None:
+    model, ids = model_of("llama"), random_ids(1, 8)
+    cache = cache_of(model, exact("llama"), 1)
+    model.model.layers[1].self_attn.layer_idx = 2
+    with pytest.raises(KvgenError, match="layer 2 of its kind ran where layer 1 was due"):
+        model(ids, past_key_values=cache)
+    gemma = model_of("gemma2")
+    cache = cache_of(gemma, plain(16), 1)
+    gemma.model.layers[1].self_attn.attn_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match=r"layer 1 runs with softcap 30.0, and attention.softcap of its spec is 5.0"):
+        gemma(ids, past_key_values=cache)

@@ -1,0 +1,121 @@
+"""One sequence of a batch as a cache of its own, sequences that change places, chunks that all layers share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.errors import CacheMismatch
+from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.rows import row_of
+from kvgen.runtime.variant import Variant
+from tests.support.cpu import spec_of
+from tests.support.cpu import variant as compiled
+
+BATCH, DIM = 3, 64
+
+
+@pytest.fixture(scope="module")
+def variant() -> Variant:
+    return compiled(spec_of())
+
+
+@pytest.fixture(scope="module")
+def paged() -> Variant:
+    return compiled(spec_of(page=64, q_len=4))
+
+
+def random(batch: int, tokens: int, heads: int, seed: int) -> torch.Tensor:
+    return torch.randn(batch, tokens, heads, DIM, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def filled(variant: Variant, lengths: list[int]) -> list[KVCache]:
+    first = variant.new_cache(BATCH, 256)
+    caches = [first, variant.new_cache(like=first)]
+    for number, cache in enumerate(caches):
+        variant.prefill(cache, random(BATCH, 100, 2, number), random(BATCH, 100, 2, 10 + number), lengths, advance=False)
+    first.advance(lengths)
+    return caches
+
+
+def held(variant: Variant, cache: KVCache, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = variant.unpack(cache)
+    return k[row, : cache.lengths[row]].clone(), v[row, : cache.lengths[row]].clone()
+
+
+@pytest.mark.parametrize("fixture", ["variant", "paged"])
+def test_a_row_appends_to_its_batch_and_to_nothing_else(fixture: str, request: pytest.FixtureRequest) -> None:
+    kernel: Variant = request.getfixturevalue(fixture)
+    caches, alone = filled(kernel, [100, 7, 40]), kernel.new_cache(1, 256)
+    kernel.prefill(alone, random(BATCH, 100, 2, 0)[1:2, :7], random(BATCH, 100, 2, 10)[1:2, :7])
+    others = [held(kernel, caches[0], row) for row in (0, 2)]
+    rows = row_of(caches, 1)
+    q, k, v = random(1, 50, 4, 1), random(1, 50, 2, 2), random(1, 50, 2, 3)
+    outs = [kernel.decode(q, k, v, row, advance=False) for row in rows]
+    rows[0].advance(50)
+    assert torch.equal(outs[0], kernel.decode(q, k, v, alone))
+    assert caches[0].lengths.tolist() == [100, 57, 40]
+    assert caches[0].bound == 100
+    assert not caches[0].sequences.uniform
+    assert all(torch.equal(a, b) for a, b in zip(held(kernel, caches[0], 1), held(kernel, alone, 0), strict=True))
+    for row, before in zip((0, 2), others, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(held(kernel, caches[0], row), before, strict=True))
+    plan = kernel.plan(caches[0])
+    rows[0].reset([0])
+    with pytest.raises(ValueError, match="before lengths changed"):
+        kernel.decode(random(BATCH, 1, 4, 0), random(BATCH, 1, 2, 0), random(BATCH, 1, 2, 0), caches[0], plan=plan)
+    assert caches[0].lengths.tolist() == [100, 0, 40]
+
+
+def test_a_row_is_one_sequence_of_caches_that_share_them(variant: Variant) -> None:
+    caches = filled(variant, [10, 20, 30])
+    for index, error in ((3, ValueError), (-1, ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match="index"):
+            row_of(caches, index)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="share their sequences"):
+        row_of([caches[0], variant.new_cache(BATCH, 256)], 0)
+    row = row_of(caches, 2, length=30)[0]
+    with pytest.raises(CacheMismatch, match="256 tokens per sequence, and 257 could be needed"):
+        variant.prefill(row, random(1, 227, 2, 0), random(1, 227, 2, 0))
+
+
+def test_sequences_change_places_in_every_layer(variant: Variant) -> None:
+    caches = filled(variant, [100, 7, 40])
+    before = [[held(variant, cache, row) for row in range(BATCH)] for cache in caches]
+    plan = variant.plan(caches[0])
+    caches[1].reorder([2, 0, 0])
+    assert caches[0].lengths.tolist() == [40, 100, 100]
+    for cache, rows in zip(caches, before, strict=True):
+        for row, source in enumerate((2, 0, 0)):
+            assert all(torch.equal(a, b) for a, b in zip(held(variant, cache, row), rows[source], strict=True))
+    with pytest.raises(ValueError, match="before lengths changed"):
+        variant.decode(random(BATCH, 1, 4, 0), random(BATCH, 1, 2, 0), random(BATCH, 1, 2, 0), caches[0], plan=plan)
+
+
+def test_wrong_places_are_refused(variant: Variant, paged: Variant) -> None:
+    cache = filled(variant, [100, 7, 40])[0]
+    for index in ([0, 1], [0, 1, 3], torch.tensor([0, -1, 2])):
+        with pytest.raises(ValueError, match="index must"):
+            cache.reorder(index)
+    with pytest.raises(TypeError, match="whole numbers"):
+        cache.reorder(torch.zeros(3))
+    assert cache.lengths.tolist() == [100, 7, 40]
+    with pytest.raises(ValueError, match="a paged cache cannot be reordered"):
+        filled(paged, [1, 2, 3])[0].reorder([0, 1, 2])
+
+
+def test_layers_share_a_chunk_without_a_plan(variant: Variant) -> None:
+    caches, lengths = filled(variant, [100, 0, 40]), [100, 0, 40]
+    for tokens in (1, 2, 50):  # within the compiled query tokens, and beyond
+        q, k, v = random(BATCH, tokens, 4, 1), random(BATCH, tokens, 2, 2), random(BATCH, tokens, 2, 3)
+        alone = variant.new_cache(BATCH, 256)
+        for name in ("packed", "k_residual", "v_residual", "lengths"):
+            getattr(alone, name).copy_(getattr(caches[1], name))
+        alone.bound = caches[1].bound
+        alone.sequences.uniform = False
+        out = variant.decode(q, k, v, caches[1], advance=False)
+        assert caches[0].lengths.tolist() == lengths
+        assert torch.equal(out, variant.decode(q, k, v, alone))
+        lengths = [length + tokens for length in lengths]
+        caches[0].advance([tokens] * BATCH)
+        assert caches[0].lengths.tolist() == alone.lengths.tolist() == lengths
