@@ -9,7 +9,7 @@ namespace kvgen {
 // ones are stored with it added, and of the others the sums are smaller, so that less is lost where the zero cancels them.
 template <int Bits, class Element>
 struct Codec {
-  static constexpr int per_word = 32 / Bits;
+  static constexpr int bits = Bits, per_word = 32 / Bits;
   static constexpr bool quantized = true;
   static constexpr float middle = 1 << (Bits - 1);
 
