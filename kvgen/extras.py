@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from kvgen.errors import ToolchainMissing
 
-EXTRAS = {"build": ("optuna", "pandas", "tilelang"), "pytest": ("pytest",)}
+EXTRAS = {"build": ("optuna", "pandas", "tilelang"), "pytest": ("pytest",), "onnxruntime": ("onnxruntime", "onnx")}
 """Packages by the extra of kvgen that brings them; pyproject.toml has their versions."""
 
 

@@ -104,9 +104,11 @@ def run(spec: KernelSpec, target: Target, others: list[Provider], policy: Timing
 def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list[Provider]:
     """The other providers for a target whose `provider backend` contains one of the names. Raises BadParameter if none does."""
     from kvgen.bench.flashinfer import FlashInfer
+    from kvgen.bench.onnx_gqa import OnnxGqa
     from kvgen.bench.torch_sdpa import cpu_providers, cuda_providers
 
-    every = cpu_providers() if target == "cpu" else [*cuda_providers(spec.attention.dtype), FlashInfer(), FlashInfer(fp8=True)]
+    gpu: list[Provider] = [*cuda_providers(spec.attention.dtype), FlashInfer(), FlashInfer(fp8=True)]
+    every = [*cpu_providers(), OnnxGqa(8), OnnxGqa(4)] if target == "cpu" else gpu
     if not names:
         return every
     chosen = [provider for provider in every if any(name in f"{provider.name} {provider.backend}" for name in names)]

@@ -1,4 +1,4 @@
-// Dot products of 16-bit integers: VNNI where the processor has it, else pmaddwd, else plain arithmetic; the same numbers everywhere.
+// Dot products of 16-bit integers: VNNI where the processor has it, else vpmaddwd, else plain arithmetic: the same numbers everywhere.
 #pragma once
 
 #include "kvgen/tiles.hpp"
@@ -18,9 +18,6 @@ inline typename Vec<N>::I add_pairs(typename Vec<N>::I sum, typename Vec<N>::U a
   if constexpr (N == 8) return (I)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)
   if constexpr (N == 8) return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
-#if defined(__SSE2__)
-  if constexpr (N == 4) return sum + (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #endif
   return sum + ((I)(a << 16) >> 16) * ((I)(b << 16) >> 16) + ((I)a >> 16) * ((I)b >> 16);
 }

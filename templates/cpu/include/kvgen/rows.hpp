@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 
 #include "kvgen/simd.hpp"
 
 namespace kvgen {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #ifdef __SSE2__
@@ -12,6 +13,7 @@
 
 namespace kvgen {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kLanes = 16;
 #if defined(__AVX512F__)
 constexpr int kRegisterLanes = 16;

@@ -55,7 +55,7 @@ class IntegerWeights {
       const float largest = largest_of(rows + m * Stride, count);
       bias_[m] = bias[m], step_[m] = largest / most;
       // Not finite: all weights become 0 and the step turns every sum into NaN. Smaller numbers than 1e-30 count for nothing.
-      const float inverse = largest > 1e-30f && largest < kHuge ? most / largest : 0.0f;
+      const float inverse = largest > 1e-30f && largest < kInfinity ? most / largest : 0.0f;
       start_[m] = -static_cast<int32_t>(Code::middle) * round(rows + m * Stride, count, inverse, at_ + m * N);
     }
   }
@@ -79,7 +79,6 @@ class IntegerWeights {
 
  private:
   static constexpr float most = 32767.0f;
-  static constexpr float kHuge = 3.4e38f;
 
   // As bits, NaN is larger than infinity and infinity than every number.
   static float largest_of(const float* x, int count) {
