@@ -1,4 +1,4 @@
-"""`kvgen bench`: compares a spec's kernel with torch and FlashInfer."""
+"""`kvgen bench`: compares a spec's kernel with torch, FlashInfer and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bench(
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare our kernel with torch and FlashInfer over an unquantized cache, and with the read roofline: A B C A B C …, in one run."""
+    """Compare our kernel with torch, FlashInfer and ONNX Runtime, and with the read roofline: A B C A B C …, in one run."""
     pin_threads()
     from kvgen.spec.target import resolve
 
