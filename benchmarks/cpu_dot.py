@@ -1,45 +1,47 @@
 """Products of floats and of 16-bit integers (`dot`) on this CPU, in turns in one process: Llama-3.1-8B's heads, 8, 4 and 2 bits.
 
-    python -m benchmarks.cpu_dot [--threads 1] [--rounds 15] [--no-write]
+    python -m benchmarks.cpu_dot [--rounds 15]
 
-Each takes the fastest of a few launches. Writes benchmarks/results/cpu_dot.csv.
+One thread, caches that no processor cache holds, CPU time of that thread: waiting for a processor that others use does not count. Each
+`dot` takes the fastest of a few launches. Writes benchmarks/results/cpu_dot.csv.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import output
-from benchmarks.command import parser, processors
+from benchmarks.command import parser
 from benchmarks.cpu_llama31 import BITS, spec_of
 from benchmarks.turns import take_turns
-from kvgen.cli.bench import facts, pin_threads
+from kvgen.cli.bench import facts
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import KernelSpec, Workload
+
+if TYPE_CHECKING:
+    from kvgen.measure.inputs import WorkloadInputs
+    from kvgen.runtime.variant import Variant
 
 DOTS = ("fp32", "int16")
 TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4))
 """key_tiles, value_tiles, prefetch."""
 BLOCK = Params(block=128, order="simd")
+LEAST_NS = 2_000_000
 
 
 def main() -> None:
     """Compile, time, print, write."""
-    pin_threads()
     from kvgen.measure.job import TimingPolicy
 
     command = parser(__doc__)
-    command.add_argument("--threads", type=int, default=processors())
     command.add_argument("--rounds", type=int, default=15)
-    command.add_argument("--no-write", action="store_true")
     options = command.parse_args()
-    policy = TimingPolicy(seconds=0.06, warmup_seconds=0.02, samples=15, threads=options.threads)
-    rows = [row for bits in BITS for work in spec_of(bits).workloads for row in compared(spec_of(bits), work, policy, options.rounds)]
-    if not options.no_write:
-        told = {name: fact for name, fact in facts("cpu", policy).items() if name not in ("driver", "load")} | {"threads": options.threads}
-        output.write_csv(output.folder() / "cpu_dot.csv", [{**row, **told} for row in rows])
+    rows = [row for bits in BITS for work in spec_of(bits).workloads for row in compared(spec_of(bits), work, options.rounds)]
+    told = {name: fact for name, fact in facts("cpu", TimingPolicy()).items() if name in ("device", "torch", "kvgen", "date")}
+    output.write_csv(output.folder() / "cpu_dot.csv", [{**row, **told} for row in rows])
 
 
 def launches(dot: str) -> Iterable[Params]:
@@ -48,12 +50,11 @@ def launches(dot: str) -> Iterable[Params]:
         yield Params(dot=dot, rows=4, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=prefetch)
 
 
-def compared(spec: KernelSpec, work: Workload, policy: Any, rounds: int) -> list[dict[str, Any]]:
-    """A row of each `dot` at a workload: its fastest launch, beside the read of as many bytes."""
+def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, Any]]:
+    """A row of each `dot` at a workload: its fastest launch."""
     from kvgen.lower.backends import get_backend
     from kvgen.lower.schedule import layout_of
     from kvgen.measure.inputs import WorkloadInputs
-    from kvgen.measure.read_roofline import read_us
     from kvgen.runtime.module import load
     from kvgen.runtime.variant import Variant
     from kvgen.toolchain import build
@@ -65,18 +66,32 @@ def compared(spec: KernelSpec, work: Workload, policy: Any, rounds: int) -> list
         for launch in launches(dot)
     }
     inputs = WorkloadInputs(next(iter(variants.values())), work, "cpu")
-    timers = {launch: lambda v=v: inputs.time(v, policy) for launch, v in variants.items()}
-    samples, reads = take_turns(timers, rounds, {inputs.nbytes: lambda: [read_us("cpu", inputs.nbytes, policy)]})
-    read, times = median(reads[inputs.nbytes]), {launch: median(found) for launch, found in samples.items()}
+    samples, _ = take_turns({launch: lambda v=v: cpu_time(v, inputs) for launch, v in variants.items()}, rounds)
+    times = {launch: median(found) for launch, found in samples.items()}
     rows = []
     for dot in DOTS:
         best = min((launch for launch in times if launch["dot"] == dot), key=times.__getitem__)
-        us = times[best]
-        launch = f"{best['key_tiles']}/{best['value_tiles']}, {best['prefetch']}"
-        row = {"spec": spec.name, "batch": work.batch, "kv_len": work.kv_len, "dot": dot, "tiles, prefetch": launch, "us": round(us, 1)}
-        rows.append({**row, "bytes": inputs.nbytes, "read_us": round(read, 1), "read_fraction": round(read / us, 3)})
-        print(f"{spec.name:18}{work.key:>14}  {dot:6} {us:9.0f} µs  {read / us:.2f} of the read", flush=True)
+        row = {"spec": spec.name, "batch": work.batch, "kv_len": work.kv_len, "bytes": inputs.nbytes, "dot": dot}
+        row |= {name: best[name] for name in ("key_tiles", "value_tiles", "prefetch")}
+        rows.append({**row, "cpu_us": round(times[best], 1)})
+        print(f"{spec.name:18}{work.key:>14}  {dot:6} {times[best]:9.0f} µs", flush=True)
     return rows
+
+
+def cpu_time(variant: Variant, inputs: WorkloadInputs) -> list[float]:
+    """One sample: the thread's CPU time per `attend` in µs, over all copies of the cache in turn."""
+    if variant.module.set_threads is not None:
+        variant.module.set_threads(1)
+    for cache in inputs.caches:
+        variant.prepare(cache)
+    variant.attend(inputs.q, inputs.caches[-1], sinks=inputs.sinks)
+    calls, began = 0, time.thread_time_ns()
+    while (taken := time.thread_time_ns() - began) < LEAST_NS or calls % len(inputs.caches):
+        variant.attend(inputs.q, inputs.caches[calls % len(inputs.caches)], sinks=inputs.sinks)
+        calls += 1
+    for cache in inputs.caches:
+        variant.release(cache)
+    return [taken / calls / 1e3]
 
 
 if __name__ == "__main__":
