@@ -8,6 +8,7 @@ from kvgen.errors import ToolchainMissing
 
 EXTRAS = {
     "build": ("optuna", "tilelang"),
+    "onnxruntime": ("onnxruntime", "onnx"),
     "picture": ("matplotlib",),
     "postgresql": ("psycopg",),
     "pytest": ("pytest",),

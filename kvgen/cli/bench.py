@@ -1,4 +1,4 @@
-"""`kvgen bench`: compares a spec's kernel with torch and FlashInfer."""
+"""`kvgen bench`: compares a spec's kernel with torch, FlashInfer and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bench(
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare our kernel with torch and FlashInfer over an unquantized cache, and with the read roofline: A B C A B C …, in one run."""
+    """Compare our kernel with torch, FlashInfer and ONNX Runtime, and with the read roofline: A B C A B C …, in one run."""
     pin_threads()
     from kvgen.spec.target import resolve
 
@@ -104,9 +104,11 @@ def run(spec: KernelSpec, target: Target, others: list[Provider], policy: Timing
 def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list[Provider]:
     """The other providers for a target whose `provider backend` contains one of the names. Raises BadParameter if none does."""
     from kvgen.bench.flashinfer import FlashInfer
+    from kvgen.bench.onnx_gqa import OnnxGqa
     from kvgen.bench.torch_sdpa import cpu_providers, cuda_providers
 
-    every = cpu_providers() if target == "cpu" else [*cuda_providers(spec.attention.dtype), FlashInfer(), FlashInfer(fp8=True)]
+    gpu: list[Provider] = [*cuda_providers(spec.attention.dtype), FlashInfer(), FlashInfer(fp8=True)]
+    every = [*cpu_providers(), OnnxGqa(8), OnnxGqa(4)] if target == "cpu" else gpu
     if not names:
         return every
     chosen = [provider for provider in every if any(name in f"{provider.name} {provider.backend}" for name in names)]

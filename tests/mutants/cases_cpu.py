@@ -51,7 +51,7 @@ def _spec(
     )
 
 
-def _case(name: str, spec: KernelSpec, **changes: int) -> Case:
+def _case(name: str, spec: KernelSpec, **changes: int | str) -> Case:
     return Case(name, "cpu", spec, changes=tuple(changes.items()))
 
 
@@ -79,6 +79,8 @@ CASES: dict[str, Case] = {
         _case(
             "unquantized", _spec("4/2", 64, "4c32", "4t32", "2x900", sinks=True, cache={"sink": 5, "local": 40, "rollback": 9}), block=64
         ),
+        _case("integers", _spec("4/1", 64, "8c32", "4t64", "1x5000 2x900"), dot="int16"),
+        _case("integers-token", _spec("4/2", 64, "4t32", "2t32", "3x900"), dot="int16"),
         _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),
     )
 }

@@ -23,7 +23,7 @@ class Case:
     backend: str
     spec: KernelSpec
     schedule_words: str = "default"
-    changes: tuple[tuple[str, int], ...] = ()
+    changes: tuple[tuple[str, int | str], ...] = ()
 
     @property
     def target(self) -> Target:

@@ -261,8 +261,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "key-zero-row", "splits", "K's zeros of the first query row serve all rows",
-            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      if constexpr (C::Key::boosted",
-            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      if constexpr (C::Key::boosted",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      weights.set(",
+            "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[0]);\n      weights.set(",
         ),
         (
             "key-last-group", "token", "the last channel group of K is left out",
@@ -311,6 +311,52 @@ FAULTS: tuple[Fault, ...] = (
         (
             "mask-low", "window", "the first token of a sliding window is masked",
             "(index >= low)", "(index > low)",
+        ),
+        (
+            "rescale-row", "splits", "what all rows have summed is rescaled to the maximum of the first",
+            "rescale(first + m, peak[m]);", "rescale(first + m, peak[0]);",
+        ),
+    ),
+    *_in(
+        "weights",
+        (
+            "integers-middle", "integers", "half the middle of the codes is subtracted from the stored ones",
+            "-static_cast<int32_t>(Code::middle) * round", "-static_cast<int32_t>(Code::middle / 2) * round",
+        ),
+        (
+            "integers-step", "integers", "the sums of all query rows are scaled with the step of the first",
+            "* step_[m] + bias_[m]", "* step_[0] + bias_[m]",
+        ),
+        (
+            "integers-bias", "integers", "K's and V's zeros are left out of sums of integers",
+            "* step_[m] + bias_[m]", "* step_[m]",
+        ),
+        (
+            "integers-largest", "integers", "the last 16 weights do not count for the largest, and may leave the range of 16 bits",
+            "i < count; i += kLanes) largest", "i + kLanes < count; i += kLanes) largest",
+        ),
+        (
+            "integers-sign", "integers", "negative weights do not count for the largest",
+            "load<I32>(x + i) & 0x7fffffff", "load<I32>(x + i)",
+        ),
+        (
+            "integers-coarse", "integers", "weights are rounded to 8 bits",
+            "float most = 32767.0f;", "float most = 127.0f;",
+        ),
+    ),
+    *_in(
+        "integers",
+        (
+            "integers-order", "integers", "weights stand in the order of the codes, not in that of their pairs",
+            "i / P * P + i % 2 * (P / 2) + i % P / 2", "i",
+        ),
+        (
+            "integers-high", "integers", "the second code of every pair is taken for zero",
+            "* 0x10001u", "* 1u",
+        ),
+        (
+            "integers-second-half", "integers-token", "the second half of every word of 2-bit codes is read as the first",
+            "word[t][p] >>= step * Bits;", "word[t][p] >>= 0;",
         ),
     ),
     *_in(

@@ -49,7 +49,7 @@ def _quant(words: str) -> dict[str, Any]:
 
 
 @cache
-def variant(spec: KernelSpec, parts: tuple[tuple[str, int], ...] = ()) -> Variant:
+def variant(spec: KernelSpec, parts: tuple[tuple[str, int | str], ...] = ()) -> Variant:
     """The default schedule of a spec with some parameters replaced, compiled and loaded."""
     backend = get_backend("cpu")
     default = backend.default(spec, "cpu")

@@ -66,7 +66,7 @@ class CpuBackend:
         value_tiles = key_tiles
         while value_tiles * 16 > spec.attention.head_dim:
             value_tiles //= 2
-        launch = Params(rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
+        launch = Params(dot="fp32", rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
         return Schedule(self.name, Params(block=block, order="simd"), launch)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:

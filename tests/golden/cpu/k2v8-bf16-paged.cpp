@@ -37,6 +37,7 @@ struct Config {
 #line 34 "cpu/module.cpp.jinja"
 
   // The launch.
+  static constexpr kvgen::Dot dot = kvgen::Dot::fp32;
   static constexpr int rows = 5, key_tiles = 2, value_tiles = 2;
   static constexpr int chunk = 256, split_tokens = 4096, prefetch = 8;
   static constexpr int expanded = 160, workers = 256;

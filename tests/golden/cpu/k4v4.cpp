@@ -37,6 +37,7 @@ struct Config {
 #line 34 "cpu/module.cpp.jinja"
 
   // The launch.
+  static constexpr kvgen::Dot dot = kvgen::Dot::fp32;
   static constexpr int rows = 4, key_tiles = 4, value_tiles = 4;
   static constexpr int chunk = 128, split_tokens = 4096, prefetch = 8;
   static constexpr int expanded = 128, workers = 256;

@@ -378,6 +378,7 @@ SPECIAL = {
     "softcap-window": (spec_of(dtype="float32", softcap=30.0, window=100), ()),
     "expanded": (spec_of(dim=48, k="2t8", v="4t12"), ()),
     "splits": (spec_of(), (("split_tokens", 1024),)),
+    "integers": (spec_of(), (("dot", "int16"),)),
 }
 
 

@@ -115,7 +115,7 @@ class Attention {
     alignas(64) float score[C::rows * C::chunk];
     for (int r = 0; r < state.count; r += C::rows) {
       keys.scores(state.q[r], state.q_sum[r], score);
-      for (int m = 0; m < C::rows; ++m) state.online_softmax(r + m, position, tokens, score + m * C::chunk);
+      state.online_softmax(r, position, tokens, score);
       values.add(score, state.acc[r]);
     }
   }

@@ -24,18 +24,18 @@ struct Boost {
   static const uint8_t* index(const uint8_t* block, int group) { return block + C::boost_index + group * channels; }
   static const uint8_t* codes(const uint8_t* subtile, int tile) { return subtile + C::boost_codes + tile * words * 64; }
 
-  // The weights of the upper codes, rows of `slots` floats, from those of the lower ones. Returns what centering the codes adds to the
+  // The weights of the upper codes, rows of `slots` floats, from those of the lower ones, and what centering the codes adds to the
   // scores of every row: the codes are decoded with their middle subtracted.
-  static F32 weights(const float* folded, const uint8_t* block, int group, float* boosted) {
+  static void weights(const float* folded, const uint8_t* block, int group, float* boosted, float (&bias)[C::rows]) {
     const uint8_t* channel = index(block, group);
-    F32 bias = {};
-    for (int m = 0; m < C::rows; ++m)
+    for (int m = 0; m < C::rows; ++m) {
+      bias[m] = 0;
       for (int i = 0; i < slots; ++i) {
         const float x = i < channels ? 4 * folded[m * C::head_dim + channel[i]] : 0;
         boosted[m * slots + i] = x;
         bias[m] += x * Code::middle;
       }
-    return bias;
+    }
   }
 
   // Adds the upper codes to 16 dequantized rows of a sub-tile whose first token is `token` of the block: out[channel * 16 + row].

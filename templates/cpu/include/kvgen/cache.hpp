@@ -52,8 +52,10 @@ struct CacheView {
       const int64_t at = position + i * C::subtile, later = at + C::prefetch * C::subtile;
       chunk.block[i] = block(batch, head, at / C::block);
       chunk.subtile[i] = chunk.block[i] + within(at);
-      if constexpr (C::prefetch > 0)
+      if constexpr (C::prefetch > 0) {
         chunk.prefetch_offset[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
+        if (later < end) prefetch_params(chunk.subtile[i] + chunk.prefetch_offset[i], later);
+      }
     }
   }
 
@@ -87,6 +89,16 @@ struct CacheView {
  private:
   int32_t page(int64_t batch, int64_t index) const {
     return cache.block_table.template as<int32_t>()[batch * cache.block_table.stride[0] + index];
+  }
+
+  // The scales and zeros of a sub-tile, and of its block where it is the block's first; the inner loop prefetches codes alone.
+  static void prefetch_params(const uint8_t* subtile, int64_t position) {
+    const auto lines = [](const uint8_t* from, int bytes) {
+      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+    };
+    if (position % C::block == 0) lines(subtile - C::header_bytes, C::header_bytes);
+    if constexpr (!C::Key::per_channel) lines(subtile + C::Key::params_offset, Operand<C, typename C::Key>::subtile_params_bytes);
+    if constexpr (!C::Value::per_channel) lines(subtile + C::Value::params_offset, Operand<C, typename C::Value>::subtile_params_bytes);
   }
 
   // The sub-tile of a position, from its block.

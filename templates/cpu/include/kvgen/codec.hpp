@@ -9,7 +9,7 @@ namespace kvgen {
 // ones are stored with it added, and of the others the sums are smaller, so that less is lost where the zero cancels them.
 template <int Bits, class Element>
 struct Codec {
-  static constexpr int per_word = 32 / Bits;
+  static constexpr int bits = Bits, per_word = 32 / Bits;
   static constexpr bool quantized = true;
   static constexpr float middle = 1 << (Bits - 1);
 
@@ -68,6 +68,8 @@ struct Operand {
   static constexpr int k_extent = Op::rows_are_tokens ? C::head_dim : C::subtile;
   static constexpr int row_extent = Op::rows_are_tokens ? C::subtile : C::head_dim;
   static constexpr int param_extent = Op::per_channel ? C::head_dim : C::subtile;
+  static constexpr int subtile_params_bytes =
+      !Op::per_channel && Code::quantized ? C::subtile * (C::head_dim / Op::group) * params * static_cast<int>(sizeof(Param)) : 0;
   static constexpr int tile_bytes = k_extent / Code::per_word * 64;  // 16 rows
 
   static const uint8_t* codes(const uint8_t* subtile, int tile) { return subtile + Op::codes_offset + tile * tile_bytes; }

@@ -1,7 +1,7 @@
 // q . K and p . V over a chunk of tokens, packed or expanded, for C::rows query rows at a time.
 #pragma once
 
-#include "kvgen/tiles.hpp"
+#include "kvgen/weights.hpp"
 
 namespace kvgen {
 
@@ -38,11 +38,13 @@ struct PackedKeys {
   static constexpr bool prefetch = C::prefetch > 0;
   static constexpr bool direct = !Code::quantized || C::Key::per_channel || C::Key::group % Code::per_word == 0;
 
+  static constexpr float no_bias[M] = {};
+
   const Chunk<C>& chunk;
 
   void scores(const float* q, const float* q_sum, float* score) const {
     if constexpr (!Code::quantized)
-      tiles(q, nullptr, F32{}, 0, chunk.tokens, score);
+      plain(q, score);
     else if constexpr (C::Key::per_channel)
       per_channel(q, score);
     else
@@ -50,10 +52,21 @@ struct PackedKeys {
   }
 
  private:
+  using Whole = Weights<C, Code, dim>;
+  using Group = Weights<C, Code, dim, C::Key::group>;
+  using Upper = Weights<C, typename Boost<C>::Code, Boost<C>::slots>;
+
+  void plain(const float* q, float* score) const {
+    FloatWeights<Code, M, dim> weights;
+    weights.set(q, dim, no_bias);
+    tiles(weights, 0, chunk.tokens, score);
+  }
+
   // Scales go into the query, zeros into one number per row.
   void per_channel(const float* q, float* score) const {
     alignas(64) float folded[M * dim];
     alignas(64) float boosted[M * (Boost<C>::slots + 1)];
+    Whole weights;
     for (int begin = 0; begin < chunk.tokens;) {
       const uint8_t* block = chunk.block[begin / C::subtile];
       const int group = chunk.in_block(begin) / C::Key::group, end = group_end(chunk, begin, C::Key::group);
@@ -66,57 +79,74 @@ struct PackedKeys {
           if constexpr (C::Key::zero) zeros[m] += x * a.zero;
         }
       }
-      F32 bias = {};
-      if constexpr (C::Key::zero)
-        for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
-      if constexpr (C::Key::boosted > 0) bias += Boost<C>::weights(folded, block, group, boosted);
-      tiles(folded, boosted, bias, begin, end, score);
+      float bias[M];
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      weights.set(folded, dim, bias);
+      tiles(weights, begin, end, score);
+      if constexpr (C::Key::boosted > 0) {
+        Upper upper;
+        Boost<C>::weights(folded, block, group, boosted, bias);
+        upper.set(boosted, Boost<C>::slots, bias);
+        for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { add_upper(width, first, upper, score); });
+      }
       begin = end;
     }
   }
 
-  void tiles(const float* q, const float* boosted, F32 bias, int begin, int end, float* score) const {
-    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, q, boosted, bias, score); });
+  template <class W>
+  void tiles(const W& weights, int begin, int end, float* score) const {
+    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, weights, score); });
   }
 
-  template <int T>
-  KVGEN_HOT void tiles_of(Width<T>, int first, const float* q, const float* boosted, F32 bias, float* score) const {
+  template <int T, class W>
+  KVGEN_HOT void tiles_of(Width<T>, int first, const W& weights, float* score) const {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t);
-    Sums<M, T> acc(bias);
-    multiply<Code, prefetch>(at, prefetch_offset(first), q, dim, dim / Code::per_word, acc);
-    if constexpr (C::Key::boosted > 0) {
-      using Upper = Boost<C>;
-      for (int t = 0; t < T; ++t)
-        at[t] = Upper::codes(chunk.subtile[(first + t) / chunk.tiles_per_subtile], (first + t) % chunk.tiles_per_subtile);
-      multiply<typename Upper::Code, prefetch>(at, prefetch_offset(first), boosted, Upper::slots, Upper::words, acc);
-    }
+    auto acc = weights.template start<T>();
+    weights.template add<prefetch>(at, prefetch_offset(first), 0, dim / Code::per_word, acc);
     for (int m = 0; m < M; ++m)
-      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
+      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, weights.sum(acc, m, t));
+  }
+
+  // Adds what the upper codes of boosted channels give.
+  template <int T>
+  KVGEN_HOT void add_upper(Width<T>, int first, const Upper& weights, float* score) const {
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t)
+      at[t] = Boost<C>::codes(chunk.subtile[(first + t) / chunk.tiles_per_subtile], (first + t) % chunk.tiles_per_subtile);
+    auto acc = weights.template start<T>();
+    weights.template add<prefetch>(at, prefetch_offset(first), 0, Boost<C>::words, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) {
+        float* to = score + m * C::chunk + (first + t) * kLanes;
+        store(to, load<F32>(to) + weights.sum(acc, m, t));
+      }
   }
 
   // Scales and zeros multiply what the sum over each group of channels.
   void per_token(const float* q, const float* q_sum, float* score) const {
     constexpr int groups = dim / C::Key::group;
+    Group weights[groups];
+    for (int g = 0; g < groups; ++g) weights[g].set(q + g * C::Key::group, C::Key::group, no_bias);
     for_tiles<C::key_tiles>(0, chunk.tokens / kLanes, [&](auto width, int first) {
-      for (int g = 0; g < groups; ++g) group_of(width, first, g, q, q_sum, score);
+      for (int g = 0; g < groups; ++g) group_of(width, first, g, weights[g], q_sum, score);
     });
   }
 
   template <int T>
-  KVGEN_HOT void group_of(Width<T>, int first, int g, const float* q, const float* q_sum, float* score) const {
+  KVGEN_HOT void group_of(Width<T>, int first, int g, const Group& weights, const float* q_sum, float* score) const {
     constexpr int groups = dim / C::Key::group, words = C::Key::group / Code::per_word;
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
-    Sums<M, T> acc(F32{});
-    multiply<Code, prefetch>(at, prefetch_offset(first), q + g * C::Key::group, dim, words, acc);
+    auto acc = weights.template start<T>();
+    weights.template add<prefetch>(at, prefetch_offset(first), 0, words, acc);
     for (int t = 0; t < T; ++t) {
       const int tile = first + t;
       const Affine a =
           Op::centered(Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes));
       for (int m = 0; m < M; ++m) {
         float* to = score + m * C::chunk + tile * kLanes;
-        F32 sum_of_group = acc(m, t) * a.scale;
+        F32 sum_of_group = weights.sum(acc, m, t) * a.scale;
         if constexpr (C::Key::zero) sum_of_group += q_sum[m * groups + g] * a.zero;
         store(to, g == 0 ? sum_of_group : load<F32>(to) + sum_of_group);
       }
@@ -137,11 +167,13 @@ struct PackedValues {
   static constexpr bool prefetch = C::prefetch > 0;
   static constexpr bool direct = !Code::quantized || C::Value::per_channel || C::Value::group % kLanes == 0;
 
+  static constexpr float no_bias[M] = {};
+
   const Chunk<C>& chunk;
 
   void add(const float* p, float* acc) const {
     if constexpr (!Code::quantized)
-      for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) { column(width, first, p, F32{}, acc); });
+      columns(p, no_bias, 0, dim / kLanes, FloatWeights<Code, M, C::chunk>(), acc);
     else if constexpr (C::Value::per_channel)
       per_channel(p, acc);
     else
@@ -163,70 +195,78 @@ struct PackedValues {
           if constexpr (C::Value::zero) zeros[m] += x * a.zero;
         }
       }
-      F32 bias = {};
-      if constexpr (C::Value::zero)
-        for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
-      for_tiles<C::value_tiles>(g * tiles, (g + 1) * tiles, [&](auto width, int first) { column(width, first, scaled, bias, acc); });
+      float bias[M];
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      columns(scaled, bias, g * tiles, (g + 1) * tiles, Weights<C, Code, C::chunk>(), acc);
     }
   }
 
+  template <class W>
+  void columns(const float* p, const float (&bias)[M], int begin, int end, W weights, float* acc) const {
+    weights.set(p, chunk.tokens, bias);
+    for_tiles<C::value_tiles>(begin, end, [&](auto width, int first) { column(width, first, weights, acc); });
+  }
+
   // All tokens of the chunk, for a few tiles of channels.
-  template <int T>
-  KVGEN_HOT void column(Width<T>, int first, const float* p, F32 bias, float* out) const {
-    Sums<M, T> acc(bias);
-    for (int token = 0; token < chunk.tokens; token += C::subtile) run<T>(first, token, C::subtile, p, acc);
+  template <int T, class W>
+  KVGEN_HOT void column(Width<T>, int first, const W& weights, float* out) const {
+    auto acc = weights.template start<T>();
+    for (int token = 0; token < chunk.tokens; token += C::subtile) run<T>(first, token, C::subtile, weights, acc);
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) {
         float* at = out + m * dim + (first + t) * kLanes;
-        store(at, load<F32>(at) + acc(m, t));
+        store(at, load<F32>(at) + weights.sum(acc, m, t));
       }
   }
 
-  // Scales and zeros multiply what the sum over each group of tokens.
+  // Scales and zeros multiply what the sum over each group of tokens. The weights stay floats: they have no scale that would keep a token
+  // of large weight and small values from taking the precision of the others.
   void per_channel(const float* p, float* out) const {
+    FloatWeights<Code, M, C::chunk> weights;
+    weights.set(p, chunk.tokens, no_bias);
     for (int begin = 0; begin < chunk.tokens;) {
       const uint8_t* block = chunk.block[begin / C::subtile];
       const int group = chunk.in_block(begin) / C::Value::group, end = group_end(chunk, begin, C::Value::group);
-      float weight[M];
+      float total[M];
       for (int m = 0; m < M; ++m) {
         F32 s = {};
         for (int token = begin; token < end; token += kLanes) s += load<F32>(p + m * C::chunk + token);
-        weight[m] = sum(s);
+        total[m] = sum(s);
       }
       for_tiles<C::value_tiles>(0, dim / kLanes,
-                                [&](auto width, int first) { stretch(width, first, begin, end, block, group, p, weight, out); });
+                                [&](auto width, int first) { stretch(width, first, begin, end, block, group, weights, total, out); });
       begin = end;
     }
   }
 
   // The tokens of one group, for a few tiles of channels.
-  template <int T>
-  KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const float* p, const float* weight,
+  template <int T, class W>
+  KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const W& weights, const float* total,
                          float* out) const {
-    Sums<M, T> acc(F32{});
+    auto acc = weights.template start<T>();
     for (int token = begin, next; token < end; token = next) {
       next = (token / C::subtile + 1) * C::subtile;
       next = next < end ? next : end;
-      run<T>(first, token, next - token, p, acc);
+      run<T>(first, token, next - token, weights, acc);
     }
     for (int t = 0; t < T; ++t) {
       const Affine a = Op::centered(Op::affine(block, nullptr, group, (first + t) * kLanes));
       for (int m = 0; m < M; ++m) {
         float* at = out + m * dim + (first + t) * kLanes;
-        F32 sum_of_group = acc(m, t) * a.scale;
-        if constexpr (C::Value::zero) sum_of_group += weight[m] * a.zero;
+        F32 sum_of_group = weights.sum(acc, m, t) * a.scale;
+        if constexpr (C::Value::zero) sum_of_group += total[m] * a.zero;
         store(at, load<F32>(at) + sum_of_group);
       }
     }
   }
 
   // Tokens of one sub-tile.
-  template <int T>
-  inline __attribute__((always_inline)) void run(int first, int token, int tokens, const float* p, Sums<M, T>& acc) const {
+  template <int T, class W, class Acc>
+  inline __attribute__((always_inline)) void run(int first, int token, int tokens, const W& weights, Acc& acc) const {
     const uint8_t* subtile = chunk.subtile[token / C::subtile];
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;
-    multiply<Code, prefetch>(at, chunk.prefetch_offset[token / C::subtile], p + token, C::chunk, tokens / Code::per_word, acc);
+    weights.template add<prefetch>(at, chunk.prefetch_offset[token / C::subtile], token, tokens / Code::per_word, acc);
   }
 };
 
@@ -237,6 +277,8 @@ struct Floats {
   static constexpr int M = C::rows;
   static constexpr int most = C::chunk < C::expanded ? C::chunk : C::expanded;  // tokens
 
+  static constexpr float no_bias[M] = {};
+
   alignas(64) float k[most * dim];
   alignas(64) float v[most * dim];
   int tokens;  // a multiple of 16
@@ -246,7 +288,7 @@ struct Floats {
       constexpr int T = decltype(width)::value;
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(k + (first + t) * dim * kLanes);
-      Sums<M, T> acc(F32{});
+      Sums<M, T> acc(no_bias);
       multiply<Expanded, false>(at, 0, q, dim, dim, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
@@ -258,7 +300,7 @@ struct Floats {
       constexpr int T = decltype(width)::value;
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(v + (first + t) * most * kLanes);
-      Sums<M, T> acc(F32{});
+      Sums<M, T> acc(no_bias);
       multiply<Expanded, false>(at, 0, p, C::chunk, tokens, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) {

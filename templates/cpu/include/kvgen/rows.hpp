@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 
 #include "kvgen/simd.hpp"
 
 namespace kvgen {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 
@@ -49,34 +47,43 @@ struct Rows {
         }
   }
 
-  // Turns the scores of `tokens` positions from `position` on into weights (zero where masked, and up to the next 16),
-  // and rescales acc and row_sum to the new row_max.
-  void online_softmax(int r, int64_t position, int tokens, float* score) {
+  // Turns the scores of `tokens` positions from `position` on into weights (zero where masked, and up to the next 16), and rescales acc and
+  // row_sum to the new row_max, for the C::rows rows from `first` on, whose scores are rows of C::chunk. Two passes over all rows, so that
+  // the chains of dependent instructions of several rows overlap.
+  void online_softmax(int first, int64_t position, int tokens, float* scores) {
     const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
+    float peak[C::rows];
+    for (int m = 0; m < C::rows; ++m) peak[m] = masked_max(first + m, position, tokens, padded, scores + m * C::chunk);
+    for (int m = 0; m < C::rows; ++m) {
+      float* score = scores + m * C::chunk;
+      const float shift = peak[m] == -kInfinity ? 0 : peak[m];  // where all scores are -inf, weights are 0; a NaN stays one
+      F32 total = F32{};
+      for (int i = 0; i < padded; i += kLanes) {
+        const F32 p = exp2(load<F32>(score + i) - shift);
+        total += p;
+        store(score + i, p);
+      }
+      rescale(first + m, peak[m]);
+      row_sum[first + m] += sum(total);
+    }
+  }
+
+ private:
+  // Applies soft cap and mask to a row's scores, and returns the new row_max, which shows no NaN.
+  float masked_max(int r, int64_t position, int tokens, int padded, float* score) const {
     const int64_t low = from[r] - position, high = to[r] - position < tokens ? to[r] - position : tokens;
     if (low >= high) {
-      std::memset(score, 0, sizeof(float) * padded);
-      return;
+      for (int i = 0; i < padded; i += kLanes) store(score + i, splat(-kInfinity));
+      return row_max[r];
     }
     if constexpr (C::softcap > 0)
       for (int i = 0; i < padded; i += kLanes) store(score + i, tanh(load<F32>(score + i)) * (C::softcap * kLog2e));
     if (low > 0 || high < padded) mask(score, padded, static_cast<int>(low), static_cast<int>(high));
     F32 largest = splat(row_max[r]);
     for (int i = 0; i < padded; i += kLanes) largest = max(load<F32>(score + i), largest);
-    const float peak = max(largest);
-    const float shift =
-        peak == -kInfinity ? 0 : peak;  // where all scores are -inf, weights are 0; a NaN, which no maximum shows, stays one
-    F32 sums_of = F32{};
-    for (int i = 0; i < padded; i += kLanes) {
-      const F32 p = exp2(load<F32>(score + i) - shift);
-      sums_of += p;
-      store(score + i, p);
-    }
-    rescale(r, peak);
-    row_sum[r] += sum(sums_of);
+    return max(largest);
   }
 
- private:
   static void mask(float* score, int padded, int low, int high) {
     I32 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < padded; i += kLanes, index += kLanes)

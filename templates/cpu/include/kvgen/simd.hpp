@@ -4,14 +4,16 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
-#ifdef __F16C__
+#ifdef __SSE2__
 #include <immintrin.h>
 #endif
 
 namespace kvgen {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kLanes = 16;
 #if defined(__AVX512F__)
 constexpr int kRegisterLanes = 16;
@@ -29,6 +31,7 @@ struct Vec {
   typedef int32_t I __attribute__((vector_size(4 * N)));
   typedef uint32_t U __attribute__((vector_size(4 * N)));
   typedef uint16_t H __attribute__((vector_size(2 * N)));
+  typedef int16_t S __attribute__((vector_size(2 * N)));
 };
 
 using F32 = Vec<kLanes>::F;
@@ -57,23 +60,30 @@ inline typename Vec<N>::F spread(float x) {
 
 inline F32 splat(float x) { return spread<kLanes>(x); }
 
-inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
+template <class V>
+inline V max(V a, V b) {
+  return a > b ? a : b;
+}
 
 // Lane i of the result is lane i ^ S.
-template <int S>
-inline F32 swap(F32 v) {
+template <int S, class V>
+inline V swap(V v) {
   return __builtin_shuffle(
       v, I32{0 ^ S, 1 ^ S, 2 ^ S, 3 ^ S, 4 ^ S, 5 ^ S, 6 ^ S, 7 ^ S, 8 ^ S, 9 ^ S, 10 ^ S, 11 ^ S, 12 ^ S, 13 ^ S, 14 ^ S, 15 ^ S});
 }
 
-inline float sum(F32 v) {
+// The sum of all lanes.
+template <class V>
+inline auto sum(V v) {
   v += swap<8>(v);
   v += swap<4>(v);
   v += swap<2>(v);
   return v[0] + v[1];
 }
 
-inline float max(F32 v) {
+// The largest lane.
+template <class V>
+inline auto max(V v) {
   v = max(v, swap<8>(v));
   v = max(v, swap<4>(v));
   v = max(v, swap<2>(v));

@@ -11,22 +11,27 @@ namespace kvgen {
 // Words are taken apart in steps of this many codes: longer straight lines of code outgrow the decoded-instruction cache.
 constexpr int kStep = 8;
 
-// Sums of M query rows and T tiles, in registers.
-template <int M, int T>
+// Sums of M query rows and T tiles, in registers: V is F32 or I32.
+template <int M, int T, class V = F32>
 struct Sums {
-  typename Register::F reg[M][T][kRegisters];
+  static constexpr bool floats = std::is_same_v<V, F32>;
+  using Number = std::conditional_t<floats, float, int32_t>;
+  using Part = std::conditional_t<floats, typename Register::F, typename Register::I>;
 
-  explicit Sums(F32 start) {
+  Part reg[M][T][kRegisters];
+
+  // `start` has a number for every row.
+  explicit Sums(const Number (&start)[M]) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 16
       for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-        for (int p = 0; p < kRegisters; ++p) reg[m][t][p] = spread<kRegisterLanes>(start[m]);
+        for (int p = 0; p < kRegisters; ++p) reg[m][t][p] = start[m] - Part{};
   }
 
-  F32 operator()(int m, int t) const {
-    F32 all;
+  V operator()(int m, int t) const {
+    V all;
     std::memcpy(&all, reg[m][t], sizeof(all));
     return all;
   }

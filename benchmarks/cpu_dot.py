@@ -1,0 +1,98 @@
+"""Products of floats and of 16-bit integers (`dot`) on this CPU, in turns in one process: Llama-3.1-8B's heads, 8, 4 and 2 bits.
+
+    python -m benchmarks.cpu_dot [--rounds 15]
+
+One thread, caches that no processor cache holds, CPU time of that thread: waiting for a processor that others use does not count. Each
+`dot` takes the fastest of a few launches. Writes benchmarks/results/cpu_dot.csv.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import output
+from benchmarks.command import parser
+from benchmarks.cpu_llama31 import BITS, spec_of
+from benchmarks.turns import take_turns
+from kvgen.cli.bench import facts
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.spec import KernelSpec, Workload
+
+if TYPE_CHECKING:
+    from kvgen.measure.inputs import WorkloadInputs
+    from kvgen.runtime.variant import Variant
+
+DOTS = ("fp32", "int16")
+TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4))
+"""key_tiles, value_tiles, prefetch."""
+BLOCK = Params(block=128, order="simd")
+LEAST_NS = 2_000_000
+
+
+def main() -> None:
+    """Compile, time, print, write."""
+    from kvgen.measure.job import TimingPolicy
+
+    command = parser(__doc__)
+    command.add_argument("--rounds", type=int, default=15)
+    options = command.parse_args()
+    rows = [row for bits in BITS for work in spec_of(bits).workloads for row in compared(spec_of(bits), work, options.rounds)]
+    told = {name: fact for name, fact in facts("cpu", TimingPolicy()).items() if name in ("device", "torch", "kvgen", "date")}
+    output.write_csv(output.folder() / "cpu_dot.csv", [{**row, **told} for row in rows])
+
+
+def launches(dot: str) -> Iterable[Params]:
+    """Four query rows at a time, as a KV head has."""
+    for key_tiles, value_tiles, prefetch in TILES:
+        yield Params(dot=dot, rows=4, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=prefetch)
+
+
+def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, Any]]:
+    """A row of each `dot` at a workload: its fastest launch."""
+    from kvgen.lower.backends import get_backend
+    from kvgen.lower.schedule import layout_of
+    from kvgen.measure.inputs import WorkloadInputs
+    from kvgen.runtime.module import load
+    from kvgen.runtime.variant import Variant
+    from kvgen.toolchain import build
+
+    backend, layout = get_backend("cpu"), layout_of(spec, BLOCK)
+    variants = {
+        launch: Variant(spec, layout, load(build(backend.lower(spec, Schedule("cpu", BLOCK, launch), "cpu")).path))
+        for dot in DOTS
+        for launch in launches(dot)
+    }
+    inputs = WorkloadInputs(next(iter(variants.values())), work, "cpu")
+    samples, _ = take_turns({launch: lambda v=v: cpu_time(v, inputs) for launch, v in variants.items()}, rounds)
+    times = {launch: median(found) for launch, found in samples.items()}
+    rows = []
+    for dot in DOTS:
+        best = min((launch for launch in times if launch["dot"] == dot), key=times.__getitem__)
+        row = {"spec": spec.name, "batch": work.batch, "kv_len": work.kv_len, "bytes": inputs.nbytes, "dot": dot}
+        row |= {name: best[name] for name in ("key_tiles", "value_tiles", "prefetch")}
+        rows.append({**row, "cpu_us": round(times[best], 1)})
+        print(f"{spec.name:18}{work.key:>14}  {dot:6} {times[best]:9.0f} µs", flush=True)
+    return rows
+
+
+def cpu_time(variant: Variant, inputs: WorkloadInputs) -> list[float]:
+    """One sample: the thread's CPU time per `attend` in µs, over all copies of the cache in turn."""
+    if variant.module.set_threads is not None:
+        variant.module.set_threads(1)
+    for cache in inputs.caches:
+        variant.prepare(cache)
+    variant.attend(inputs.q, inputs.caches[-1], sinks=inputs.sinks)
+    calls, began = 0, time.thread_time_ns()
+    while (taken := time.thread_time_ns() - began) < LEAST_NS or calls % len(inputs.caches):
+        variant.attend(inputs.q, inputs.caches[calls % len(inputs.caches)], sinks=inputs.sinks)
+        calls += 1
+    for cache in inputs.caches:
+        variant.release(cache)
+    return [taken / calls / 1e3]
+
+
+if __name__ == "__main__":
+    main()

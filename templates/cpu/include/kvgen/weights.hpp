@@ -1,0 +1,112 @@
+// The weights of both products (a query, softmax weights) as the inner loop takes them: floats, or integers of 16 bits.
+#pragma once
+
+#include "kvgen/integers.hpp"
+
+namespace kvgen {
+
+enum class Dot { fp32, int16 };
+
+// Weights as they are, rows of Stride floats.
+template <class Code, int M, int Stride>
+class FloatWeights {
+ public:
+  template <int T>
+  using Acc = Sums<M, T>;
+
+  // Rows of `count` weights, which stay where they are. What `bias` has for a row is added to each of its sums.
+  void set(const float* rows, int, const float (&bias)[M]) {
+    rows_ = rows;
+    for (int m = 0; m < M; ++m) bias_[m] = bias[m];
+  }
+
+  template <int T>
+  Acc<T> start() const {
+    return Acc<T>(bias_);
+  }
+
+  // Adds `words` words of the tiles, whose codes meet the weights from `first` on.
+  template <bool Prefetch, int T>
+  inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
+                                                 Acc<T>& acc) const {
+    multiply<Code, Prefetch>(tile, prefetch_offset, rows_ + first, Stride, words, acc);
+  }
+
+  template <int T>
+  F32 sum(const Acc<T>& acc, int m, int t) const {
+    return acc(m, t);
+  }
+
+ private:
+  const float* rows_;
+  float bias_[M];
+};
+
+// Weights of rows of Stride floats, rounded to multiples of their largest absolute value over 32767. Sums of integers are exact, so this
+// rounding is the only error (docs/numerics.md).
+template <class Code, int M, int Stride, int N>
+class IntegerWeights {
+ public:
+  template <int T>
+  using Acc = Sums<M, T, I32>;
+
+  void set(const float* rows, int count, const float (&bias)[M]) {
+    for (int m = 0; m < M; ++m) {
+      const float largest = largest_of(rows + m * Stride, count);
+      bias_[m] = bias[m], step_[m] = largest / most;
+      // Not finite: all weights become 0 and the step turns every sum into NaN. Smaller numbers than 1e-30 count for nothing.
+      const float inverse = largest > 1e-30f && largest < kInfinity ? most / largest : 0.0f;
+      start_[m] = -static_cast<int32_t>(Code::middle) * round(rows + m * Stride, count, inverse, at_ + m * N);
+    }
+  }
+
+  // Codes are stored as unsigned numbers: the start subtracts their middle from all of them.
+  template <int T>
+  Acc<T> start() const {
+    return Acc<T>(start_);
+  }
+
+  template <bool Prefetch, int T>
+  inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
+                                                 Acc<T>& acc) const {
+    multiply_integers<Code::bits, Prefetch, N>(tile, prefetch_offset, at_ + first, words, acc);
+  }
+
+  template <int T>
+  F32 sum(const Acc<T>& acc, int m, int t) const {
+    return __builtin_convertvector(acc(m, t), F32) * step_[m] + bias_[m];
+  }
+
+ private:
+  static constexpr float most = 32767.0f;
+
+  // As bits, NaN is larger than infinity and infinity than every number.
+  static float largest_of(const float* x, int count) {
+    I32 largest = {};
+    for (int i = 0; i < count; i += kLanes) largest = max(load<I32>(x + i) & 0x7fffffff, largest);
+    const int32_t bits = max(largest);
+    return load<float>(&bits);
+  }
+
+  // Returns the sum of the integers.
+  static int32_t round(const float* x, int count, float inverse, int16_t* to) {
+    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
+    I32 total = {};
+    for (int i = 0; i < count; i += kLanes) {
+      const I32 rounded = (I32)(load<F32>(x + i) * inverse + magic) - (I32)magic;
+      total += rounded;
+      store(to + i, __builtin_convertvector(in_pairs<Code::per_word>(rounded), Vec<kLanes>::S));
+    }
+    return kvgen::sum(total);
+  }
+
+  alignas(64) int16_t at_[M * N];
+  int32_t start_[M];
+  float step_[M], bias_[M];
+};
+
+// Weights over N elements of rows of Stride floats, as configuration C asks.
+template <class C, class Code, int Stride, int N = Stride>
+using Weights = std::conditional_t<C::dot == Dot::int16, IntegerWeights<Code, C::rows, Stride, N>, FloatWeights<Code, C::rows, Stride>>;
+
+}  // namespace kvgen
