@@ -75,9 +75,9 @@ class Bench:
         self.facts = facts(self.target, TimingPolicy())
         self.rows: list[Row] = []
         names = [name for name in options.loops.split(",") if name in FORMATS]
-        self.fetching = ThreadPoolExecutor()  # kernels are compiled beside each other, and beside the model
-        for name in names:
-            self.fetching.submit(lambda name=name: get_kernel(layer_specs(config, self.spec(name))[0]))
+        with ThreadPoolExecutor() as pool:  # compiles kernels beside each other, and no longer when a graph is captured
+            for name in names:
+                pool.submit(lambda name=name: get_kernel(layer_specs(config, self.spec(name))[0]))
 
     def run(self) -> None:
         """All loops of all cases."""
