@@ -104,15 +104,17 @@ def decode(
     *,
     sinks: torch.Tensor | None = None,
     plan: Plan | None = None,
+    advance: bool = True,
 ) -> Any:
     """Append `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], attend causally with `q` [batch, q_len, q_heads, head_dim], and
     pack a block that became full.
 
     Returns out, shaped like q, or (out, lse) where `lse` is true or a tensor to fill: float32 [batch, q_heads, q_len], natural
     logarithm. `scale` multiplies q·k (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are given exactly where `spec.attention.sinks`
-    is true. Raises CacheMismatch where the cache is too small, ValueError on wrong tensors, or on a plan of another step.
+    is true. Without `advance`, or with a plan, lengths stay as they are, and `cache.advance(q_len)` ends the step. Raises CacheMismatch
+    where the cache is too small, ValueError on wrong tensors, or on a plan of another step.
     """
-    return calls_of(cache).decode(q, k_new, v_new, cache, out, lse, scale, sinks=sinks, plan=plan)
+    return calls_of(cache).decode(q, k_new, v_new, cache, out, lse, scale, sinks=sinks, plan=plan, advance=advance)
 
 
 def attend(
