@@ -85,12 +85,21 @@ def prefill(
     calls_of(cache).prefill(cache, k, v, lengths, check_finite=check_finite, advance=advance)
 
 
-def plan(cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
+def plan(
+    cache: KVCache,
+    q_len: int = 1,
+    *,
+    append: bool = True,
+    bound: int | None = None,
+    uniform: bool | None = None,
+    tokens: int | None = None,
+) -> Plan:
     """The work distribution of a step, once for all layers: `decode(..., plan=plan)` in each, then `cache.advance(q_len)`.
 
-    `uniform` promises equal lengths above 0; `bound` is what no length exceeds after the step. With `append=False` it is for `attend`.
+    `uniform` promises equal lengths above 0; `bound` is what no length exceeds after the step, `tokens` the number of all
+    sequences together, about, by which a launch is chosen. With `append=False` it is for `attend`.
     """
-    return calls_of(cache).plan(cache, q_len, append=append, bound=bound, uniform=uniform)
+    return calls_of(cache).plan(cache, q_len, append=append, bound=bound, uniform=uniform, tokens=tokens)
 
 
 def decode(
@@ -104,15 +113,17 @@ def decode(
     *,
     sinks: torch.Tensor | None = None,
     plan: Plan | None = None,
+    advance: bool = True,
 ) -> Any:
     """Append `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], attend causally with `q` [batch, q_len, q_heads, head_dim], and
     pack a block that became full.
 
     Returns out, shaped like q, or (out, lse) where `lse` is true or a tensor to fill: float32 [batch, q_heads, q_len], natural
     logarithm. `scale` multiplies q·k (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are given exactly where `spec.attention.sinks`
-    is true. Raises CacheMismatch where the cache is too small, ValueError on wrong tensors, or on a plan of another step.
+    is true. Without `advance` the lengths stay as they are: `cache.advance` ends the step. Raises CacheMismatch where the cache is too
+    small, ValueError on wrong tensors, or on a plan of another step.
     """
-    return calls_of(cache).decode(q, k_new, v_new, cache, out, lse, scale, sinks=sinks, plan=plan)
+    return calls_of(cache).decode(q, k_new, v_new, cache, out, lse, scale, sinks=sinks, plan=plan, advance=advance)
 
 
 def attend(
