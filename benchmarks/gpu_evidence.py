@@ -30,15 +30,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.command import parser
 from benchmarks.output import write_csv
 from kvgen._nvml import visible_gpus
+from kvgen.tune.budget import PLANE
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDE = {"serving_kv4": 285, "serving_kv2": 300, "serving_kv8": 230}
-"""Specs of six workloads that ship, and the seconds of their builds."""
+"""Specs of six workloads that ship, and the seconds of their searches and finals; the grid comes on top."""
 NARROW = {
     "serving_kv4_token": 85, "serving_kv4_paged": 85, "llama31_70b_tp8_kv4": 150, "llama31_8b_k8v4": 70, "llama2_7b_mha_kv4": 110,
     "qwen3_8b_bf16_kv4": 90, "kitty": 45, "kitty_pro": 45, "kivi_int2": 30, "int8_per_channel": 30, "gemma2_9b_kv8": 40,
     "gpt_oss_local_kv8": 40, "gpt_oss_kv8": 40, "mistral_7b_kv4": 45, "int4_gqa_groupwise": 30,
 }  # fmt: skip
+PLANES = ("serving_kv8", "serving_kv4", "serving_kv2", "llama31_8b_k8v4", "serving_kv4_paged")
+"""Specs whose launches are compared with the best ones between the points of the grid."""
 LATE_S = 40
 """What a build takes beside its budget: processes that start, the entry."""
 
@@ -59,11 +62,13 @@ def tasks(warm: float | None = None) -> list[Task]:
     sanitizer, live = "compute-sanitizer --error-exitcode 1 --tool", "python benchmarks/gpu_sanitize.py"
     found = []
     for name, full in {**WIDE, **NARROW}.items():
-        seconds = round(full * (warm or 1))
+        seconds = round(full * (warm or 1) / (1 - PLANE))
         build = f"python -m kvgen build examples/{name}.yaml --arch sm90 --budget {seconds}s" + (" --fresh" if warm is None else "")
         bench = f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv"
         found.append(Task(f"build-{name}", seconds + LATE_S, (build,)))
         found.append(Task(f"bench-{name}", 120 if name in WIDE else 40, (bench,), after=f"build-{name}"))
+        if name in PLANES:
+            found.append(Task(f"plane-{name}", 400, (f"python benchmarks/gpu_plane.py examples/{name}.yaml",), after=f"build-{name}"))
     found += [
         Task("tests", 560, ("python -m pytest tests/gpu -n 16 --tb=short",)),
         Task("shapes", 260, ("python benchmarks/gpu_shapes.py",)),
@@ -133,7 +138,7 @@ def run(chosen: Sequence[Task], devices: Sequence[str], out: Path) -> bool:
 def perform(task: Task, device: str, processors: Sequence[int], out: Path) -> str:
     """Run a task's commands; what became of it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": device, "OUT": str(out), "OMP_NUM_THREADS": "1"}
-    if task.name.startswith(("build", "bench")):
+    if task.name.startswith(("build", "bench", "plane")):
         environment["KVGEN_REGISTRY_DIR"] = str(out / "registry")
     end = time.monotonic() + task.seconds
     with (out / f"{task.name}.txt").open("w") as log:
@@ -157,6 +162,8 @@ def collect(out: Path) -> None:
     rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
     write_csv(out / "h200_attend.csv", [row for row in rows if row["provider"] != "flashinfer"])
     write_csv(out / "h200_flashinfer.csv", [row for row in rows if row["provider"] == "flashinfer"])
+    planes = [row for file in sorted(out.glob("h200_plane.*.csv")) for row in csv.DictReader(file.open())]
+    write_csv(out / "h200_plane.csv", planes)
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]

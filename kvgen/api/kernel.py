@@ -10,29 +10,33 @@ import torch
 
 from kvgen.arch import Target
 from kvgen.reference.layout import PackedLayout
-from kvgen.registry.entry import Entry, Launch
+from kvgen.registry.dispatch import Launch
+from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.dispatch import Dispatch
+from kvgen.spec.distance import mean_length
 
 
 class Kernel(Calls):
     """Attention over a quantized KV cache: `new_cache`, `prefill`, `plan`, `decode`, `attend`, `unpack`. `get_kernel` makes it.
 
-    Caches of one layout may be shared between kernels. Each call takes the launch tuned for the workload nearest to (batch, the
-    cache's bound of length, q_len), which the host knows (`kvgen.spec.distance`); the choice never waits for the device.
+    Caches of one layout may be shared between kernels. Each call takes the launch that the entry's dispatch table names for what the host
+    knows of it, or without a table the one tuned for the nearest workload (`kvgen.spec.dispatch`); the choice never waits for the device.
     """
 
     def __init__(
-        self, spec: KernelSpec, target: Target, selection: Selection, layout: PackedLayout, launches: Sequence[tuple[Workload, Variant]]
+        self, spec: KernelSpec, target: Target, selection: Selection, layout: PackedLayout, variants: Sequence[Variant], dispatch: Dispatch
     ) -> None:
+        """`dispatch` gives indices of `variants`."""
         self.target = target
         self.selection = selection
-        self._variants = [variant for _, variant in launches]
-        super().__init__(spec, layout, [variant.executable for variant in self._variants], [workload for workload, _ in launches])
+        self._variants = tuple(variants)
+        super().__init__(spec, layout, [variant.executable for variant in self._variants], dispatch)
 
     @classmethod
     def of(cls, spec: KernelSpec, entry: Entry, selection: Selection, modules: Mapping[str, Path]) -> Kernel:
@@ -41,7 +45,8 @@ class Kernel(Calls):
         Raises KvgenError where a module cannot be loaded.
         """
         variants = {file: Variant(spec, entry.packed, load(path)) for file, path in modules.items()}
-        return cls(spec, entry.arch, selection, entry.packed, [(launch.workload, variants[launch.file]) for launch in entry.launches])
+        launches = [variants[launch.file] for launch in entry.every_launch]
+        return cls(spec, entry.arch, selection, entry.packed, launches, entry.look_up(spec))
 
     @property
     def entry(self) -> Entry | None:
@@ -53,12 +58,15 @@ class Kernel(Calls):
 
     def variant(self, workload: Workload) -> Variant:
         """The compiled launch that a call of this shape takes."""
-        return self._variants[self._nearest(workload.batch, workload.kv_len, workload.q_len)]
+        return self._variants[self._index(workload)]
 
     def launch(self, workload: Workload) -> Launch | None:
         """The entry's launch for a workload: back end and schedule. None if the kernel is a back end's default."""
-        index = self._nearest(workload.batch, workload.kv_len, workload.q_len)
-        return self.entry.launches[index] if self.entry is not None else None
+        return self.entry.every_launch[self._index(workload)] if self.entry is not None else None
+
+    def _index(self, workload: Workload) -> int:
+        tokens = round(workload.batch * mean_length(workload))
+        return self._dispatch.launch(workload.batch, workload.kv_len, workload.q_len, tokens)
 
     def set_threads(self, count: int) -> None:
         """Threads of the following calls, for CPU kernels: at most one for each processor of the machine.

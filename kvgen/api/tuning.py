@@ -24,12 +24,14 @@ def build(
     storage: str | None = None,
     progress: Watch | None = None,
     all_schedules: bool = False,
+    plane: bool | None = None,
 ) -> TuningResult:
     """Search schedules of a spec within `budget` (seconds, or text like "3m") and `trials` measurements; register the winner.
 
     With neither bound the whole space is measured. `backends` are names; by default all that support the spec.
     `storage` is a database URL that several hosts share. `progress` is called at every step. `all_schedules` also
-    searches what the hints of the search spaces exclude. The next `get_kernel` sees the entry.
+    searches what the hints of the search spaces exclude. `plane`: whether launches are measured over a grid of batches and lengths, for
+    calls beside the workloads (docs/tuning.md); None: unless `trials` alone bounds the build. The next `get_kernel` sees the entry.
     Raises SpecError, UnsupportedError, MeasureError where no schedule is right, and ToolchainMissing where a compiler, a device or a
     package of `kvgen[build]` is absent.
     """
@@ -50,6 +52,7 @@ def build(
             storage=storage,
             progress=progress,
             all_schedules=all_schedules,
+            plane=plane,
         )
     finally:
         forget()

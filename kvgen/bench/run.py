@@ -15,15 +15,38 @@ from kvgen.arch import Target
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.job import LOAD_SECONDS, TimingPolicy
+from kvgen.measure.power import Power, metered
 from kvgen.plaindata import Json, Written, rounded
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.model import EQUAL
 
 ROUNDS = 15
 READ_ROUNDS = 5
 SLOW_SECONDS = 1.5
 """A provider that has taken this long is not timed in the remaining rounds."""
-COLUMNS = ("provider", "backend", "spec", "batch", "kv_len", "q_len", "us", "bytes", "tb_s", "read_us", "read_fraction", "relative_l2")
+COLUMNS = (
+    "provider",
+    "backend",
+    "spec",
+    "batch",
+    "kv_len",
+    "q_len",
+    "us",
+    "bytes",
+    "tb_s",
+    "read_us",
+    "read_fraction",
+    "relative_l2",
+    "watts",
+    "clock_mhz",
+)
+
+
+def _told(work: Workload) -> dict[str, Any]:
+    """A workload without its weight, and without what is equal and rested."""
+    usual = {"lengths": EQUAL.to_json(), "load": "rested"}
+    return {name: value for name, value in work.to_json().items() if name != "weight" and usual.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -33,11 +56,15 @@ class Row(Json):
     provider: str
     backend: str
     spec: str
-    workload: Annotated[Workload, Written(lambda work: {name: value for name, value in work.to_json().items() if name != "weight"})]
+    workload: Annotated[Workload, Written(_told)]
     us: Annotated[float, rounded(3)]
     nbytes: Annotated[int, Field(alias="bytes")]
     read_us: Annotated[float, rounded(3)]
     relative_l2: float
+    watts: float | None = None
+    """Power of the GPU, under a sustained load."""
+    clock_mhz: float | None = None
+    """Clock of its multiprocessors then."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -60,6 +87,8 @@ class _Series:
     entrant: Entrant
     samples: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
+    power: Power = field(default_factory=Power)
+    """Of the GPU in the last round, under a sustained load."""
     spent: float = 0.0
 
 
@@ -84,6 +113,8 @@ def compare(
         series: list[_Series] = []
         for provider in providers:
             try:
+                if workload.shortest < workload.kv_len and provider.name != "kvgen":
+                    raise UnsupportedError(provider.name, "its sequences have one length")
                 series.append(_Series(provider, provider.prepare(case)))
             except UnsupportedError as error:  # noqa: PERF203 - the others go on
                 told(f"{workload.key}: {error}")
@@ -91,7 +122,7 @@ def compare(
                 if str(error) not in missing:
                     missing.add(str(error))
                     told(str(error))
-        _interleave(series, target, policy, rounds)
+        _interleave(series, target, policy.under(workload.load), rounds)
         rows += [_row(case, one) for one in series]
     return rows
 
@@ -106,7 +137,11 @@ def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy,
             if number and one.spent > SLOW_SECONDS:
                 continue
             started = time.monotonic()
-            one.samples.append(median(one.entrant.sample(policy)))
+            if policy.sustained_seconds and target != "cpu":
+                with metered() as one.power:
+                    one.samples.append(median(one.entrant.sample(policy)))
+            else:
+                one.samples.append(median(one.entrant.sample(policy)))
             one.spent += time.monotonic() - started
             if number < READ_ROUNDS:
                 one.reads.append(read_us(target, one.entrant.nbytes, policy))
@@ -122,6 +157,8 @@ def _row(case: Case, one: _Series) -> Row:
         one.entrant.nbytes,
         median(one.reads),
         one.entrant.error(),
+        one.power.watts,
+        one.power.clock_mhz,
     )
 
 
@@ -134,4 +171,7 @@ def write_csv(path: Path, rows: Iterable[Row], facts: dict[str, Any]) -> None:
         for row in rows:
             data = row.to_json()
             data |= data.pop("workload")
-            writer.writerow([*(data[column] for column in COLUMNS), *facts.values()])
+            own = facts
+            if data.get("load") == "sustained" and facts.get("load") == "burst":
+                own = {**facts, "load": f"after {LOAD_SECONDS:g} s of load"}
+            writer.writerow([*(data[column] for column in COLUMNS), *own.values()])

@@ -50,6 +50,13 @@ def build(
     storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of studies, for several hosts.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin with the defaults alone, whatever is registered.")] = False,
     every: Annotated[bool, typer.Option("--all-schedules", help="Search what the space's hints leave out, too.")] = False,
+    plane: Annotated[
+        bool | None,
+        typer.Option(
+            "--plane/--no-plane",
+            help="Measure launches over batches and lengths beside the workloads; by default unless --trials alone bounds the build.",
+        ),
+    ] = None,
     compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="With --compile-only: compiler processes.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering schedules.")] = None,
@@ -67,6 +74,7 @@ def build(
             "--storage": storage,
             "--fresh": fresh or None,
             "--all-schedules": every or None,
+            "--plane": plane,
         },
     )
     chosen = [resolve_spec(name, arch, workload) for name in specs]
@@ -77,7 +85,7 @@ def build(
     allowance = _budget(budget, trials)
     results, interrupted = [], False
     for spec in chosen:
-        result = _tune(spec, allowance, backend, seed, storage, devices, fresh=fresh, all_schedules=every, quiet=as_json)
+        result = _tune(spec, allowance, backend, seed, storage, devices, fresh=fresh, all_schedules=every, plane=plane, quiet=as_json)
         results.append(result)
         if not as_json:
             show(result)
@@ -119,6 +127,7 @@ def _tune(
     *,
     fresh: bool,
     all_schedules: bool,
+    plane: bool | None,
     quiet: bool,
 ) -> TuningResult:
     from kvgen.cli.live import ProgressView
@@ -135,6 +144,7 @@ def _tune(
             devices=_devices(devices),
             fresh=fresh,
             all_schedules=all_schedules,
+            plane=plane,
         )
 
 
@@ -157,8 +167,8 @@ def show(result: TuningResult) -> None:
     entry = result.entry
     print_launches(f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}", entry)
     show_failures([(r.kind, str(r.candidate), r.detail) for r in result.failures])
-    for refusal in result.refusals:
-        typer.echo(refusal)
+    for told in (*result.refusals, *result.notes):
+        typer.echo(told)
     how = "interrupted; best so far" if result.interrupted else result.why
     typer.echo(f"{result.measured} measured, {result.known} known before, {result.seconds:.0f} s: {how}")
     typer.echo(f"registered {entry.key} in {result.path}")

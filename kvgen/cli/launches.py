@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from kvgen.cli.output import microseconds, print_table
 
 if TYPE_CHECKING:
@@ -16,10 +18,14 @@ NUMBERS = COLUMNS[2:7]
 def print_launches(title: str, entry: Entry) -> None:
     """Print the table; times that were not measured are dashes. The runner-up's factor is its time over the winner's."""
     print_table(title, COLUMNS, rows(entry), right=NUMBERS)
+    if told := dispatch_told(entry):
+        typer.echo(told)
 
 
 def rows(entry: Entry) -> list[tuple[str, ...]]:
-    """One row per launch, in the order of COLUMNS."""
+    """One row per launch, in the order of COLUMNS; launches that serve measured workloads beside those tuned for come last."""
+    from kvgen.registry.serving import shares
+
     told: list[tuple[str, ...]] = []
     for launch in entry.launches:
         timing, rival = entry.timing(launch.workload), entry.rival(launch.workload)
@@ -29,4 +35,18 @@ def rows(entry: Entry) -> list[tuple[str, ...]]:
         behind = f"{rival[0]} {rival[1]:.2f}x" if rival else "–"
         times = (microseconds(us), microseconds(default), faster, microseconds(read), fraction)
         told.append((launch.workload.key, launch.backend, *times, behind, str(launch.params)))
+    served = shares(entry)
+    for index, launch in list(enumerate(entry.every_launch))[len(entry.launches) :]:
+        what = f"{served[index]} of the grid" if served[index] else "beyond the grid"
+        told.append((what, launch.backend, *["–"] * 6, str(launch.params)))
     return told
+
+
+def dispatch_told(entry: Entry) -> str:
+    """One line about the dispatch table; empty without one."""
+    table = entry.dispatch
+    if table is None:
+        return ""
+    skipped = f", {len(table.skipped)} were not" if table.skipped else ""
+    worst = f"; worst regret {table.worst_regret:.2f}" if table.worst_regret else ""
+    return f"dispatch: {len(table.members)} launches over {len(table.cells)} measured workloads{skipped}{worst}"

@@ -20,7 +20,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 SpecName = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")]
 Arch = Annotated[str | None, typer.Option("--arch", metavar="ARCH", help=f"{', '.join(get_args(arch.Arch))} instead of the spec's own.")]
 BackendNames = Annotated[list[str] | None, typer.Option("--backend", metavar="NAME", help="Only this back end; may be repeated.")]
-Workloads = Annotated[list[str] | None, typer.Option("--workload", metavar="BxL", help="batch x kv_len, e.g. 1x32768; may be repeated.")]
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option("--workload", metavar="BxL", help="Batch x tokens: 1x32768, 48x300-24576, 8x32768:sustained; may be repeated."),
+]
 
 
 def print_json(value: Any) -> None:
@@ -65,18 +68,13 @@ def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | 
 
 
 def parse_workload(text: str) -> Workload:
-    """`1x32768`, or `1x32768q4` for 4 query tokens. Raises BadParameter."""
-    import re
+    """The workload of a name, as `kvgen.spec.traffic` reads it. Raises BadParameter."""
+    from kvgen.spec.traffic import parse
 
-    from kvgen.spec import Workload
-
-    match = re.fullmatch(r"(\d+)x(\d+)(?:q(\d+))?", text)
     try:
-        if match:
-            return Workload(batch=int(match[1]), kv_len=int(match[2]), q_len=int(match[3] or 1))
+        return parse(text)
     except ValueError as error:
-        raise typer.BadParameter(f"workload {text!r} is out of range") from error
-    raise typer.BadParameter(f"{text!r} is not a workload; write batch x kv_len, e.g. 1x32768 or 1x32768q4")
+        raise typer.BadParameter(str(error)) from error
 
 
 def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:

@@ -14,6 +14,8 @@ from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, pars
 if TYPE_CHECKING:
     from kvgen.registry import Found
     from kvgen.registry.entry import Entry
+    from kvgen.registry.serving import Serving
+    from kvgen.spec import Workload
 
 
 def register(app: typer.Typer) -> None:
@@ -129,14 +131,19 @@ def _quality(entry: Entry) -> dict[str, str]:
 
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
-    """Which entry get_kernel returns for a spec (or one workload of it), and why. Exit code 3 if there is none."""
+    """Which entry get_kernel returns for a spec, why, and which of its launches each workload takes. Exit code 3 if there is none."""
     from kvgen.registry.select import select
+    from kvgen.registry.serving import serving
     from kvgen.spec.target import resolve
 
     spec = resolve_spec(spec_name, arch)
     target = resolve(spec.arch)
     wanted = [parse_workload(text) for text in workload] if workload else [None]
     answers = [(work, select(spec, target, work)) for work in wanted]
+
+    def served(work: Workload | None, entry: Entry | None) -> list[Serving]:
+        return [serving(entry, spec, one) for one in ([work] if work else spec.workloads)] if entry else []
+
     if as_json:
         print_json(
             [
@@ -146,6 +153,7 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
                     "key": answer.entry.key if answer.entry else None,
                     "backend": answer.entry.backend if answer.entry else None,
                     "launches": answer.entry.standings() if answer.entry else [],
+                    "serving": [one.to_json() for one in served(work, answer.entry)],
                     "why": list(answer.why),
                     "cautions": list(answer.cautions),
                 }
@@ -163,5 +171,22 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
             if answer.entry:
                 typer.echo("")
                 print_launches("", answer.entry)
+                typer.echo("")
+                for one in served(work, answer.entry):
+                    typer.echo(_serving_line(one))
     if any(answer.entry is None for _, answer in answers):
         raise typer.Exit(Exit.NO_KERNEL)
+
+
+def _serving_line(one: Serving) -> str:
+    """Which launch serves a workload, and what was measured there."""
+    told = [f"{one.workload.key} takes launch {one.index} ({one.launch.backend} {one.launch.params}): {one.why}"]
+    if one.us is not None:
+        told.append(microseconds(one.us))
+    if one.read_fraction is not None:
+        told.append(f"{one.read_fraction:.0%} of the read's speed")
+    if one.regret is not None:
+        told.append(f"{one.regret:.2f} times the fastest launch measured there")
+    if one.default_us is not None:
+        told.append(f"the default {microseconds(one.default_us)}")
+    return ", ".join(told)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.residual import residual_rows
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.traffic import sequence_lengths
 
 
 def must_read(spec: KernelSpec, layout: PackedLayout, lengths: Iterable[int]) -> int:
@@ -23,6 +24,13 @@ def sequence_bytes(spec: KernelSpec, layout: PackedLayout, length: int) -> int:
     element = 4 if spec.attention.dtype == "float32" else 2
     rest = min(length - full * layout.tokens, length - first)
     return spec.attention.kv_heads * (blocks * layout.payload_bytes + 2 * rest * layout.head_dim * element)
+
+
+def timed_lengths(spec: KernelSpec, layout: PackedLayout, workload: Workload) -> list[int]:
+    """Tokens of each sequence when a workload is timed: `half_full` of equal ones; of unequal ones those that the workload says."""
+    if workload.shortest == workload.kv_len:
+        return [half_full(spec, layout, workload.kv_len)] * workload.batch
+    return sequence_lengths(workload)
 
 
 def half_full(spec: KernelSpec, layout: PackedLayout, kv_len: int) -> int:

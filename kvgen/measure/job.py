@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +16,9 @@ from kvgen.spec.timing import Timing
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Call = Literal["attend", "decode"]
+Load = Literal["rested", "sustained"]
+LOAD_SECONDS = 0.3
+"""Seconds without pauses after which a sustained load is timed: power and clocks have settled then."""
 LEAST_ROUNDS = 3
 """Rounds of a final that are always measured, however short the time."""
 
@@ -56,6 +59,12 @@ class TimingPolicy:
     """CUDA: sustained timing after this many seconds of load; 0: idle-rested timing."""
     threads: int | None = None
     """CPU: threads of the module; None leaves its default."""
+
+    def under(self, load: Load) -> TimingPolicy:
+        """The policy for a workload of this load: a sustained one is timed after LOAD_SECONDS of it, unless the policy says how long."""
+        if load == "rested" or self.sustained_seconds:
+            return self
+        return replace(self, sustained_seconds=LOAD_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import torch
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.allowance import Allowance
 from kvgen.measure.check import Checker
-from kvgen.measure.inputs import WorkloadInputs
+from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
 from kvgen.measure.loaded import Allow, LoadedCandidate, load_candidate
+from kvgen.measure.power import Power
 from kvgen.measure.read_roofline import ReadRoofline, read_roofline
 from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
@@ -85,8 +86,8 @@ def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, check
     if job.timing is not None:
         clock("time")
         samples = candidate.time(inputs, job.timing)
-        read_us = median(_read_roofline(job).samples(inputs.nbytes, job.timing)) if job.timing.read else None
-        found.append(Timing(workload, median(samples), samples, read_us))
+        read_us = median(_read_roofline(job).samples(inputs.nbytes, job.timing.under(workload.load))) if job.timing.read else None
+        found.append(Timing(workload, median(samples), samples, read_us, None, inputs.power.watts, inputs.power.clock_mhz))
     if timed is not None:
         clock("verify")
         timed.again()
@@ -107,6 +108,7 @@ def perform_interleaved(
     failed: dict[int, Outcome] = {}
     samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
     reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
+    powers: dict[int, dict[Workload, Power]] = {index: {} for index in range(len(jobs))}
     workloads = list(dict.fromkeys(work for job in jobs for work in job.workloads))
     for place, workload in enumerate(workloads):
         shared: dict[str, WorkloadInputs] = {}
@@ -121,14 +123,15 @@ def perform_interleaved(
                     candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
                     inputs = _shared_inputs(shared, candidate.variant, workload, job)
                     samples[index].setdefault(workload, []).append(median(candidate.time(inputs, policy)))
+                    powers[index][workload] = inputs.power
                     if policy.read:
                         if inputs.nbytes not in read_us:
-                            read_us[inputs.nbytes] = median(_read_roofline(job).samples(inputs.nbytes, policy))
+                            read_us[inputs.nbytes] = median(_read_roofline(job).samples(inputs.nbytes, policy.under(workload.load)))
                         reads[index].setdefault(workload, []).append(read_us[inputs.nbytes])
                     _settle(job)
                 except Exception as error:
                     failed[index] = Outcome(_kind(error), _sentence(error))
-    return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index])) for index in range(len(jobs))]
+    return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index], powers[index])) for index in range(len(jobs))]
 
 
 def _kept_inputs(variant: Variant, workload: Workload, device: str, cold: int | None) -> WorkloadInputs:
@@ -171,10 +174,14 @@ def _shared_inputs(shared: dict[str, WorkloadInputs], variant: Variant, workload
     return inputs
 
 
-def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[float]]) -> tuple[Timing, ...]:
+def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[float]], powers: dict[Workload, Power]) -> tuple[Timing, ...]:
     return tuple(
-        Timing(work, median(times), tuple(times), median(reads[work]) if work in reads else None) for work, times in samples.items()
-    )
+        Timing(
+            work, median(times), tuple(times), median(reads[work]) if work in reads else None, None,
+            powers[work].watts, powers[work].clock_mhz,
+        )
+        for work, times in samples.items()
+    )  # fmt: skip
 
 
 def _settle(job: Job) -> None:
@@ -184,7 +191,7 @@ def _settle(job: Job) -> None:
 
 
 def _kind(error: Exception) -> Kind:
-    if isinstance(error, UnsupportedError):
+    if isinstance(error, (UnsupportedError, NoRoom)):
         return "unsupported"
     if isinstance(error, CheckError):
         return "wrong"

@@ -113,7 +113,7 @@ class TimedCheck:
             torch.cat([residual[sampled][:, :, held], new[sampled, : tokens - len(held)].transpose(1, 2)], 2)
             for residual, new in ((filled.cache.k_residual, inputs.k), (filled.cache.v_residual, inputs.v))
         )
-        return _Wanted(filled.attend(inputs.q, [inputs.length] * batch), ragged, decode, pack_blocks(self._variant.layout, k, v))
+        return _Wanted(filled.attend(inputs.q, inputs.lengths), ragged, decode, pack_blocks(self._variant.layout, k, v))
 
     def _attend(self, cache: KVCache) -> Output:
         out, lse = self._poisoned()

@@ -8,7 +8,7 @@ as the included headers are the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -22,8 +22,10 @@ from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.device import machine
+from kvgen.registry.dispatch import DispatchTable, Launch
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.dispatch import Dispatch, prefers_sustained
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.validated import recall, record
@@ -115,16 +117,6 @@ class Code(Json):
 
 
 @dataclass(frozen=True)
-class Launch:
-    """The launch of one workload: back end and parameters. `file` names the code."""
-
-    workload: Workload
-    backend: str
-    params: Params
-    file: str
-
-
-@dataclass(frozen=True)
 class Entry(Json):
     """A winner. Times are in microseconds; `device`, `toolchain`, `provenance` and `accuracy` are plain facts by name.
 
@@ -134,8 +126,8 @@ class Entry(Json):
     `quality` says what the format costs: `outputs`, errors of attention on seeded data (`kvgen.reference.quality.format_quality`), and
     `model`, figures of a small transformer by length (`kvgen accuracy --registered`). It is of the format, not of the device.
 
-    `dispatch` and `cache` are None in every entry that kvgen writes today, and nothing uses them. They are part of the schema and are
-    preserved, so that a later version can fill them without a new schema.
+    `cache` is None in every entry that kvgen writes today, and nothing uses it. It is part of the schema and is
+    preserved, so that a later version can fill it without a new schema.
     """
 
     spec: KernelSpec
@@ -150,8 +142,8 @@ class Entry(Json):
     accuracy: Facts = field(default_factory=dict)
     timings: tuple[Timing, ...] = ()
     runner_up: Facts | None = None
-    dispatch: Facts | None = None
-    """Reserved: which launch serves which batch and number of tokens, measured over a grid."""
+    dispatch: DispatchTable | None = None
+    """Which launch serves which batch and number of tokens, measured over a grid; None: each call takes the nearest workload's."""
     quality: Facts | None = None
     """What the format costs, or None where it was never computed."""
     cache: Facts | None = None
@@ -163,24 +155,28 @@ class Entry(Json):
         spec: KernelSpec,
         arch: Target,
         launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
+        more: Iterable[tuple[Workload, Schedule, Source, Artifact | None]] = (),
+        dispatch: DispatchTable | None = None,
         **facts: Any,
     ) -> Entry:
-        """The entry of tuned schedules, which have the same layout part; `facts` are the other fields by name.
+        """The entry of tuned schedules, which have the same layout part; `more` are the further launches of its dispatch table, and
+        `facts` the other fields by name.
 
         Raises ValueError where the schedules differ in layout or there are none, and where the layout cannot hold the spec.
         """
-        chosen = tuple(launches)
-        layouts = {schedule.layout for _, schedule, _, _ in chosen}
+        chosen, further = tuple(launches), tuple(more)
+        layouts = {schedule.layout for _, schedule, _, _ in (*chosen, *further)}
         if len(layouts) != 1:
             raise ValueError(f"an entry has one layout, not {len(layouts)}")
         (layout,) = layouts
         codes: dict[str, Code] = {}
         made: list[Launch] = []
-        for workload, schedule, source, artifact in chosen:
+        for workload, schedule, source, artifact in (*chosen, *further):
             code = Code.of(source, artifact)
             codes.setdefault(code.file, code)
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
-        return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made), codes, **facts)
+        table = None if dispatch is None else replace(dispatch, launches=tuple(made[len(chosen) :]))
+        return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made[: len(chosen)]), codes, dispatch=table, **facts)
 
     @property
     def key(self) -> str:
@@ -192,6 +188,21 @@ class Entry(Json):
         """Names of the launches' back ends, joined by `+`."""
         return "+".join(sorted({launch.backend for launch in self.launches}))
 
+    @property
+    def every_launch(self) -> tuple[Launch, ...]:
+        """The launches of the workloads, then those that only the dispatch table names: the order of its indices."""
+        return self.launches if self.dispatch is None else (*self.launches, *self.dispatch.launches)
+
+    def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
+        """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""
+        default = None if self.dispatch is None else self.dispatch.default
+        return Dispatch(self.served(), default, sustained=prefers_sustained(spec or self.spec))
+
+    def served(self) -> list[tuple[Workload, int]]:
+        """The workloads that were tuned for and those of the dispatch table, each with the index of the launch that serves it."""
+        tuned = [(launch.workload, index) for index, launch in enumerate(self.launches)]
+        return tuned if self.dispatch is None else tuned + [(cell.work, cell.launch) for cell in self.dispatch.cells]
+
     @cached_property
     def packed(self) -> PackedLayout:
         """The packed layout of the entry's layout part, as it is defined today. Raises as `layout_of` does."""
@@ -202,8 +213,9 @@ class Entry(Json):
         return Schedule(launch.backend, self.layout, launch.params)
 
     def timing(self, workload: Workload) -> Timing | None:
-        """The measurement at a workload; None if there is none."""
-        return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
+        """The measurement at a workload that was tuned for, or of the launch that serves a workload of the grid; None without one."""
+        tuned = next((timing for timing in self.timings if timing.workload.key == workload.key), None)
+        return tuned or (None if self.dispatch is None else self.dispatch.timing(workload))
 
     def rival(self, workload: Workload) -> tuple[str, float] | None:
         """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
@@ -228,7 +240,9 @@ class Entry(Json):
     def to_json(self) -> dict[str, Any]:
         """Contents of `entry.json`, except the digests of the other files."""
         data = super().to_json()
-        launches = [{"launch": one.pop("params"), "source": one.pop("file"), **one} for one in data.pop("launches")]
+        launches = [_written(one) for one in data.pop("launches")]
+        if data["dispatch"] is not None:
+            data["dispatch"]["launches"] = [_written(one) for one in data["dispatch"]["launches"]]
         sources = data.pop("codes")
         for code in sources.values():
             del code["text"], code["resources"]
@@ -251,11 +265,17 @@ class Entry(Json):
         if absent := [name for name in ALWAYS if name not in data]:
             raise Damaged(f"it has no {absent[0]}")
         codes = {file: {**item, "text": texts[file], "resources": resources.get(file) or None} for file, item in data["sources"].items()}
-        launches = [{**item, "params": item["launch"], "file": item["source"]} for item in data["schedule"]["launches"]]
-        entry = cls._validated({**data, "layout": data["schedule"]["layout"], "launches": launches, "codes": codes})
+        launches = [_read(item) for item in data["schedule"]["launches"]]
+        table = data.get("dispatch")
+        if table is not None:
+            table = {**table, "launches": [_read(item) for item in table["launches"]]}
+        fields = {**data, "layout": data["schedule"]["layout"], "launches": launches, "codes": codes, "dispatch": table}
+        entry = cls._validated(fields)
         if entry.key != data["key"]:
             raise Damaged("its key does not follow from its contents")
-        if missing := [launch.file for launch in entry.launches if launch.file not in entry.codes]:
+        if entry.dispatch is not None:
+            entry.dispatch.check(len(entry.launches))
+        if missing := [launch.file for launch in entry.every_launch if launch.file not in entry.codes]:
             raise Damaged(f"it names no source {missing[0]}")
         return entry
 
@@ -273,3 +293,13 @@ class Entry(Json):
 def entry_key(spec: KernelSpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[Workload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
+
+
+def _written(launch: dict[str, Any]) -> dict[str, Any]:
+    """A launch as `entry.json` has it: its parameters are called `launch` and its file `source`."""
+    return {"launch": launch.pop("params"), "source": launch.pop("file"), **launch}
+
+
+def _read(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `_written`."""
+    return {**item, "params": item["launch"], "file": item["source"]}

@@ -134,5 +134,6 @@ def _rendered(entry: Entry, indices: list[int]) -> Entry:
         code = Code.of(get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch))
         codes.setdefault(code.file, code)
         launches[index] = replace(launch, file=code.file)
-    used = {launch.file for launch in launches}
-    return replace(entry, launches=tuple(launches), codes={file: code for file, code in codes.items() if file in used})
+    entry = replace(entry, launches=tuple(launches))
+    used = {launch.file for launch in entry.every_launch}
+    return replace(entry, codes={file: code for file, code in codes.items() if file in used})

@@ -9,7 +9,8 @@ from pathlib import Path
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Source
 from kvgen.registry.device import machine
-from kvgen.registry.entry import Entry, Launch
+from kvgen.registry.dispatch import Launch
+from kvgen.registry.entry import Entry
 from kvgen.toolchain import ArtifactCache
 
 LOG = logging.getLogger("kvgen")
@@ -26,7 +27,7 @@ def modules(entry: Entry) -> dict[str, Path]:
     cache, here = ArtifactCache(), machine(entry.arch)
     found: dict[str, Path] = {}
     missing: dict[str, Source] = {}
-    for launch in entry.launches:
+    for launch in entry.every_launch:
         if launch.file in found or launch.file in missing:
             continue
         code = entry.codes[launch.file]

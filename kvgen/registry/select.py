@@ -169,14 +169,14 @@ def misfits(entry: Entry) -> list[str]:
     from kvgen.lower.backends import get_backend
 
     reasons: list[str] = []
-    for name in sorted({launch.backend for launch in entry.launches}):
+    for name in sorted({launch.backend for launch in entry.every_launch}):
         backend = get_backend(name)
         refused = backend.unsupported(entry.spec, entry.arch)
         if refused is not None:
             reasons.append(f"the {name} back end does not support it: {refused}")
             continue
         space = backend.space(entry.spec, entry.arch)
-        for launch in (launch for launch in entry.launches if launch.backend == name):
+        for launch in (launch for launch in entry.every_launch if launch.backend == name):
             reasons += space.check(entry.schedule(launch), launch.workload)
     return reasons
 
@@ -185,7 +185,7 @@ def _absent(entry: Entry) -> list[str]:
     """What has to be installed before the entry's back ends can render its sources anew."""
     from kvgen.lower.backends import get_backend
 
-    backends = (get_backend(name) for name in sorted({launch.backend for launch in entry.launches}))
+    backends = (get_backend(name) for name in sorted({launch.backend for launch in entry.every_launch}))
     return [reason for backend in backends if (reason := backend.missing())]
 
 

@@ -20,27 +20,27 @@ from kvgen.runtime.arguments import Arguments, New
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.plan import Plan
-from kvgen.spec.distance import coordinates, coordinates_of, nearest
+from kvgen.spec.dispatch import Dispatch
 
 if TYPE_CHECKING:
     from kvgen.reference.layout import PackedLayout
-    from kvgen.spec import KernelSpec, Workload
+    from kvgen.spec import KernelSpec
 
 SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
 
 
 class Calls:
-    """Attention over quantized KV caches of one layout; a call takes the launch tuned for the nearest workload."""
+    """Attention over quantized KV caches of one layout; a call takes the launch that `dispatch` names."""
 
-    def __init__(self, spec: KernelSpec, layout: PackedLayout, launches: Sequence[Executable], tuned: Sequence[Workload] = ()) -> None:
-        """`tuned` are the workloads of the launches, in their order; one launch alone needs none. A launch may be there more than once."""
+    def __init__(self, spec: KernelSpec, layout: PackedLayout, launches: Sequence[Executable], dispatch: Dispatch | None = None) -> None:
+        """`dispatch` gives indices of the launches; one launch alone needs none. A launch may be there more than once."""
         self.spec = spec
         self.layout = layout
         self._arguments = Arguments(spec, layout)
         self._launches = tuple(launches)
         self._distinct = tuple(dict.fromkeys(launches))
         self._only = self._distinct[0] if len(self._distinct) == 1 else None
-        self._tuned = [coordinates_of(workload) for workload in tuned]
+        self._dispatch = dispatch or Dispatch.only()
         self._most_q = spec.attention.q_len
 
     @property
@@ -146,7 +146,16 @@ class Calls:
             if advance:
                 sequences.appended(bound, uniform=uniform)
 
-    def plan(self, cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
+    def plan(
+        self,
+        cache: KVCache,
+        q_len: int = 1,
+        *,
+        append: bool = True,
+        bound: int | None = None,
+        uniform: bool | None = None,
+        tokens: int | None = None,
+    ) -> Plan:
         """The work distribution of a step, for `decode` (or, without `append`, `attend`) with `q_len` query tokens over present lengths.
 
         It is made once, on the device, and given to every layer's `decode(..., plan=plan)`; `cache.advance(q_len)` ends the step. Within a
@@ -156,16 +165,20 @@ class Calls:
         `uniform` promises that all lengths are equal and above 0 (or declines to): then the step has a static schedule and needs no plan
         on the device. By default the host says what it knows, and within a capture, whose replays it does not see, it promises nothing.
         `bound` is what no length exceeds after the step, for a captured one during all replays (by default `max_len`); it sizes a static
-        schedule, and no result depends on it.
+        schedule, and no result depends on it. `tokens` is the number of all sequences together, about, where the host knows it: of
+        unequal lengths, it chooses a better launch than the longest length alone.
 
-        Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold.
+        Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold, and on
+        numbers below 0.
         """
         self._arguments.cache(cache)
         q_len = checks.whole("q_len", q_len, 1, self._most_q)
         if bound is not None:
             bound = checks.whole("bound", bound, 0)
+        if tokens is not None:
+            tokens = checks.whole("tokens", tokens, 0)
         sequences, grown = cache.sequences, q_len if append else 0
-        launch = self._only or self._launch(cache, cache.bound + grown if bound is None else bound, q_len)
+        launch = self._only or self._launch(cache, cache.bound + grown, q_len, bound=bound, total=tokens)
         launch.workspace(cache)
         with sequences.call_order.lock:
             sequences.check()
@@ -310,14 +323,18 @@ class Calls:
 
     # --- choice of launch ------------------------------------------------------------------------------------------------
 
-    def _launch(self, cache: KVCache, length: int, tokens: int, plan: Plan | None = None) -> Executable:
-        """The launch of a plan; without one that tuned for the nearest workload, which the host knows without waiting for the device."""
+    def _launch(
+        self, cache: KVCache, length: int, tokens: int, plan: Plan | None = None, *, bound: int | None = None, total: int | None = None
+    ) -> Executable:
+        """The launch of a plan; without one that of the dispatch table, for what the host knows without waiting for the device: at most
+        `length` tokens per sequence, unless the caller knows better: `bound`, and `total` of all sequences.
+        """
         if plan is not None:
             return plan.launch if plan.launch in self._distinct else self._distinct[0]  # refuses a plan of another kernel
-        if cache.sequences.capturing:
+        if bound is not None:
+            length = bound
+        elif cache.sequences.capturing:
             length = cache.max_len  # the graph is replayed while the cache grows
-        return self._launches[self._nearest(cache.batch, length, tokens)]
-
-    def _nearest(self, batch: int, length: int, tokens: int) -> int:
-        """Index of the launch tuned for the nearest workload, as `kvgen.spec.distance` counts."""
-        return nearest(self._tuned, coordinates(batch, length, tokens))
+        if total is None and cache.sequences.uniform:
+            total = cache.batch * length
+        return self._launches[self._dispatch.launch(cache.batch, length, min(tokens, self._most_q), total)]

@@ -9,26 +9,39 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvgen.spec.model import KernelSpec, Workload
 
-Coordinates = tuple[float, float, float]
-"""log2 of batch, of batch x kv_len, and of q_len."""
+Coordinates = tuple[float, float, float, float, float]
+"""log2 of batch, of the tokens of all sequences, of q_len, and of longest over mean length; 1 for a sustained load, else 0."""
 
 
-def coordinates(batch: int, kv_len: int, q_len: int) -> Coordinates:
-    """The coordinates of a workload. A `kv_len` or `q_len` of 0 counts as 1.
+def coordinates(batch: int, kv_len: int, q_len: int, tokens: float | None = None, *, sustained: bool = False) -> Coordinates:
+    """The coordinates of a workload whose longest sequence has `kv_len` tokens, and all of them `tokens` (by default batch x kv_len).
 
-    The bytes that a kernel reads follow batch x kv_len, so this decides how many splits and stages pay off; kv_len by itself does not.
+    A number of tokens of 0 counts as 1 for each sequence. The bytes that a kernel reads follow the tokens of all sequences, so these decide
+    how many splits and stages pay off; kv_len by itself does not.
     """
-    return math.log2(batch), math.log2(batch * max(1, kv_len)), math.log2(max(1, q_len))
+    most = batch * max(1, kv_len)
+    total = most if tokens is None else min(most, max(batch, tokens))
+    return math.log2(batch), math.log2(total), math.log2(max(1, q_len)), math.log2(most / total), float(sustained)
+
+
+def mean_length(workload: Workload) -> float:
+    """Mean tokens of a workload's sequences."""
+    low, high = workload.shortest, workload.kv_len
+    return float(high) if low == high else (high - low) / math.log(high / low)
 
 
 def coordinates_of(workload: Workload) -> Coordinates:
     """The coordinates of a workload."""
-    return coordinates(workload.batch, workload.kv_len, workload.q_len)
+    tokens = workload.batch * mean_length(workload)
+    return coordinates(workload.batch, workload.kv_len, workload.q_len, tokens, sustained=workload.load == "sustained")
 
 
 def apart(one: Coordinates, other: Coordinates) -> float:
-    """The distance of two workloads: doublings of batch, of batch x kv_len and of q_len, added up; 0 for equal workloads."""
-    return abs(one[0] - other[0]) + abs(one[1] - other[1]) + abs(one[2] - other[2])
+    """The distance of two workloads: doublings of batch, tokens, q_len and longest over mean length, and 1 for another load, added up.
+
+    It is 0 for equal workloads alone.
+    """
+    return abs(one[0] - other[0]) + abs(one[1] - other[1]) + abs(one[2] - other[2]) + abs(one[3] - other[3]) + abs(one[4] - other[4])
 
 
 def distance(one: Workload, other: Workload) -> float:
@@ -41,11 +54,14 @@ def apart_across_formats(spec: KernelSpec, work: Workload, other: KernelSpec, th
 
     KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable.
     """
-    one, two = (
-        coordinates(w.batch * s.attention.kv_heads, w.kv_len, w.q_len * s.attention.group) for s, w in ((spec, work), (other, there))
-    )
+    one, two = (_across(spec, work), _across(other, there))
     bits = [s.attention.head_dim * (s.key.bits + s.value.bits) for s in (spec, other)]
     return apart(one, two) + abs(math.log2(bits[0] / bits[1]))
+
+
+def _across(spec: KernelSpec, work: Workload) -> Coordinates:
+    heads, a = work.batch * spec.attention.kv_heads, spec.attention
+    return coordinates(heads, work.kv_len, work.q_len * a.group, heads * mean_length(work), sustained=work.load == "sustained")
 
 
 def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:

@@ -116,7 +116,7 @@ def _issue(error: dict[str, Any], model: type[Model], line_of: LineOf) -> SpecIs
             hint = "write it without quotes"
     elif kind == "string_pattern_mismatch":
         message = f"may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit, not {shown(value)}"
-    elif kind in (RULE, "too_many"):
+    elif kind in (RULE, "too_many", "lengths"):
         message = error["msg"]
     else:
         message = f"{_lower(error['msg'].replace('Input should', 'must'))}, not {shown(value)}"

@@ -8,8 +8,8 @@ from kvgen.errors import SpecIssue
 
 MAX_TEXT = 1 << 16
 """Bytes of a file or a YAML text, and characters of all texts in a spec, a text that aliases repeat counted every time."""
-MAX_VALUES = 4096
-"""Field names, values, lists and mappings together; aliases count as often as they are used. 256 full workloads are 2304."""
+MAX_VALUES = 8192
+"""Field names, values, lists and mappings together; aliases count as often as they are used. 256 full workloads are 4864."""
 MAX_DEPTH = 32
 """Mappings and lists inside each other."""
 MAX_NUMBER = 64

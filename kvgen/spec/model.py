@@ -38,6 +38,17 @@ def _not_too_many(value: Any) -> Any:
     return value
 
 
+def _equal_lengths(value: Any) -> Any:
+    """`equal` in place of a mapping."""
+    if value == "equal":
+        return EQUAL
+    if isinstance(value, str):
+        from pydantic_core import PydanticCustomError
+
+        raise PydanticCustomError("lengths", "must be equal, or a mapping with min, not '{value}'", {"value": value[:40]})
+    return value
+
+
 Axis = Literal["channel", "token"]
 Bits = Annotated[Literal[2, 4, 8, 16], Step("before", _integer)]
 DType = Literal["float16", "bfloat16", "float32"]
@@ -46,6 +57,7 @@ UNSIGNED_ZERO = Step("after", _without_sign)
 MAX_KV_LEN = 1 << 24
 MAX_BATCH = 1 << 16
 MAX_GROUP = 1 << 16
+MAX_Q_LEN = 1 << 16
 MAX_WORKLOADS = 256
 
 
@@ -60,7 +72,7 @@ class AttentionSpec(Model):
     """Channels per head."""
     dtype: DType = "float16"
     """Type of q, new k and v, the residual and the output."""
-    q_len: Annotated[int, Limits(ge=1, le=65536)] = 1
+    q_len: Annotated[int, Limits(ge=1, le=MAX_Q_LEN)] = 1
     """Most query tokens that a kernel is compiled for, causal among themselves; calls with more are extend attention."""
     softcap: Annotated[float, Limits(ge=0.0, le=1e6), UNSIGNED_ZERO] = 0.0
     """Scores become softcap * tanh(score / softcap), at least 0.001; 0 switches it off."""
@@ -157,22 +169,47 @@ class CacheSpec(Model):
         return rules.cache_problems(self)
 
 
+class Lengths(Model):
+    """The lengths of a workload's sequences."""
+
+    min: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = None
+    """Tokens of the shortest sequence, where lengths are unequal."""
+    max: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = None
+    """Tokens of the longest: the workload's kv_len, which is also the default."""
+    distribution: Literal["equal", "log_uniform"] = "log_uniform"
+    """log_uniform: as many sequences in every doubling between min and kv_len."""
+
+
+EQUAL = Lengths.trusted(distribution="equal")
+
+
 class Workload(Model):
-    """A shape that a variant is tuned for."""
+    """A shape that a variant is tuned for: one kind of traffic."""
 
     batch: Annotated[int, Limits(gt=0, le=MAX_BATCH)]
     """Sequences in a call."""
     kv_len: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)]
-    """Tokens per sequence, the new ones included."""
-    q_len: Annotated[int, Limits(ge=1, le=65536)] = 1
+    """Tokens per sequence, the new ones included; of the longest, where lengths are unequal."""
+    q_len: Annotated[int, Limits(ge=1, le=MAX_Q_LEN)] = 1
     """Query tokens per sequence."""
+    lengths: Annotated[Lengths, Step("before", _equal_lengths)] = EQUAL
+    """equal: every sequence has kv_len tokens. A mapping with min: lengths between that and kv_len."""
+    load: Literal["rested", "sustained"] = "rested"
+    """rested: the GPU idles between calls, as between layers. sustained: it is busy without pauses, at its power limit."""
     weight: Annotated[float, Limits(ge=1e-6, le=1e6), UNSIGNED_ZERO] = 1.0
     """Share in the geometric mean that picks the layout."""
 
     @property
+    def shortest(self) -> int:
+        """Tokens of the shortest sequence."""
+        return self.kv_len if self.lengths.min is None else self.lengths.min
+
+    @property
     def key(self) -> str:
-        """Short name: batch x kv_len, and q_len if it is not 1."""
-        return f"{self.batch}x{self.kv_len}" + (f"q{self.q_len}" if self.q_len > 1 else "")
+        """Short name: batch x lengths, q_len if it is not 1, and the load if it is sustained. `traffic.parse` reads it."""
+        lengths = f"{self.kv_len}" if self.shortest == self.kv_len else f"{self.shortest}-{self.kv_len}"
+        query = f"q{self.q_len}" if self.q_len > 1 else ""
+        return f"{self.batch}x{lengths}{query}" + (f":{self.load}" if self.load != "rested" else "")
 
 
 class KernelSpec(Model):

@@ -159,7 +159,7 @@ def _windowed_local(spec: KernelSpec) -> Iterator[Problem]:
 def _workloads(spec: KernelSpec) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for index, work in enumerate(spec.workloads):
-        yield from _told((_queries_compiled, _queries_counted), (spec, index))
+        yield from _told((_queries_compiled, _queries_counted, _lengths_ordered), (spec, index))
         with suppress(AttributeError):
             if work.key in seen:
                 yield ("workloads", index), f"{work.key} is listed twice, first as workloads[{seen[work.key]}]"
@@ -178,3 +178,22 @@ def _queries_counted(listed: tuple[KernelSpec, int]) -> Iterator[Problem]:
     work = spec.workloads[index]
     if work.q_len > work.kv_len:
         yield ("workloads", index, "q_len"), f"q_len ({work.q_len}) is more than kv_len ({work.kv_len}), which counts the new tokens"
+
+
+def _lengths_ordered(listed: tuple[KernelSpec, int]) -> Iterator[Problem]:
+    spec, index = listed
+    work, place = spec.workloads[index], ("workloads", index, "lengths")
+    shortest, longest = work.lengths.min, work.lengths.max
+    if longest is not None and longest != work.kv_len:
+        yield (*place, "max"), f"max ({longest}) is not kv_len ({work.kv_len}), which is the longest: leave max out"
+    if work.lengths.distribution == "equal":
+        if shortest is not None:
+            yield (*place, "min"), f"equal lengths have no min ({shortest}): write distribution: log_uniform"
+    elif shortest is None:
+        yield (*place, "min"), "required, but missing: the tokens of the shortest sequence"
+    elif shortest >= work.kv_len:
+        yield (*place, "min"), f"min ({shortest}) is not below kv_len ({work.kv_len}), the longest: write lengths: equal"
+    elif work.batch == 1:
+        yield place, "one sequence has one length: write lengths: equal"
+    elif work.q_len > shortest:
+        yield (*place, "min"), f"min ({shortest}) is less than q_len ({work.q_len}): lengths count the new tokens"

@@ -21,6 +21,7 @@ def json_schema() -> dict[str, Any]:
     _describe(schema, "KernelSpec", described)
     for name, part in schema["$defs"].items():
         _describe(part, name, described)
+    _allow_equal(schema["$defs"]["Workload"]["properties"])
     _allow_presets(schema)
     return {"$schema": DIALECT, **schema}
 
@@ -56,6 +57,13 @@ def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, st
         text = described[name].get(field)
         if text is not None:
             entry["description"] = text
+
+
+def _allow_equal(workload: dict[str, Any]) -> None:
+    """`lengths: equal` in place of a mapping."""
+    lengths = workload["lengths"]
+    workload["lengths"] = {"anyOf": [{"const": "equal"}, {"$ref": "#/$defs/Lengths"}], "description": lengths["description"]}
+    workload["lengths"]["default"] = "equal"
 
 
 def _allow_presets(schema: dict[str, Any]) -> None:

@@ -21,6 +21,10 @@ class Timing(Json):
     """A pure read of the same bytes in the same run."""
     default_us: float | None = None
     """The default schedule in the same run."""
+    watts: float | None = None
+    """Power of the GPU during the measurement, if the workload's load is sustained."""
+    clock_mhz: float | None = None
+    """Clock of its multiprocessors then."""
 
     read_fraction: float | None = field(init=False)
     """Share of the read's speed that the kernel reaches: 1 is as fast as reading alone."""

@@ -53,6 +53,15 @@ class Record(Json):
     accuracy: Facts = field(default_factory=dict)
     detail: str = ""
     resources: Facts = field(default_factory=dict)
+    watts: float | None = None
+    """Power of the GPU, under a sustained load."""
+    clock_mhz: float | None = None
+    """Clock of its multiprocessors then."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the candidate was verified; it need not have been timed."""
+        return self.kind == "ok"
 
     @property
     def ok(self) -> bool:

@@ -53,6 +53,17 @@ class CompileQueue(CompilePool):
         """Compilers that have nothing to do."""
         return max(0, self.workers - sum(not job.done() for job in self._jobs.values()))
 
+    def done(self, schedules: Sequence[Schedule], seconds: float | None) -> list[Schedule]:
+        """Start schedules, wait up to `seconds` for all of them, and drop those that no compiler has begun then. Returns those whose
+        compilation ended, well or badly.
+        """
+        for schedule in schedules:
+            self.start(schedule)
+        wait([self._jobs[schedule.id] for schedule in schedules], seconds)
+        ended = [schedule for schedule in schedules if self._jobs[schedule.id].done()]
+        self.cancel_pending()
+        return ended
+
     def capacity(self, seconds: float) -> int:
         """How many further schedules will probably be compiled within `seconds`, judged by the mean time so far."""
         usual = sum(self._built) / max(1, len(self._built))

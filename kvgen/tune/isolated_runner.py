@@ -29,6 +29,9 @@ from kvgen.tune.decide import Kind
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
+CELL_CUDA = TimingPolicy(seconds=0.02, warmup_seconds=0.004, samples=5, read=True)
+CELL_CPU = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
+"""Of one round of one launch at a workload of the grid: about 50 ms on a GPU."""
 ROUNDS = 15
 """Rounds of the final, where there is time."""
 CLEAR = 0.01
@@ -127,6 +130,23 @@ class IsolatedRunner:
             outcomes = interleave(jobs, ROUNDS, self._timeout_s, self._workers[0], seconds=seconds)
         return [_record(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
+    def measure_cell(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
+        """See `Runner`."""
+        policy = CELL_CPU if self._target == "cpu" else CELL_CUDA
+        jobs = [self._job(candidate, artifact, policy, None) for candidate, artifact in entrants]
+        with self._locked(device):
+            outcomes = interleave(jobs, rounds, self._timeout_s, self._workers[device])
+        return [_record(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
+
+    def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
+        """See `Runner`. On the first device."""
+        job = self._job(candidate, artifact, None, replace(self._check, workloads_only=artifact.id in self._verified))
+        with self._locked(0):
+            outcome = self._workers[0].run(job, self._timeout_s)
+        if outcome.ok:
+            self._verified[artifact.id] = worst(self._verified.get(artifact.id, {}), outcome.accuracy)
+        return _record(candidate, artifact, outcome)
+
     def compare(self, new: Record, old: Record) -> Kind:
         """See `Runner`."""
         return compare(new.samples, old.samples, min_effect=CLEAR).kind
@@ -136,7 +156,7 @@ class IsolatedRunner:
         for worker in self._workers:
             worker.close()
 
-    def _job(self, candidate: Candidate, artifact: Artifact, timing: TimingPolicy, check: CheckPolicy | None) -> Job:
+    def _job(self, candidate: Candidate, artifact: Artifact, timing: TimingPolicy | None, check: CheckPolicy | None) -> Job:
         return Job(self._spec, candidate.schedule, self._target, artifact.path, (candidate.workload,), check, timing)
 
     @contextmanager
@@ -170,4 +190,7 @@ def _record(candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Recor
     if not outcome.ok or not outcome.timings:
         return Record(candidate, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=resources)
     timing = outcome.timings[0]
-    return Record(candidate, outcome.kind, timing.us, timing.read_us, timing.samples, outcome.accuracy, outcome.detail, resources)
+    return Record(
+        candidate, outcome.kind, timing.us, timing.read_us, timing.samples, outcome.accuracy, outcome.detail, resources,
+        timing.watts, timing.clock_mhz,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["waiting", "compiling", "measuring", "finalists", "done"]
+Phase = Literal["waiting", "compiling", "measuring", "finalists", "grid", "done"]
 
 
 @dataclass(frozen=True)

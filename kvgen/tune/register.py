@@ -19,6 +19,7 @@ from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import Decision
+from kvgen.tune.plane import Table
 
 
 def make_entry(
@@ -28,8 +29,11 @@ def make_entry(
     records: Sequence[Record],
     default: Schedule,
     facts: Mapping[str, Any],
+    table: Table | None = None,
 ) -> Entry:
-    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance."""
+    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance, `table` is what was
+    measured over the grid.
+    """
     spec, target = sources.spec, sources.target
     launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
@@ -37,13 +41,16 @@ def make_entry(
         record = decision.launches[work.key]
         schedule = record.candidate.schedule
         launches.append((work, schedule, sources.of(schedule), compile_queue.artifact(schedule)))
-        timings.append(Timing(work, record.cost, record.samples, record.read_us, _cost(records, default, work)))
+        default_us = _cost(records, default, work)
+        timings.append(Timing(work, record.cost, record.samples, record.read_us, default_us, record.watts, record.clock_mhz))
         accuracy[work.key] = dict(record.accuracy)
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
     return Entry.of(
         spec,
         target,
         launches,
+        [(home, schedule, sources.of(schedule), compile_queue.artifact(schedule)) for home, schedule in (table.more if table else ())],
+        table.dispatch if table else None,
         device=dict(here(target)),
         toolchain=toolchain(compiler),
         provenance={**provenance(), **facts, "tuned": True, "why": decision.why},

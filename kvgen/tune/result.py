@@ -35,6 +35,8 @@ class TuningResult:
     """Another process built the same entry while this one waited for it."""
     refusals: tuple[str, ...] = ()
     """Back ends that do not support the spec, each with its reason."""
+    notes: tuple[str, ...] = ()
+    """What a build left out, each with the reason."""
     studies: Mapping[str, str] = field(default_factory=dict)
     """Optuna study by `backend workload`."""
 
@@ -58,6 +60,7 @@ class TuningResult:
             "interrupted": self.interrupted,
             "reused": self.reused,
             "refusals": list(self.refusals),
+            "notes": list(self.notes),
             "failures": [failure(record) for record in self.failures],
             "studies": dict(self.studies),
         }

@@ -29,7 +29,9 @@ from kvgen.tune.budget import AGAIN, Budget, Clock
 from kvgen.tune.candidate import Candidate, Key, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import Decision, decide, finalists, most_finalists, unclear
+from kvgen.tune.grid import Grid, grid_of
 from kvgen.tune.plan import Contender, contenders, open_search, open_trial_stores, require
+from kvgen.tune.plane import Plane, Table
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry
 from kvgen.tune.result import TuningResult
@@ -61,13 +63,16 @@ def tune(
     runner: Runner | None = None,
     fresh: bool = False,
     all_schedules: bool = False,
+    plane: bool | None = None,
+    grid: Grid | None = None,
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
     without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh` ignores registered entries.
-    `all_schedules` also searches what the spaces' hints exclude.
+    `all_schedules` also searches what the spaces' hints exclude. `plane`: whether launches are measured over `grid` (the target's by
+    default) for the entry's dispatch table; None: unless the budget bounds measurements alone.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, or HostError where the
     disk fails: before anything is compiled if the registry or the cache cannot be written.
@@ -80,7 +85,13 @@ def tune(
     sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
     require(sources, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    run = _Run(sources, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh)
+    budget = budget or Budget()
+    if plane is None:
+        plane = budget.trials is None or budget.seconds is not None
+    run = _Run(
+        sources, found, Clock(budget, plane=plane), cache, watch, store, [str(refusal) for refusal in refusals],
+        fresh=fresh, grid=(grid or grid_of(target)) if plane else None,
+    )  # fmt: skip
     with host_errors("tune with", cache.root), _locked(cache, run.key, run) as waited:
         if waited:
             for one in store.find(spec):
@@ -131,10 +142,11 @@ class _Run:
         refusals: list[str],
         *,
         fresh: bool,
+        grid: Grid | None,
     ) -> None:
         self.sources, self.spec, self.target = sources, sources.spec, sources.target
         self.found, self.clock, self.cache, self.watch, self.store = found, clock, cache, watch, store
-        self.refusals, self.fresh = refusals, fresh
+        self.refusals, self.fresh, self.grid = refusals, fresh, grid
         self.default = found[0].default
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
@@ -196,7 +208,13 @@ class _Run:
             decision = decide(last, self.spec.workloads, self.default, present, runner.compare)
             judged = last if decision is not None else self.records()
             decision = decision or self._decide(judged, present, runner)
-            return self._register(decision, compile_queue, judged, last, runner, seed, interrupted=interrupted)
+            table = None
+            if self.grid is not None and not interrupted:
+                try:
+                    table = self._plane(self.grid, decision, [*self.records(), *last], runner, compile_queue)
+                except KeyboardInterrupt:  # what the final decided stands, without a table
+                    interrupted = True
+            return self._register(decision, compile_queue, judged, last, runner, seed, table, interrupted=interrupted)
 
     def records(self) -> list[Record]:
         """The records of all finished candidates."""
@@ -376,7 +394,7 @@ class _Run:
             compile_queue.wait_idle()
         self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
         entrants = [(candidate, compile_queue.artifact(candidate.schedule)) for candidate in candidates]
-        left = self.clock.left
+        left = self.clock.final_left
         records = self._again(runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants), runner, present)
         known = {record.candidate.key: record for record in self.records()}
         return [replace(record, accuracy=known[record.candidate.key].accuracy) for record in records]
@@ -387,7 +405,7 @@ class _Run:
         """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
         works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, runner.compare)}
         candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
-        left = self.clock.left
+        left = self.clock.final_left
         if not candidates or (left is not None and left < runner.shortest_final(len(candidates))):
             return list(records)
         self.tell("finalists", f"{len(candidates)} finalists are timed again")
@@ -397,6 +415,13 @@ class _Run:
                 record.candidate: record for record in runner.final([(candidate, artifacts[candidate]) for candidate in candidates], left)
             }
         return [record.joined(more[record.candidate]) if record.candidate in more else record for record in records]
+
+    def _plane(
+        self, grid: Grid, decision: Decision, records: Sequence[Record], runner: Runner, compile_queue: CompileQueue
+    ) -> Table | None:
+        """Measure launches over the grid, for the dispatch table."""
+        stage = Plane(self.spec, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
+        return stage.measure(decision, records, self.clock.left, untried=self.clock.budget.trials is None)
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], runner: Runner) -> Decision:
         decision = decide(records, self.spec.workloads, self.default, present, runner.compare)
@@ -414,24 +439,36 @@ class _Run:
         last: Sequence[Record],
         runner: Runner,
         seed: int,
+        table: Table | None,
         *,
         interrupted: bool,
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
         facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
-        entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts)
+        if table is not None:
+            decision = table.decision
+            facts |= {"grid": {"cells": len(table.dispatch.cells), "launches": table.finalists}}
+        entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts, table)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         path = self.store.put(entry)
         for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
             if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
                 self.store.remove(one)
+        measured_last = (*last, *(table.failures if table else ()))
         self.tell("done", decision.why)
         return TuningResult(
-            self.spec, self.target, entry, path, decision.why, tuple(self.records()), tuple(last), self.clock.used, self.known,
-            self.clock.elapsed, interrupted, refusals=tuple(self.refusals),
+            self.spec, self.target, entry, path, decision.why, tuple(self.records()), measured_last, self.clock.used, self.known,
+            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=self._notes(table),
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
+
+    def _notes(self, table: Table | None) -> tuple[str, ...]:
+        """That there is no dispatch table although one was wanted; calls beside the workloads take the launch of the nearest."""
+        if self.grid is None or table is not None:
+            return ()
+        reason = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
+        return (f"no dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)",)
 
     # --- progress ----------------------------------------------------------------------------------------------------
 

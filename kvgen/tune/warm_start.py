@@ -44,6 +44,9 @@ def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Se
 
 def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[Entry, Workload, Schedule]]:
     for entry in entries:
-        for launch in entry.launches:
+        served = {cell.launch for cell in entry.dispatch.cells} if entry.dispatch else set()
+        for index, launch in enumerate(entry.every_launch):
+            if index >= len(entry.launches) and index not in served:
+                continue  # the default, which is measured anyway
             if launch.backend == contender.backend.name:
                 yield entry, launch.workload, Schedule(launch.backend, contender.default.layout, launch.params)

@@ -91,6 +91,9 @@ class FakeRunner:
     policy: dict[str, Any] = field(default_factory=lambda: {"runner": "fake"})
     measured: list[Candidate] = field(default_factory=list)
     finals: list[list[Candidate]] = field(default_factory=list)
+    cells: list[str] = field(default_factory=list)
+    """Workloads of the grid, in the order in which they were measured."""
+    verified: list[Candidate] = field(default_factory=list)
     closed: bool = False
 
     def ready(self) -> None:
@@ -101,6 +104,9 @@ class FakeRunner:
 
     def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
         self.measured.append(candidate)
+        return self._record(candidate, artifact)
+
+    def _record(self, candidate: Candidate, artifact: Artifact) -> Record:
         kind = self.outcome(candidate)
         if kind != "ok":
             return Record(candidate, kind, detail=f"made to fail: {kind}")
@@ -110,6 +116,15 @@ class FakeRunner:
     def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
         self.finals.append([candidate for candidate, _ in entrants])
         return [self.measure(candidate, artifact, 0) for candidate, artifact in entrants]
+
+    def measure_cell(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
+        self.cells.append(entrants[0][0].workload.key)
+        return [self._record(candidate, artifact) for candidate, artifact in entrants]
+
+    def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
+        self.verified.append(candidate)
+        kind = self.outcome(candidate)
+        return Record(candidate, kind, detail="" if kind == "ok" else f"made to fail: {kind}")
 
     def compare(self, new: Record, old: Record) -> Kind:
         ratio = new.cost / old.cost

@@ -10,6 +10,7 @@ from kvgen import __version__
 from kvgen.arch import device_type
 from kvgen.integrations.hf_kernels.libraries import Build
 from kvgen.spec import KernelSpec
+from kvgen.spec.dispatch import prefers_sustained
 
 FILE = "_kernel.json"
 SYMBOL_VERSION = re.compile(rb"GLIBC(XX)?_(\d+(?:\.\d+)+)")
@@ -30,7 +31,7 @@ def facts(spec: KernelSpec, builds: Sequence[Build]) -> dict[str, Any]:
 def _build(build: Build) -> dict[str, Any]:
     entry, layout = build.entry, build.entry.packed
     launches = []
-    for launch in entry.launches:
+    for launch in entry.every_launch:
         timing = entry.timing(launch.workload)
         measured = {"us": timing.us, "default_us": timing.default_us, "read_fraction": timing.read_fraction} if timing else None
         launches.append(
@@ -53,7 +54,19 @@ def _build(build: Build) -> dict[str, Any]:
         "tuned": _tuned(build) if entry.timings else None,
         "layout": {"id": layout.id, "tokens": layout.tokens, "head_dim": layout.head_dim, "block_bytes": layout.block_bytes},
         "launches": launches,
+        "dispatch": _dispatch(build),
     }
+
+
+def _dispatch(build: Build) -> dict[str, Any]:
+    """What `kvgen.spec.dispatch` takes: workloads, each with the index of the launch that serves it, and the default."""
+    entry = build.entry
+    default = entry.dispatch.default if entry.dispatch else None
+    served = [
+        {"batch": w.batch, "kv_len": w.kv_len, "q_len": w.q_len, "shortest": w.shortest, "load": w.load, "launch": index}
+        for w, index in entry.served()
+    ]
+    return {"served": served, "default": default, "sustained": prefers_sustained(entry.spec)}
 
 
 def _tuned(build: Build) -> dict[str, Any]:

@@ -55,10 +55,11 @@ class EntryCheck:
             return None
         launches: list[tuple[Workload, Any, Source, Artifact | None]] = [
             (launch.workload, self.entry.schedule(launch), self._rendered[launch.file], self._built[launch.file])
-            for launch in self.entry.launches
+            for launch in self.entry.every_launch
         ]
-        fresh = Entry.of(self.entry.spec, self.entry.arch, launches, device=self.entry.device)
-        return replace(self.entry, launches=fresh.launches, codes=fresh.codes)
+        tuned, table = len(self.entry.launches), self.entry.dispatch
+        fresh = Entry.of(self.entry.spec, self.entry.arch, launches[:tuned], launches[tuned:], table, device=self.entry.device)
+        return replace(self.entry, launches=fresh.launches, codes=fresh.codes, dispatch=fresh.dispatch)
 
     def _source(self) -> Finding:
         try:

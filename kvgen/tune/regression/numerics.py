@@ -25,7 +25,7 @@ def check_numerics(entry: Entry, built: Mapping[str, Artifact], worker: Worker) 
 
 def job_of(entry: Entry, file: str, artifact: Artifact, check: CheckPolicy | None, timing: TimingPolicy | None) -> Job:
     """A job for one source's module at the workloads of all launches that use it."""
-    launches = [launch for launch in entry.launches if launch.file == file]
+    launches = [launch for launch in entry.every_launch if launch.file == file]
     workloads = tuple(launch.workload for launch in launches)
     return Job(entry.spec, entry.schedule(launches[0]), entry.arch, artifact.path, workloads, check, timing)
 

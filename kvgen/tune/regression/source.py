@@ -32,8 +32,8 @@ def render(entry: Entry) -> dict[str, Source]:
     other text, which says nothing about the entry.
     """
     rendered: dict[str, Source] = {}
-    sources = Sources(entry.spec, entry.arch, {name: get_backend(name) for name in {launch.backend for launch in entry.launches}})
-    for launch in entry.launches:
+    sources = Sources(entry.spec, entry.arch, {name: get_backend(name) for name in {launch.backend for launch in entry.every_launch}})
+    for launch in entry.every_launch:
         source = sources.of(entry.schedule(launch))
         then, now = _lowered_by(entry.codes[launch.file].text), _lowered_by(source.text)
         if then != now:

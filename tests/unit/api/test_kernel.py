@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from copy import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 import kvgen
 from kvgen.api.kernel import Kernel
 from kvgen.errors import CacheMismatch, ToolchainMissing
+from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
+from kvgen.spec.dispatch import Dispatch
 from kvgen.spec.distance import distance
+from kvgen.spec.traffic import parse
 from tests.support.naive import naive_layout, naive_spec
 from tests.support.specs import workloads
 from tests.unit.api.conftest import naive_entry, wanting
@@ -103,6 +107,28 @@ def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
     torch.testing.assert_close(out.double(), _expected(q, k, v, spec.attention.group)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_dispatch_table_decides_by_what_the_host_knows(places, spec):
+    """Launch 0 for few tokens, launch 1 for many equal ones; beyond what was measured the default, launch 0."""
+    wide = wanting(spec, (2, 32), (2, 4096))
+    entry = naive_entry(wide, variants=2)
+    cells = (Cell("2x512", 1, (3.0, 2.0), 2.0), Cell("2x8-512", 0, (1.0, 2.0), 1.0))
+    Store(places).put(replace(entry, dispatch=DispatchTable((), 0, (0, 1), cells)))
+    kernel = kvgen.get_kernel(wide)
+    short, long = kernel._launches
+    assert [kernel.launch(parse(name)) for name in ("2x512", "2x8-512")] == [entry.launches[1], entry.launches[0]]
+    cache = kernel.new_cache(BATCH, 1 << 16)
+    k = _tensors(spec, 500)
+    kernel.prefill(cache, k, k)
+    assert kernel.plan(cache).launch is long
+    assert kernel.plan(cache, tokens=130).launch is short
+    assert kernel.plan(cache, bound=1 << 16).launch is short
+    cache.sequences.uniform = False
+    assert kernel.plan(cache).launch is short
+    assert kernel.plan(cache, tokens=1000).launch is long
+    with pytest.raises(ValueError, match="tokens"):
+        kernel.plan(cache, tokens=-1)
+
+
 class Named:
     """In place of a compiled variant."""
 
@@ -113,7 +139,8 @@ class Named:
 def chooser(spec, *shapes):
     """A kernel whose launches are the names of their workloads: it can choose, not run."""
     works = [Workload(batch=batch, kv_len=kv_len, q_len=q_len) for batch, kv_len, q_len in shapes]
-    return Kernel(spec, "cpu", Selection(None, "default", ()), naive_layout(spec), [(work, Named(work)) for work in works])
+    dispatch = Dispatch([(work, index) for index, work in enumerate(works)])
+    return Kernel(spec, "cpu", Selection(None, "default", ()), naive_layout(spec), list(map(Named, works)), dispatch)
 
 
 @pytest.mark.parametrize("other", ["1x32768", "8x32768", "32x8192"])

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvgen.lower.base import Source
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Code, Damaged, Entry
 from kvgen.registry.paths import locate, portable
+from kvgen.spec.traffic import parse
 from kvgen.toolchain.artifact import Artifact, KernelResources, Resources
 
 
@@ -34,6 +37,53 @@ def test_launches_of_several_back_ends_come_back_with_their_own(make_entry):
         {"workload": "8x1024", "backend": "tilelang", "us": 10.0, "runner_up": None},
     ]
     assert make_entry(((1, 4096), (8, 1024))).key == entry.key
+
+
+def _table(**changes: object) -> DispatchTable:
+    cells = (Cell("4x8192", 1, (20.0, 10.0), 10.0, 9.0), Cell("4x128-8192", 0, (12.0, None), 11.0))
+    return DispatchTable(**{"launches": (), "default": 0, "members": (0, 1), "cells": cells, "worst_regret": 1.09, **changes})
+
+
+def _with_table(entry: Entry, table: DispatchTable) -> Entry:
+    """The entry with a second launch, which only its table names."""
+    work, schedule = entry.launches[0].workload, entry.schedule(entry.launches[0])
+    source = entry.codes[entry.launches[0].file].source("cpu")
+    other = Schedule(schedule.backend, schedule.layout, Params(threads=99))
+    another = replace(source, text=source.text + "// another\n")
+    return Entry.of(
+        entry.spec, "cpu", [(work, schedule, source, None)], [(parse("4x8192"), other, another, None)], table, device=entry.device
+    )
+
+
+def test_a_dispatch_table_round_trips_and_is_no_part_of_the_key(make_entry):
+    entry = _with_table(make_entry(), _table())
+    again = _again(entry)
+    assert again == entry
+    assert again.key == make_entry().key
+    assert [launch.workload.key for launch in again.every_launch] == ["1x4096", "4x8192"]
+    assert len(again.codes) == 2
+    assert [again.look_up().launch(*call) for call in ((1, 4096), (4, 8192, 1, 4 * 8192), (4, 8192), (1024, 1 << 20))] == [0, 1, 0, 0]
+    timing = again.timing(parse("4x8192"))
+    assert (timing.us, timing.read_us, timing.default_us) == (10.0, 9.0, 20.0)
+    assert [again.dispatch.regret(cell) for cell in again.dispatch.cells] == [1.0, 12.0 / 11.0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"default": 2},
+        {"default": -1},
+        {"members": (0, 7)},
+        {"cells": (Cell("4x8192", 5, (20.0, 10.0), 10.0),)},
+        {"cells": (Cell("4x8192", 1, (20.0,), 10.0),)},
+        {"cells": (Cell("four", 1, (20.0, 10.0), 10.0),)},
+        {"cells": (Cell("4x8192", 1, (20.0, 10.0), 0.0),)},
+    ],
+)
+def test_a_table_that_does_not_fit_its_entry_is_refused(make_entry, wrong):
+    entry = _with_table(make_entry(), _table(**wrong))
+    with pytest.raises(ValueError, match="dispatch table|not a workload"):
+        _again(entry)
 
 
 def test_launches_of_one_source_share_its_file(make_entry):

@@ -329,7 +329,7 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
             return records
 
     runner = Runner(exclusive=False)
-    result = place.tune(runner, budget=Budget(seconds=1.5), backends=[Slow()])
+    result = place.tune(runner, budget=Budget(seconds=1.5), backends=[Slow()], plane=False)
     assert not result.interrupted
     assert all(waited)
     assert 4 not in {candidate.schedule.launch["threads"] for candidate in runner.finals[0]}

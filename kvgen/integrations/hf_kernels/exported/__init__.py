@@ -85,12 +85,21 @@ def prefill(
     calls_of(cache).prefill(cache, k, v, lengths, check_finite=check_finite, advance=advance)
 
 
-def plan(cache: KVCache, q_len: int = 1, *, append: bool = True, bound: int | None = None, uniform: bool | None = None) -> Plan:
+def plan(
+    cache: KVCache,
+    q_len: int = 1,
+    *,
+    append: bool = True,
+    bound: int | None = None,
+    uniform: bool | None = None,
+    tokens: int | None = None,
+) -> Plan:
     """The work distribution of a step, once for all layers: `decode(..., plan=plan)` in each, then `cache.advance(q_len)`.
 
-    `uniform` promises equal lengths above 0; `bound` is what no length exceeds after the step. With `append=False` it is for `attend`.
+    `uniform` promises equal lengths above 0; `bound` is what no length exceeds after the step, `tokens` the number of all
+    sequences together, about, by which a launch is chosen. With `append=False` it is for `attend`.
     """
-    return calls_of(cache).plan(cache, q_len, append=append, bound=bound, uniform=uniform)
+    return calls_of(cache).plan(cache, q_len, append=append, bound=bound, uniform=uniform, tokens=tokens)
 
 
 def decode(

@@ -1,0 +1,252 @@
+"""How far the launches that calls take are from the best ones, at batches and lengths that no build measured.
+
+    python benchmarks/gpu_plane.py [SPEC…] [--target sm90] [--whole 12] [--rounds 5] [--stride 2] [--seed 1] [--named-only]
+    python benchmarks/gpu_plane.py SPEC --target cpu --whole 2 --most-tokens 4096 --no-named --stride 9     a small run anywhere
+
+Takes each spec's registered entry, which must have a dispatch table (`kvgen build SPEC`), and times all of its launches in turns, with
+reads of the same bytes, at points between those of the tuner's grid: batches and lengths a factor of 1.41 off, with equal lengths and with
+log-uniform ones of another seed; and at the named rows below. At `--whole` of the points every launch over the entry's layout that the
+search spaces allow there takes part, of every back end: they are compiled first. A launch whose output differs from that of the launch that
+serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
+
+Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv; the last lines are worst regret and geometric mean of each spec.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks.command import add_rounds, parser, processors
+from benchmarks.compiling import build_sources
+from benchmarks.gpu_evidence import PLANES
+from benchmarks.output import write_rows
+from benchmarks.turns import take_turns
+from kvgen.arch import device_type
+from kvgen.cli.bench import facts
+from kvgen.lower.backends import backends_for, refusal
+from kvgen.lower.schedule import Schedule
+from kvgen.lower.sources import Sources
+from kvgen.measure.inputs import NoRoom, WorkloadInputs
+from kvgen.measure.job import TimingPolicy
+from kvgen.measure.read_roofline import read_roofline
+from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.registry.entry import Entry
+from kvgen.registry.modules import modules
+from kvgen.registry.select import select
+from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
+from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.toolchain import Artifact
+from kvgen.tune.grid import Grid, grid_of
+
+ROOT = Path(__file__).resolve().parent.parent
+POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.005, samples=7)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kind of traffic: tokens of each sequence, and the load."""
+
+    name: str
+    lengths: tuple[int, ...]
+    load: str = "rested"
+
+    @property
+    def work(self) -> Workload:
+        """The workload, for inputs that are given the lengths themselves."""
+        return Workload(batch=len(self.lengths), kv_len=max(self.lengths), load="sustained" if self.load == "sustained" else "rested")
+
+
+def named() -> list[Point]:
+    """The rows that the project's goals name."""
+    points = [Point("64x1000", (1000,) * 64), Point("256x1998", (1998,) * 256)]
+    ragged = {"128 of .2K to 16K": (128, 200, 16384), "48 of .3K to 24K": (48, 300, 24576)}
+    points += [Point(name, tuple(_drawn(*shape, random.Random(7)))) for name, shape in ragged.items()]
+    points.append(Point("128K beside 63 of 1K", (131072, *(1024,) * 63)))
+    shapes = ((8, 32768), (32, 8192), (128, 8192))
+    return points + [Point(f"{batch}x{length}", (length,) * batch, load) for batch, length in shapes for load in ("rested", "sustained")]
+
+
+def between(grid: Grid, most_tokens: int, seed: int, stride: int) -> list[Point]:
+    """Points in the middles of the grid's meshes, each with equal and with unequal lengths; every `stride`-th."""
+    draw, points = random.Random(seed), []
+    batches = sorted({1, *(round(batch * math.sqrt(2)) for batch in grid.batches[1:])})
+    for batch in batches:
+        for length in (round(length * math.sqrt(2)) for length in grid.lengths):
+            if batch * length > min(most_tokens, grid.most_tokens):
+                continue
+            points.append(Point(f"{batch}x{length}", (length,) * batch))
+            if batch > 1:
+                drawn = _drawn(batch, max(1, length // 12), length * 3, draw)
+                points.append(Point(f"{batch} of {min(drawn)} to {max(drawn)}", tuple(drawn)))
+    return points[seed % stride :: stride]
+
+
+def _drawn(batch: int, low: int, high: int, draw: random.Random) -> list[int]:
+    """Log-uniform lengths with the longest among them, drawn one by one: other ones than a workload's, which are evenly spread."""
+    lengths = [int(math.exp(draw.uniform(math.log(low), math.log(high)))) for _ in range(batch)]
+    lengths[batch // 2] = high
+    return lengths
+
+
+class Launches:
+    """The launches of one entry, and further ones over its layout as they are compiled."""
+
+    def __init__(self, spec: KernelSpec, entry: Entry) -> None:
+        self.spec, self.entry = spec, entry
+        paths = modules(entry)
+        self.own = [(entry.schedule(launch), self._load(paths[launch.file])) for launch in entry.every_launch]
+        self.look_up = entry.look_up(spec)
+        self._spaces = {b.name: b.space(spec, entry.arch) for b in backends_for(entry.arch) if refusal(b, spec, entry.arch) is None}
+        self._sources = Sources(spec, entry.arch, {b.name: b for b in backends_for(entry.arch)})
+        self._variants: dict[Schedule, Variant] = dict(self.own)
+
+    def _load(self, path: Path) -> Variant:
+        return Variant(self.spec, self.entry.packed, load(path))
+
+    def serving(self, point: Point) -> int:
+        """Index of the launch that a call takes, whose tokens the host knows."""
+        return self.look_up.launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths))
+
+    def space(self, work: Workload) -> list[Schedule]:
+        """Every launch over the layout that a search would try at a workload."""
+        layout = self.entry.layout
+        return [Schedule(name, layout, launch) for name, space in self._spaces.items() for launch in space.launches(layout, work)]
+
+    def compile(self, schedules: Sequence[Schedule]) -> None:
+        """Make variants; what does not compile is told."""
+        fresh = [schedule for schedule in dict.fromkeys(schedules) if schedule not in self._variants]
+        print(f"{self.spec.name}: compiling {len(fresh)} launches of the search spaces", flush=True)
+        for schedule, built in zip(fresh, build_sources([self._sources.of(s) for s in fresh], processors()), strict=True):
+            if isinstance(built, Artifact):
+                self._variants[schedule] = self._load(built.path)
+            else:
+                print(f"- {schedule}: {built}", flush=True)
+
+    def at(self, point: Point, *, whole: bool) -> dict[Schedule, Variant]:
+        """The launches that take part at a point: the entry's, and if `whole` those of the search spaces."""
+        chosen = [schedule for schedule, _ in self.own] + (self.space(point.work) if whole else [])
+        return {schedule: self._variants[schedule] for schedule in chosen if schedule in self._variants}
+
+
+def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Row | None:
+    """Times of all launches at a point, in turns; None where the memory cannot hold its caches."""
+    entry, target = launches.entry, launches.entry.arch
+    serving = launches.serving(point)
+    served_by, first = launches.own[serving]
+    entrants = launches.at(point, whole=whole)
+    try:
+        inputs = WorkloadInputs(first, point.work, device_type(target), None, point.lengths)
+    except NoRoom as error:
+        print(f"- {launches.spec.name} {point.name}: {error}", flush=True)
+        return None
+    entrants = {schedule: variant for schedule, variant in entrants.items() if _agrees(schedule, variant, first, inputs)}
+    policy = POLICY.under(point.work.load)
+    found, reads = take_turns(
+        {schedule: partial(inputs.time, variant, POLICY) for schedule, variant in entrants.items()},
+        1 if point.load == "sustained" else rounds,
+        {inputs.nbytes: partial(read_roofline(target).samples, inputs.nbytes, policy)},
+    )
+    power = None
+    if point.load == "sustained":  # the last one timed is not the one that serves
+        inputs.time(first, POLICY)
+        power = inputs.power
+    times = {schedule: median(samples) for schedule, samples in found.items()}
+    own = {schedule for schedule, _ in launches.own}
+    default = entry.dispatch.default if entry.dispatch else 0
+    us, read = times[served_by], median(reads[inputs.nbytes])
+    best, best_own = min(times, key=lambda s: times[s]), min(own & times.keys(), key=lambda s: times[s])
+    return {
+        "spec": launches.spec.name, "point": point.name, "traffic": point.load, "batch": len(point.lengths), "longest": max(point.lengths),
+        "tokens": sum(point.lengths), "launch": serving, "us": round(us, 3), "best_own_us": round(times[best_own], 3),
+        "regret_own": round(us / times[best_own], 4), "candidates": len(times), "best_us": round(times[best], 3),
+        "regret": round(us / times[best], 4), "best_launch": str(best), "default_us": round(times[launches.own[default][0]], 3),
+        "bytes": inputs.nbytes, "read_us": round(read, 3), "read_fraction": round(read / us, 4),
+        "watts": power.watts if power else None, "clock_mhz": power.clock_mhz if power else None, "whole": whole,
+    }  # fmt: skip
+
+
+def _agrees(schedule: Schedule, variant: Variant, first: Variant, inputs: WorkloadInputs) -> bool:
+    """Whether a launch computes the same as the one that serves; told if not."""
+    outs = [one.attend(inputs.q, inputs.caches[0], sinks=inputs.sinks) for one in (first, variant)]
+    variant.release(inputs.caches[0])
+    error = relative_l2(outs[1], outs[0])
+    if error <= 2 * tolerance(first.spec.attention.dtype):  # each may be as far as that from the reference
+        return True
+    print(f"- {schedule}: WRONG at {inputs.workload.key} ({error:.1e})", flush=True)
+    return False
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Worst regret and geometric mean of each spec, against the launches of its entry and against the whole space."""
+    for spec in dict.fromkeys(row["spec"] for row in rows):
+        mine = [row for row in rows if row["spec"] == spec]
+        for title, column, chosen in (
+            ("the entry's launches", "regret_own", mine),
+            ("the whole space", "regret", [r for r in mine if r["whole"]]),
+        ):
+            if chosen:
+                worst = max(chosen, key=lambda row: float(row[column]))
+                mean = math.exp(sum(math.log(row[column]) for row in chosen) / len(chosen))
+                yield (
+                    f"{spec:24} beside {title:20} at {len(chosen):3} points: worst {worst[column]:.3f} "
+                    f"({worst['point']}, {worst['traffic']}), geometric mean {mean:.3f}"
+                )
+
+
+def main() -> int:
+    """Measure, print, write. 1 where an entry has no dispatch table or nothing was measured."""
+    command = parser(__doc__)
+    command.add_argument("specs", nargs="*", default=[str(ROOT / "examples" / f"{name}.yaml") for name in PLANES], help="spec files")
+    command.add_argument("--target", default="sm90")
+    command.add_argument("--whole", type=int, default=12, help="points with every launch of the search spaces")
+    command.add_argument("--stride", type=int, default=2, help="every how many points")
+    command.add_argument("--seed", type=int, default=1)
+    command.add_argument("--most-tokens", type=int, default=1 << 22)
+    command.add_argument("--named-only", action="store_true")
+    command.add_argument("--no-named", action="store_true")
+    add_rounds(command)
+    command.set_defaults(rounds=5)
+    options = command.parse_args()
+    rows: list[Row] = []
+    for file in options.specs:
+        spec = load_spec(Path(file))
+        entry = select(spec, options.target).entry
+        if entry is None or entry.dispatch is None:
+            print(f"{spec.name} has no entry with a dispatch table for {options.target}: kvgen build {file}", file=sys.stderr)
+            return 1
+        launches = Launches(spec, entry)
+        points = [] if options.named_only else between(grid_of(entry.arch), options.most_tokens, options.seed, options.stride)
+        whole = {point.name for point in points[:: max(1, len(points) // max(1, options.whole))][: options.whole]}
+        launches.compile([schedule for point in points if point.name in whole for schedule in launches.space(point.work)])
+        for point in points + ([] if options.no_named else named()):
+            row = measure(launches, point, options.rounds, whole=point.name in whole)
+            torch.cuda.empty_cache()
+            if row is not None:
+                rows.append(row)
+                print(
+                    f"{row['spec']:24}{row['point']:24}{row['traffic']:10}{row['us']:10.2f} µs  {row['read_fraction']:.3f} of the read  "
+                    f"regret {row['regret']:.3f} of {row['candidates']}",
+                    flush=True,
+                )
+        mine = [row for row in rows if row["spec"] == spec.name]
+        write_rows(f"{'cpu' if entry.arch == 'cpu' else 'h200'}_plane.{spec.name}", mine, facts(entry.arch, POLICY))
+    print("\n".join(summary(rows)))
+    return 0 if rows else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The dispatch table of an entry: which of its launches serves which batch and number of tokens, as it was measured over a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvgen.lower.schedule import Params
+from kvgen.plaindata import Json
+from kvgen.spec import Workload
+from kvgen.spec.timing import Timing
+from kvgen.spec.traffic import parse
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of an entry: back end and parameters. `file` names the code.
+
+    `workload` is the one that it was tuned for; of a launch that serves measured workloads alone, the smallest of them.
+    """
+
+    workload: Workload
+    backend: str
+    params: Params
+    file: str
+
+
+@dataclass(frozen=True)
+class Cell(Json):
+    """One workload of the grid. Times are in µs per call."""
+
+    workload: str
+    """Its name, as `Workload.key` writes it."""
+    launch: int
+    """Index of the launch that serves it: the fastest of the table's."""
+    us: tuple[float | None, ...]
+    """Of every launch in `DispatchTable.members`; None where it was not measured."""
+    best_us: float
+    """Of the fastest launch that was measured here, of those that are not in the table too."""
+    read_us: float | None = None
+    """A pure read of the same bytes in the same run."""
+    watts: float | None = None
+    """Of the GPU under the launch that serves, if the load was sustained."""
+    clock_mhz: float | None = None
+    """Of its multiprocessors then."""
+
+    @property
+    def work(self) -> Workload:
+        """The workload. Raises ValueError if the name is none."""
+        return parse(self.workload)
+
+
+@dataclass(frozen=True)
+class DispatchTable(Json):
+    """A portfolio of launches and the measured workloads that each of them serves.
+
+    Launches are numbered: those of the entry's workloads first, then `launches`.
+    """
+
+    launches: tuple[Launch, ...]
+    """Launches beyond those of the entry's workloads."""
+    default: int
+    """Index of the launch for calls beyond every measured workload."""
+    members: tuple[int, ...]
+    """Indices of the launches of the portfolio, each launch once."""
+    cells: tuple[Cell, ...]
+    """What was measured."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Workloads of the grid that were not measured, each with the reason."""
+    worst_regret: float | None = None
+    """The largest ratio of a serving launch's time to the fastest launch's, over all cells."""
+
+    def time(self, cell: Cell, index: int) -> float | None:
+        """µs of a launch at a cell; None where it was not measured."""
+        return cell.us[self.members.index(index)] if index in self.members else None
+
+    def regret(self, cell: Cell) -> float | None:
+        """Time of the launch that serves a cell, over the time of the fastest launch that was measured there."""
+        us = self.time(cell, cell.launch)
+        return us / cell.best_us if us is not None else None
+
+    def timing(self, workload: Workload) -> Timing | None:
+        """Of the launch that serves a workload of the grid; None for another workload."""
+        for cell in self.cells:
+            if cell.workload == workload.key and (us := self.time(cell, cell.launch)) is not None:
+                return Timing(workload, us, (), cell.read_us, self.time(cell, self.default))
+        return None
+
+    def check(self, tuned: int) -> None:
+        """Raises ValueError if the table does not fit `tuned` launches of workloads, or names a workload that is none."""
+        count = tuned + len(self.launches)
+        for index in (self.default, *self.members, *(cell.launch for cell in self.cells)):
+            if not 0 <= index < count:
+                raise ValueError(f"its dispatch table names launch {index} of {count}")
+        for cell in self.cells:
+            if len(cell.us) != len(self.members) or not cell.best_us > 0:
+                raise ValueError(f"its dispatch table has no times of {cell.workload}")
+            _ = cell.work

@@ -1,0 +1,284 @@
+"""The last stage of a build: measures launches over the grid of the (batch, tokens) plane, and makes the dispatch table.
+
+Three steps: launches over the winning layout, those of the search and what can be compiled beside them, at a few workloads (*screening*);
+the best of them over the grid; then the choice of a portfolio, whose members are verified at the largest workloads that they serve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
+from kvgen.lower.schedule import Schedule
+from kvgen.registry.dispatch import Cell, DispatchTable
+from kvgen.spec import KernelSpec, Workload
+from kvgen.toolchain import Artifact
+from kvgen.tune.candidate import Candidate, Record
+from kvgen.tune.compile_queue import CompileQueue
+from kvgen.tune.decide import Decision
+from kvgen.tune.grid import Grid
+from kvgen.tune.matrix import BARRING, Matrix, fill
+from kvgen.tune.plan import Contender
+from kvgen.tune.portfolio import TIED, Portfolio, choose
+from kvgen.tune.runner import Runner
+
+POOL = 128
+"""Most launches that are screened."""
+FINALISTS = 12
+"""Most launches that are measured over the grid, beside the default and the winners of workloads."""
+COMPILING = 0.2
+"""Of the stage's time, for compiling launches that the search did not try."""
+SCREENING = 0.5
+"""Of the stage's time, the end of screening."""
+VERIFYING = 0.1
+"""Of the stage's time, for verification."""
+ROUNDS = 2
+TUNED_ROUNDS = 4
+"""At the workloads of the spec, whose winners only give way to launches within noise of them."""
+VERIFIED_AT = 3
+"""Workloads at which a member is verified: of most sequences, of the longest, of most tokens."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The result of the stage."""
+
+    decision: Decision
+    """The decision, where a workload's winner has given way to a launch of the portfolio within noise of it."""
+    dispatch: DispatchTable
+    """Without the launches themselves."""
+    more: tuple[tuple[Workload, Schedule], ...]
+    """The launches beyond those of the workloads, in the order of their indices, each with the smallest workload that it serves."""
+    finalists: int
+    failures: tuple[Record, ...]
+
+
+class Plane:
+    """One run of the stage."""
+
+    def __init__(
+        self, spec: KernelSpec, found: Sequence[Contender], grid: Grid, runner: Runner, queue: CompileQueue, tell: Callable[[str], None]
+    ) -> None:
+        self._spec, self._spaces, self._grid = spec, {c.backend.name: c.space for c in found}, grid
+        self._defaults = [c.default for c in found]
+        self._runner, self._queue, self._tell = runner, queue, tell
+        self._q_len = max(spec.workloads, key=lambda work: work.weight).q_len
+        self._artifacts: dict[Schedule, Artifact | None] = {}
+        self._matrix = Matrix()
+
+    def measure(self, decision: Decision, records: Sequence[Record], seconds: float | None, *, untried: bool = True) -> Table | None:
+        """Measure within `seconds` (None: the whole grid) and choose; None where nothing could be measured. `records` are those of the
+        search and of the final. `untried`: launches that the search did not measure take part, too.
+        """
+        began = time.monotonic()
+
+        def until(share: float) -> float | None:
+            return None if seconds is None else began + share * seconds
+
+        barred = (record.candidate.schedule for record in records if not record.ok and record.kind in BARRING)
+        self._matrix.barred.update(barred)
+        winners = list(dict.fromkeys(record.candidate.schedule for record in decision.launches.values()))
+        default = self._default(decision, winners)
+        pool = self._pool(decision, records, [default, *winners])
+        if untried:
+            pool += self._untried(decision, pool, seconds)[: max(0, POOL - len(pool))]
+        if self._runner.exclusive:
+            self._queue.wait_idle()
+        self._fill(self._grid.anchors(self._q_len), pool, until(SCREENING), rounds=1)
+        finalists = self._finalists(pool, [default, *winners])
+        own = {work.key for work in self._spec.workloads}
+        cells = [*self._spec.workloads, *(cell for cell in self._grid.cells(self._q_len) if cell.key not in own)]
+        self._fill(cells, finalists, until(1 - VERIFYING))
+        verified = {record.candidate.key for record in records if record.ok}
+        while True:
+            measured = [cell for cell in cells if self._serving(cell, finalists, decision)]
+            portfolio = self._choose(measured, finalists, default, decision)
+            if self._verified(portfolio, measured, finalists, verified):
+                return self._table(decision, portfolio, measured, finalists, default)
+
+    # --- launches ----------------------------------------------------------------------------------------------------
+
+    def _default(self, decision: Decision, winners: Sequence[Schedule]) -> Schedule:
+        """The launch for calls beyond the grid: the first back end's default over the winning layout, else the next one's; where none can
+        be built over that layout, the winner of the first workload.
+        """
+        for default in self._defaults:
+            schedule = Schedule(default.backend, decision.layout, default.launch)
+            if schedule in self._matrix.barred or self._spaces[default.backend].check(schedule):
+                continue
+            if self._artifact(schedule) is not None:
+                return schedule
+        return winners[0]
+
+    def _pool(self, decision: Decision, records: Iterable[Record], first: Iterable[Schedule]) -> list[Schedule]:
+        """Launches over the winning layout that were right, those first that came nearest to the best time of a workload."""
+        least: dict[str, float] = {}
+        good = [record for record in records if record.ok and record.candidate.layout == decision.layout]
+        for record in good:
+            key = record.candidate.workload.key
+            least[key] = min(record.cost, least.get(key, record.cost))
+        ratio: dict[Schedule, float] = {}
+        for record in good:
+            schedule, mine = record.candidate.schedule, record.cost / least[record.candidate.workload.key]
+            ratio[schedule] = min(mine, ratio.get(schedule, mine))
+        ranked = sorted(ratio, key=lambda schedule: (ratio[schedule], schedule.id))
+        pool = list(dict.fromkeys([*first, *ranked]))
+        usable = (schedule for schedule in pool if schedule not in self._matrix.barred and self._artifact(schedule) is not None)
+        return list(islice(usable, POOL))
+
+    def _untried(self, decision: Decision, pool: Sequence[Schedule], seconds: float | None) -> list[Schedule]:
+        """Further launches that the search would try at a screened workload, as many as can be compiled in COMPILING of the time."""
+        found: dict[Schedule, None] = {}
+        for backend, space in self._spaces.items():
+            for cell in self._grid.anchors(self._q_len):
+                found |= dict.fromkeys(Schedule(backend, decision.layout, launch) for launch in space.launches(decision.layout, cell))
+        fresh = [schedule for schedule in found if schedule not in pool and schedule not in self._matrix.barred]
+        limit = None if seconds is None else COMPILING * seconds
+        if limit is not None:
+            fresh = fresh[: self._queue.capacity(limit)]
+        self._tell(f"compiling {len(fresh)} launches that the search did not try")
+        return [schedule for schedule in self._queue.done(fresh, limit) if self._artifact(schedule) is not None]
+
+    def _finalists(self, pool: Sequence[Schedule], first: Iterable[Schedule]) -> list[Schedule]:
+        """The launches for the grid: the best of every screened workload, then the second best, and so on."""
+        anchors = [cell for cell in self._grid.anchors(self._q_len) if self._serving(cell, pool)]
+        ranks = [sorted(pool, key=lambda schedule: self._matrix.us(cell, schedule)) for cell in anchors]
+        better = [schedule for rank in zip(*ranks, strict=True) for schedule in rank] if ranks else list(pool)
+        chosen = [schedule for schedule in dict.fromkeys(better) if schedule not in self._matrix.barred]
+        return list(dict.fromkeys([*first, *chosen[:FINALISTS]]))
+
+    def _artifact(self, schedule: Schedule) -> Artifact | None:
+        """The compiled launch; None if it does not compile."""
+        if schedule not in self._artifacts:
+            try:
+                self._artifacts[schedule] = self._queue.artifact(schedule)
+            except (CompileError, CompilerCrash, ToolchainMissing, UnsupportedError):
+                self._artifacts[schedule] = None
+        return self._artifacts[schedule]
+
+    # --- measuring ---------------------------------------------------------------------------------------------------
+
+    def _fill(self, cells: Sequence[Workload], schedules: Sequence[Schedule], until: float | None, rounds: int | None = None) -> None:
+        own = {work.key for work in self._spec.workloads}
+
+        def how_often(cell: Workload) -> int:
+            if rounds is not None:
+                return rounds
+            return TUNED_ROUNDS if cell.key in own else 1 if cell.load == "sustained" else ROUNDS
+
+        def entrants(cell: Workload) -> list[tuple[Schedule, Artifact]]:
+            return [(s, artifact) for s in schedules if s not in self._matrix.barred and (artifact := self._fitting(s, cell)) is not None]
+
+        fill(self._matrix, cells, entrants, self._runner, how_often, until, self._tell)
+
+    def _fitting(self, schedule: Schedule, cell: Workload) -> Artifact | None:
+        """The compiled launch, if it can serve a workload."""
+        return None if self._spaces[schedule.backend].check(schedule, cell) else self._artifact(schedule)
+
+    def _serving(self, cell: Workload, schedules: Iterable[Schedule], decision: Decision | None = None) -> bool:
+        """Whether a launch has a time at a cell, or the cell is a workload, which has a winner."""
+        return self._matrix.best(cell, schedules) < float("inf") or (decision is not None and cell.key in decision.launches)
+
+    # --- choice ------------------------------------------------------------------------------------------------------
+
+    def _choose(self, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule, decision: Decision) -> Portfolio:
+        """The portfolio. At the spec's own workloads regret counts from the winner, and is held to what is within noise."""
+        rows: list[list[float]] = [[] for _ in finalists]
+        limits: dict[int, float] = {}
+        for number, cell in enumerate(cells):
+            winner = decision.launches.get(cell.key)
+            times = [self._matrix.us(cell, schedule) for schedule in finalists]
+            base = min(times)
+            if winner is not None:
+                place, limits[number] = finalists.index(winner.candidate.schedule), TIED
+                base = times[place] if times[place] < float("inf") else winner.cost
+                times[place] = base  # it was verified and measured there, whatever else it failed at
+            for row, us in zip(rows, times, strict=True):
+                row.append(us / base)
+        portfolio = choose(rows, [finalists.index(default)], limits)
+        serves = list(portfolio.serves)
+        for number, cell in enumerate(cells):  # a winner gives way to save a launch, not to a time that was measured once more
+            winner = decision.launches.get(cell.key)
+            if winner is not None and finalists.index(winner.candidate.schedule) in portfolio.launches:
+                serves[number] = finalists.index(winner.candidate.schedule)
+        return replace(portfolio, serves=tuple(serves))
+
+    def _verified(
+        self, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule], verified: set[tuple[str, str]]
+    ) -> bool:
+        """Whether every member is right at the largest workloads that it serves. One that is not is barred."""
+        for index in portfolio.launches:
+            schedule = finalists[index]
+            served = [cell for cell, launch in zip(cells, portfolio.serves, strict=True) if launch == index]
+            for cell in largest(served):
+                candidate, artifact = Candidate(schedule, cell), self._artifact(schedule)
+                if candidate.key in verified or artifact is None:
+                    continue
+                self._tell(f"verifying {candidate}")
+                record = self._runner.verify(candidate, artifact)
+                verified.add(candidate.key)
+                if not record.right and record.kind != "unsupported":
+                    self._matrix.failures.append(record)
+                    self._matrix.barred.add(schedule)
+                    return False
+        return True
+
+    def _table(
+        self, decision: Decision, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule
+    ) -> Table | None:
+        serves = {cell.key: finalists[index] for cell, index in zip(cells, portfolio.serves, strict=True)}
+        launches = {key: self._winner(record, serves[key]) for key, record in decision.launches.items()}
+        order = [launches[work.key].candidate.schedule for work in self._spec.workloads]
+        members = [finalists[index] for index in portfolio.launches]
+        further = [schedule for schedule in members if schedule not in order]
+        index = {schedule: number for number, schedule in reversed(list(enumerate([*order, *further])))}
+        timed = [cell for cell in cells if self._matrix.us(cell, serves[cell.key]) < float("inf")]
+        if not timed:
+            return None
+        rows = tuple(self._cell(cell, serves[cell.key], members, finalists, index) for cell in timed)
+        numbers = tuple(index[schedule] for schedule in members)
+        table = DispatchTable((), index[default], numbers, rows, dict(self._matrix.skipped), round(portfolio.worst, 4))
+        homes = tuple((self._home(schedule, cells, serves), schedule) for schedule in further)
+        rivals = {
+            key: rival
+            for key, rival in decision.rivals.items()
+            if key in launches and rival.candidate.backend != launches[key].candidate.backend
+        }
+        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, len(finalists), tuple(self._matrix.failures))
+
+    def _winner(self, record: Record, serving: Schedule) -> Record:
+        """The record of the launch that serves a workload: the winner's, or what the grid has of the one that it gave way to."""
+        if record.candidate.schedule == serving:
+            return record
+        measured = self._matrix.record(record.candidate.workload, serving)
+        assert measured is not None
+        return replace(measured, accuracy=record.accuracy)
+
+    def _cell(
+        self, cell: Workload, serving: Schedule, members: Sequence[Schedule], finalists: Sequence[Schedule], index: Mapping[Schedule, int]
+    ) -> Cell:
+        times = [self._matrix.us(cell, schedule) for schedule in members]
+        record = self._matrix.record(cell, serving)
+        power = (record.watts, record.clock_mhz) if record is not None else (None, None)
+        us = tuple(round(time, 3) if time < float("inf") else None for time in times)
+        best, read = self._matrix.best(cell, finalists), self._matrix.read_us(cell)
+        return Cell(cell.key, index[serving], us, round(best, 3), None if read is None else round(read, 3), *power)
+
+    @staticmethod
+    def _home(schedule: Schedule, cells: Sequence[Workload], serves: Mapping[str, Schedule]) -> Workload:
+        """The smallest workload that a launch serves; of a default that serves none, the smallest of all."""
+        served = [cell for cell in cells if serves[cell.key] == schedule] or list(cells)
+        return min(served, key=lambda cell: (cell.batch * cell.kv_len, cell.key))
+
+
+def largest(cells: Sequence[Workload]) -> list[Workload]:
+    """The cells of most sequences, of the longest, and of most tokens."""
+    orders: list[Callable[[Workload], tuple[float, ...]]] = [
+        lambda cell: (cell.batch, cell.kv_len),
+        lambda cell: (cell.kv_len, cell.batch),
+        lambda cell: (cell.batch * cell.kv_len, cell.kv_len - cell.shortest),
+    ]
+    return list(dict.fromkeys(max(cells, key=order) for order in orders[:VERIFIED_AT])) if cells else []

@@ -1,0 +1,116 @@
+"""The look-up of a launch for a call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgen.spec import Workload, load_spec
+from kvgen.spec.dispatch import Dispatch, prefers_sustained
+from kvgen.spec.distance import mean_length
+from kvgen.spec.traffic import parse
+from tests.support.specs import base
+
+DEFAULT = 9
+
+
+def table(*names: str, sustained: bool = False) -> Dispatch:
+    """Each workload has a launch of its own, numbered in order; the default is another one."""
+    return Dispatch([(parse(name), number) for number, name in enumerate(names)], DEFAULT, sustained=sustained)
+
+
+def call(found: Dispatch, name: str) -> int:
+    """The launch for a workload whose tokens the host knows."""
+    work = parse(name)
+    return found.launch(work.batch, work.kv_len, work.q_len, round(work.batch * mean_length(work)))
+
+
+def test_the_nearest_measured_workload_decides():
+    found = table("1x4096", "4x8192", "64x1024")
+    assert [call(found, name) for name in ("1x4096", "1x6000", "4x8192", "3x9000", "100x700")] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["16x16384", "1x16384", "4x40000", "64x100", "1x4096q4", "1024x65536"])
+def test_beyond_what_was_measured_the_default_serves_and_no_far_away_winner(name):
+    assert call(table("1x4096", "4x8192", "64x1024"), name) == DEFAULT
+
+
+def test_without_a_table_the_nearest_workload_serves_however_far():
+    found = Dispatch([(parse("1x4096"), 0), (parse("64x1024"), 1)])
+    assert found.launch(1024, 65536) == 1
+    assert found.launch(1, 1 << 20) == 0
+
+
+def test_tokens_tell_equal_lengths_from_one_long_sequence_beside_short_ones():
+    """64 sequences with one of 16K tokens: 1M tokens if all are as long, 130K if the others are short."""
+    found = table("64x16384", "64x256-16384", "64x2048")
+    assert found.launch(64, 16384, tokens=64 * 16384) == 0
+    assert found.launch(64, 16384, tokens=64 * 3900) == 1
+    assert found.launch(64, 16384, tokens=64 * 2048) == 1
+    assert found.launch(64, 2500, tokens=64 * 2048) == 2
+
+
+def test_where_the_host_knows_the_longest_alone_unequal_lengths_are_supposed():
+    found = table("64x16384", "64x256-16384", "1x131072")
+    assert found.launch(64, 16384) == 1
+    assert table("64x16384").launch(64, 16384) == 0
+    assert found.launch(1, 131072) == 2
+
+
+def test_a_kernel_under_load_takes_what_was_measured_under_load():
+    names = ("8x32768", "8x32768:sustained", "1x4096")
+    assert call(table(*names), "8x32768") == 0
+    assert call(table(*names, sustained=True), "8x32768") == 1
+    assert call(table(*names, sustained=True), "8x20000") == 1
+    assert call(table(*names, sustained=True), "1x4096") == 2
+
+
+def test_the_load_of_a_spec_is_that_of_most_of_its_traffic():
+    def spec(*works):
+        return load_spec(base(workloads=[{"batch": batch, "kv_len": 64, "load": load, "weight": weight} for batch, load, weight in works]))
+
+    assert not prefers_sustained(spec((1, "rested", 1.0)))
+    assert not prefers_sustained(spec((1, "rested", 1.0), (2, "sustained", 1.0)))
+    assert prefers_sustained(spec((1, "rested", 1.0), (2, "sustained", 1.5)))
+
+
+def test_one_launch_needs_no_table():
+    assert Dispatch.only().launch(7, 123, 4) == 0
+
+
+@given(st.integers(1, 2000), st.integers(0, 1 << 21), st.integers(1, 8), st.none() | st.integers(0, 1 << 26))
+def test_every_call_has_a_launch_and_the_same_one_again(batch, bound, q_len, tokens):
+    found = table("1x4096", "4x8192", "64x256-16384", "8x32768:sustained", "1x4096q4")
+    first = found.launch(batch, bound, q_len, tokens)
+    assert first in (*range(5), DEFAULT)
+    assert found.launch(batch, bound, q_len, tokens) == first
+    cell = found.cell(batch, bound, q_len, tokens)
+    assert first == (DEFAULT if cell is None else cell)
+
+
+def test_a_growing_cache_asks_the_table_rarely():
+    found = table("8x32768")
+    for bound in range(30000, 34000):
+        found.launch(8, bound, tokens=8 * bound)
+    assert len(found._rounded) < 8
+
+
+def test_threads_get_the_same_answers():
+    found, calls = table("1x4096", "4x8192", "64x1024"), [(batch, length) for batch in (1, 4, 64) for length in range(500, 9000, 50)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: [found.launch(*one) for one in calls], range(4)))
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_it_needs_no_torch():
+    subprocess.run([sys.executable, "-c", "import sys, kvgen.spec.dispatch; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_the_workload_alone_is_the_answer_to_its_own_name():
+    work = Workload(batch=4, kv_len=8192)
+    assert call(table("1x4096", work.key), work.key) == 1

@@ -1,0 +1,234 @@
+"""The grid stage of a build: what is measured where, and the table that comes of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from kvgen.registry import Store
+from kvgen.spec.distance import mean_length
+from kvgen.spec.traffic import parse
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.budget import Budget, Clock
+from kvgen.tune.candidate import Candidate
+from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers
+from kvgen.tune.result import TuningResult
+from kvgen.tune.tuner import tune
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
+
+SMALL = Grid(powers(1, 16), powers(128, 8192), 1 << 14, sustained=((4, 1024),), screened=((1, 1024), (16, 128), (4, 4096)))
+WORKLOADS = [{"batch": 1, "kv_len": 1024}]
+
+
+def cost(candidate: Candidate) -> float:
+    """One thread is best for few tokens, eight for many; layout 64 is the default's and the best."""
+    work, threads = candidate.workload, candidate.schedule.launch.integer("threads")
+    tokens = work.batch * mean_length(work)
+    best = min(8.0, max(1.0, tokens / 1024))
+    unequal = 3.0 if work.shortest < work.kv_len and threads == 4 else 0.0
+    return 100.0 * (1 + abs(math.log2(threads / best))) + unequal + candidate.schedule.layout.integer("block") / 64
+
+
+def run(tmp_path: Path, runner: FakeRunner, workloads: list[dict[str, object]] = WORKLOADS, **more: object) -> TuningResult:
+    more.setdefault("grid", SMALL)
+    spec = tiny_spec(workloads=workloads)
+    runner.policy = {"of": str(tmp_path)}  # the tests share what they compile, and no measurements
+    place = {"cache": ArtifactCache(tmp_path.parent / "plane"), "store": Store(tmp_path / "registry")}
+    return tune(spec, "cpu", more.pop("budget", None), backends=[FakeBackend()], runner=runner, **place, **more)  # type: ignore[arg-type]
+
+
+# --- the grid ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grid", [GPU, CPU, SMALL])
+def test_cells_are_distinct_within_the_plane_and_read_back(grid):
+    cells = grid.cells()
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert all(parse(cell.key) == cell for cell in cells)
+    assert all(cell.batch * mean_length(cell) <= grid.most_tokens for cell in cells)
+    assert all(cell.batch > 1 and cell.kv_len == SPREAD * cell.shortest for cell in cells if cell.shortest < cell.kv_len)
+
+
+def test_the_gpu_grid_is_the_plane_that_docs_describe():
+    cells = [cell for cell in GPU.cells() if cell.shortest == cell.kv_len]
+    assert {cell.batch for cell in cells} == set(powers(1, 1024))
+    assert (min(cell.kv_len for cell in cells), max(cell.kv_len for cell in cells)) == (512, 1 << 20)
+    assert max(cell.batch * cell.kv_len for cell in cells) == 1 << 22
+    assert sum(cell.load == "sustained" for cell in cells) == 6
+
+
+def test_a_cut_off_leaves_a_coarse_grid_with_both_kinds_of_lengths_and_loads():
+    cells = GPU.cells()
+    loads = [cell.load for cell in cells]
+    coarse = cells[: loads.index("sustained")]
+    assert len(coarse) > 30
+    for cell in coarse:
+        length = cell.kv_len if cell.shortest == cell.kv_len else cell.kv_len // LONGER
+        assert math.log2(cell.batch) % 2 == 0
+        assert math.log2(length / 512) % 2 == 0
+    assert any(cell.shortest < cell.kv_len for cell in coarse)
+    assert len(coarse) < len(cells) / 2
+
+
+def test_more_query_tokens_leave_out_sequences_that_are_shorter():
+    assert all(cell.shortest >= 600 and cell.q_len == 600 for cell in GPU.cells(600))
+    assert all(cell.q_len == 4 for cell in GPU.anchors(4))
+
+
+# --- the stage ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_serves_every_measured_workload_with_a_fast_launch(tmp_path):
+    runner = FakeRunner(cost=cost)
+    entry = run(tmp_path, runner).entry
+    table = entry.dispatch
+    assert table is not None
+    assert {cell.workload for cell in table.cells} == {cell.key for cell in SMALL.cells()}
+    assert table.worst_regret == max(table.regret(cell) for cell in table.cells) <= 1.04
+    threads = [launch.params["threads"] for launch in entry.every_launch]
+    assert threads[table.default] == FakeBackend().default(entry.spec, "cpu").launch["threads"]
+    served = {cell.workload: threads[cell.launch] for cell in table.cells}
+    assert (served["1x512"], served["16x1024"]) == (1, 8)
+    assert len(table.members) == len(set(table.members)) <= 6
+    for cell in table.cells:
+        assert cell.read_us == 50.0
+        assert table.time(cell, cell.launch) <= table.time(cell, table.default)
+        assert cell.best_us <= table.time(cell, cell.launch)
+
+
+def test_the_written_entry_looks_up_what_was_measured(tmp_path):
+    result = run(tmp_path, FakeRunner(cost=cost))
+    (found,) = Store(tmp_path / "registry").find(result.spec)
+    assert found.entry == result.entry
+    look_up = found.entry.look_up()
+    for cell in found.entry.dispatch.cells:
+        work = cell.work
+        if work.load == "rested":
+            tokens = round(work.batch * mean_length(work))
+            assert look_up.launch(work.batch, work.kv_len, 1, tokens) == cell.launch, cell.workload
+    assert look_up.launch(512, 8192) == found.entry.dispatch.default
+
+
+def test_screening_comes_first_then_the_workloads_then_the_grid_in_its_order(tmp_path):
+    runner = FakeRunner(cost=cost)
+    run(tmp_path, runner)
+    anchors, rest = [cell.key for cell in SMALL.anchors()], [cell.key for cell in SMALL.cells() if cell.key != "1x1024"]
+    assert runner.cells == [*anchors, "1x1024", *rest]
+
+
+def test_winners_within_noise_of_each_other_share_a_launch(tmp_path):
+    """Two workloads whose fastest launches differ by half a per cent: one launch serves both, and the entry says what it took."""
+
+    def close(candidate: Candidate) -> float:
+        favourite = 1 if candidate.workload.batch == 1 else 4
+        return 100.0 if candidate.schedule.launch["threads"] == favourite else 100.5 if candidate.schedule.launch["threads"] < 8 else 200.0
+
+    works = [{"batch": 1, "kv_len": 1024}, {"batch": 2, "kv_len": 1024}]
+    entry = run(tmp_path, FakeRunner(cost=close), works).entry
+    assert [launch.params["threads"] for launch in entry.launches] == [2, 2]
+    assert [timing.us for timing in entry.timings] == [100.5, 100.5]
+    assert len(entry.every_launch) == 2
+
+
+def test_a_winner_that_is_clearly_faster_stays_for_its_workload(tmp_path):
+    entry = run(tmp_path, FakeRunner(cost=cost), [{"batch": 1, "kv_len": 1024}, {"batch": 2, "kv_len": 4096}]).entry
+    assert [launch.params["threads"] for launch in entry.launches] == [1, 8]
+
+
+def test_members_are_verified_at_the_largest_workloads_that_they_serve(tmp_path):
+    runner = FakeRunner(cost=cost)
+    entry = run(tmp_path, runner).entry
+    eight = {candidate.workload.key for candidate in runner.verified if candidate.schedule.launch["threads"] == 8}
+    served = [cell.work for cell in entry.dispatch.cells if entry.every_launch[cell.launch].params["threads"] == 8]
+    assert max(served, key=lambda work: (work.batch, work.kv_len)).key in eight
+    assert max(served, key=lambda work: (work.kv_len, work.batch)).key in eight
+    assert len(eight) <= 3
+
+
+@pytest.mark.parametrize("kind", ["wrong", "crash"])
+def test_a_launch_that_fails_over_the_grid_serves_nowhere(tmp_path, kind):
+    """It is right at the workloads that the search measures."""
+
+    def outcome(candidate: Candidate) -> str:
+        return kind if candidate.schedule.launch["threads"] == 8 and candidate.workload.batch == 16 else "ok"
+
+    result = run(tmp_path, FakeRunner(cost=cost, outcome=outcome))
+    assert 8 not in {launch.params["threads"] for launch in result.entry.every_launch}
+    assert kind in {record.kind for record in result.failures}
+
+
+def test_a_launch_that_only_verification_catches_serves_nowhere(tmp_path):
+    class Runner(FakeRunner):
+        def verify(self, candidate, artifact):
+            record = super().verify(candidate, artifact)
+            return record if candidate.schedule.launch["threads"] != 8 else type(record)(candidate, "wrong", detail="bits differ")
+
+    result = run(tmp_path, Runner(cost=cost))
+    assert 8 not in {launch.params["threads"] for launch in result.entry.every_launch}
+    assert "bits differ" in {record.detail for record in result.failures}
+
+
+def test_a_workload_that_does_not_fit_into_memory_is_skipped_by_name(tmp_path):
+    def outcome(candidate: Candidate) -> str:
+        return "unsupported" if candidate.workload.batch == 16 else "ok"
+
+    table = run(tmp_path, FakeRunner(cost=cost, outcome=outcome)).entry.dispatch
+    assert all(not cell.workload.startswith("16x") for cell in table.cells)
+    assert table.skipped["16x512"] == "made to fail: unsupported"
+
+
+def test_a_build_that_time_cuts_off_says_what_it_did_not_measure(tmp_path, monkeypatch):
+    """The clock stands still until the tenth workload, and then jumps beyond the budget."""
+    runner = FakeRunner(cost=cost)
+    monkeypatch.setattr("kvgen.tune.matrix.time.monotonic", lambda: 1e12 if len(runner.cells) >= 10 else 0.0)
+    table = run(tmp_path, runner, budget=Budget(seconds=3600.0)).entry.dispatch
+    measured = {key for key in runner.cells if key in {cell.key for cell in SMALL.cells()}}
+    assert {cell.workload for cell in table.cells} == measured
+    assert set(table.skipped.values()) == {"the build's time was used up"}
+    assert len(table.skipped) + len(table.cells) == len(SMALL.cells())
+
+
+def test_devices_share_the_cells(tmp_path):
+    runner = FakeRunner(cost=cost, devices=3)
+    table = run(tmp_path, runner).entry.dispatch
+    assert len(table.cells) == len(SMALL.cells())
+
+
+def test_no_grid_where_trials_alone_bound_a_build_or_where_none_is_wanted(tmp_path):
+    for number, more in enumerate(({"budget": Budget(trials=3)}, {"plane": False})):
+        runner = FakeRunner(cost=cost)
+        assert run(tmp_path / str(number), runner, **more).entry.dispatch is None
+        assert runner.cells == []
+    assert run(tmp_path / "wanted", FakeRunner(cost=cost), budget=Budget(trials=3), plane=True).entry.dispatch is not None
+
+
+def test_an_interrupt_leaves_the_decision_without_a_table(tmp_path):
+    class Runner(FakeRunner):
+        def measure_cell(self, entrants, rounds, device):
+            raise KeyboardInterrupt
+
+    result = run(tmp_path, Runner(cost=cost))
+    assert result.interrupted
+    assert result.entry.dispatch is None
+    assert result.entry.launches[0].params["threads"] == 1
+
+
+def test_nothing_measured_over_the_grid_is_no_table(tmp_path):
+    class Runner(FakeRunner):
+        def measure_cell(self, entrants, rounds, device):
+            return [
+                type(record)(record.candidate, "unsupported", detail="no room") for record in super().measure_cell(entrants, rounds, device)
+            ]
+
+    result = run(tmp_path, Runner(cost=cost))
+    assert result.entry.dispatch is None
+    (note,) = result.notes
+    assert "nothing could be measured" in note
+
+
+def test_the_grid_is_part_of_the_budget():
+    clock = Clock(Budget(seconds=100.0), now=lambda: 0.0, plane=True)
+    assert (clock.search_left, clock.final_left, clock.left) == (55.0, 75.0, 100.0)
+    assert Clock(Budget(), now=lambda: 0.0, plane=True).final_left is None
