@@ -41,7 +41,8 @@ class Kernel(Calls):
         Raises KvgenError where a module cannot be loaded.
         """
         variants = {file: Variant(spec, entry.packed, load(path)) for file, path in modules.items()}
-        return cls(spec, entry.arch, selection, entry.packed, [(launch.workload, variants[launch.file]) for launch in entry.launches])
+        launches = [(work, variants[launch.file]) for launch in entry.launches if isinstance(work := launch.workload, Workload)]
+        return cls(spec, entry.arch, selection, entry.packed, launches)
 
     @property
     def entry(self) -> Entry | None:

@@ -17,13 +17,13 @@ from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.lower import flags as known
-from kvgen.lower.base import FUNCTIONS, Language, Source
-from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
+from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.device import machine
 from kvgen.registry.paths import check_portable, locate, portable
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.validated import recall, record
@@ -102,14 +102,14 @@ class Code(Json):
         """File name in the entry's folder."""
         return f"kernel-{digest([self.text, self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
 
-    def source(self, target: Target) -> Source | None:
-        """The source to compile; None if kvgen's headers differ from those that it was tuned with."""
+    def source(self, target: Target, functions: tuple[str, ...] = FUNCTIONS) -> Source | None:
+        """The source to compile, which exports `functions`; None if kvgen's headers differ from those that it was tuned with."""
         try:
             headers = tuple(map(locate, self.headers))
             if files_digest(headers) != self.headers_digest:
                 return None
             include = tuple(map(locate, self.include))
-            return Source(self.text, self.language, target, include, self.flags, headers, FUNCTIONS)
+            return Source(self.text, self.language, target, include, self.flags, headers, functions)
         except OSError:
             return None
 
@@ -118,7 +118,7 @@ class Code(Json):
 class Launch:
     """The launch of one workload: back end and parameters. `file` names the code."""
 
-    workload: Workload
+    workload: AnyWorkload
     backend: str
     params: Params
     file: str
@@ -138,7 +138,7 @@ class Entry(Json):
     preserved, so that a later version can fill them without a new schema.
     """
 
-    spec: KernelSpec
+    spec: AnySpec
     arch: Target
     layout: Params
     layout_id: str
@@ -160,9 +160,9 @@ class Entry(Json):
     @classmethod
     def of(
         cls,
-        spec: KernelSpec,
+        spec: AnySpec,
         arch: Target,
-        launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
+        launches: Iterable[tuple[AnyWorkload, Schedule, Source, Artifact | None]],
         **facts: Any,
     ) -> Entry:
         """The entry of tuned schedules, which have the same layout part; `facts` are the other fields by name.
@@ -180,7 +180,7 @@ class Entry(Json):
             code = Code.of(source, artifact)
             codes.setdefault(code.file, code)
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
-        return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made), codes, **facts)
+        return cls(spec, arch, layout, layout_id(spec, layout), tuple(made), codes, **facts)
 
     @property
     def key(self) -> str:
@@ -194,18 +194,26 @@ class Entry(Json):
 
     @cached_property
     def packed(self) -> PackedLayout:
-        """The packed layout of the entry's layout part, as it is defined today. Raises as `layout_of` does."""
+        """The packed layout of the entry's layout part, as it is defined today. Raises as `layout_of` does, and TypeError for an operation
+        on a matrix, which packs nothing.
+        """
+        if not isinstance(self.spec, KernelSpec):
+            raise TypeError(f"{self.spec.operation} has no packed layout")
         return layout_of(self.spec, self.layout)
+
+    def source(self, code: Code) -> Source | None:
+        """See `Code.source`."""
+        return code.source(self.arch, functions_of(self.spec))
 
     def schedule(self, launch: Launch) -> Schedule:
         """The whole schedule of one launch."""
         return Schedule(launch.backend, self.layout, launch.params)
 
-    def timing(self, workload: Workload) -> Timing | None:
+    def timing(self, workload: AnyWorkload) -> Timing | None:
         """The measurement at a workload; None if there is none."""
         return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
 
-    def rival(self, workload: Workload) -> tuple[str, float] | None:
+    def rival(self, workload: AnyWorkload) -> tuple[str, float] | None:
         """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
         timing = self.timing(workload)
         other = ((self.runner_up or {}).get("launches") or {}).get(workload.key)
@@ -270,6 +278,6 @@ class Entry(Json):
         return entry
 
 
-def entry_key(spec: KernelSpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[Workload]) -> str:
+def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])

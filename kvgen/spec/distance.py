@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvgen.spec.model import KernelSpec, Workload
+    from kvgen.spec.operations import AnySpec, AnyWorkload
 
 Coordinates = tuple[float, float, float]
-"""log2 of batch, of batch x kv_len, and of q_len."""
+"""log2 of batch, of batch x kv_len, and of q_len; of a matrix: of channels, of elements, and 0."""
 
 
 def coordinates(batch: int, kv_len: int, q_len: int) -> Coordinates:
@@ -21,8 +22,12 @@ def coordinates(batch: int, kv_len: int, q_len: int) -> Coordinates:
     return math.log2(batch), math.log2(batch * max(1, kv_len)), math.log2(max(1, q_len))
 
 
-def coordinates_of(workload: Workload) -> Coordinates:
+def coordinates_of(workload: AnyWorkload) -> Coordinates:
     """The coordinates of a workload."""
+    from kvgen.spec.matrix import MatrixShape
+
+    if isinstance(workload, MatrixShape):
+        return math.log2(workload.channels), math.log2(workload.elements), 0.0
     return coordinates(workload.batch, workload.kv_len, workload.q_len)
 
 
@@ -31,16 +36,25 @@ def apart(one: Coordinates, other: Coordinates) -> float:
     return abs(one[0] - other[0]) + abs(one[1] - other[1]) + abs(one[2] - other[2])
 
 
-def distance(one: Workload, other: Workload) -> float:
+def distance(one: AnyWorkload, other: AnyWorkload) -> float:
     """`apart` for workloads."""
     return apart(coordinates_of(one), coordinates_of(other))
 
 
-def apart_across_formats(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
+def apart_across_formats(spec: AnySpec, work: AnyWorkload, other: AnySpec, there: AnyWorkload) -> float:
     """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token.
 
-    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable.
+    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable. Operations on a matrix
+    are as near as their shapes.
     """
+    from kvgen.spec.model import KernelSpec, Workload
+
+    if isinstance(spec, KernelSpec) and isinstance(other, KernelSpec) and isinstance(work, Workload) and isinstance(there, Workload):
+        return _apart_attention(spec, work, other, there)
+    return distance(work, there)
+
+
+def _apart_attention(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
     one, two = (
         coordinates(w.batch * s.attention.kv_heads, w.kv_len, w.q_len * s.attention.group) for s, w in ((spec, work), (other, there))
     )

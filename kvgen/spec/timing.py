@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvgen.plaindata import Json
-from kvgen.spec.model import Workload
+from kvgen.spec.operations import AnyWorkload
 
 
 @dataclass(frozen=True)
 class Timing(Json):
     """Time of one workload in microseconds per call."""
 
-    workload: Workload
+    workload: AnyWorkload
     us: float
     """Median."""
     samples: tuple[float, ...] = ()

@@ -22,7 +22,7 @@ from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
 from kvgen.registry.entry import entry_key
 from kvgen.registry.store import Found, Store
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import AGAIN, Budget, Clock
@@ -47,7 +47,7 @@ AWAIT_S = 1.0
 
 
 def tune(
-    spec: KernelSpec,
+    spec: AnySpec,
     target: Target | None = None,
     budget: Budget | None = None,
     *,
@@ -347,7 +347,7 @@ class _Run:
                     return {work.key: schedule for work, schedule in launches}
         return {}
 
-    def _launches(self, one: Found) -> list[tuple[Workload, Schedule]]:
+    def _launches(self, one: Found) -> list[tuple[AnyWorkload, Schedule]]:
         """The launches of an entry by workload; empty for an entry with another key."""
         entry = one.entry
         if entry is None or entry.key != self.key:
