@@ -9,7 +9,18 @@ import typer
 from kvgen.cli.describe import describe
 from kvgen.cli.exit import Exit
 from kvgen.cli.launches import print_launches
-from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
+from kvgen.cli.output import (
+    Arch,
+    Json,
+    SpecName,
+    Workloads,
+    microseconds,
+    parse_shape,
+    parse_workload,
+    print_json,
+    print_table,
+    resolve_any_spec,
+)
 
 if TYPE_CHECKING:
     from kvgen.registry import Found
@@ -131,11 +142,13 @@ def _quality(entry: Entry) -> dict[str, str]:
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
     """Which entry get_kernel returns for a spec (or one workload of it), and why. Exit code 3 if there is none."""
     from kvgen.registry.select import select
+    from kvgen.spec import MatrixSpec
     from kvgen.spec.target import resolve
 
-    spec = resolve_spec(spec_name, arch)
+    spec = resolve_any_spec(spec_name, arch)
     target = resolve(spec.arch)
-    wanted = [parse_workload(text) for text in workload] if workload else [None]
+    parse = parse_shape if isinstance(spec, MatrixSpec) else parse_workload
+    wanted = [parse(text) for text in workload] if workload else [None]
     answers = [(work, select(spec, target, work)) for work in wanted]
     if as_json:
         print_json(

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from kvgen.lower.matrix import ELEMENT_BYTES
 from kvgen.measure.allowance import Allowance
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import CheckPolicy, Job, TimingPolicy
@@ -32,7 +33,7 @@ class MatrixInputs:
 
     def __init__(self, variant: MatrixVariant, shape: MatrixShape, device: torch.device | str, cold: int | None = None) -> None:
         self.shape, self.device = shape, torch.device(device)
-        self.nbytes = moved_bytes(variant.spec, shape)
+        self.nbytes = call_bytes(variant.spec, shape, variant.spec.operation)
         cold = cold_bytes(self.device.type) if cold is None else cold
         count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
         first = reference.uniform(shape.tokens, shape.channels, variant.dtype, self.device)
@@ -122,14 +123,10 @@ class MatrixVerification:
         self.check.again()
 
 
-def moved_bytes(spec: MatrixSpec, shape: MatrixShape) -> int:
-    """Bytes that `quantize` or `dequantize` must move: the matrix, its codes, and the scales."""
-    return shape.elements * (reference_bytes(spec) + 1) + 4 * shape.channels
-
-
-def reference_bytes(spec: MatrixSpec) -> int:
-    """Bytes of an element of the matrix."""
-    return 4 if spec.matrix.dtype == "float32" else 2
+def call_bytes(spec: MatrixSpec, shape: MatrixShape, call: str) -> int:
+    """Bytes that one of CALLS must move: the matrix, the scales, and unless it is `scales`, the codes."""
+    codes = 0 if call == "scales" else 1
+    return shape.elements * (ELEMENT_BYTES[spec.matrix.dtype] + codes) + 4 * shape.channels
 
 
 def load_matrix_candidate(job: Job, spec: MatrixSpec, allowance: Allowance) -> MatrixCandidate:

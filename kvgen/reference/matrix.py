@@ -19,8 +19,7 @@ def scales(x: torch.Tensor) -> torch.Tensor:
     """max |x| / 127 of every channel of x [tokens, channels]: float32 [channels]; 0 where there are no tokens."""
     if x.shape[0] == 0:
         return torch.zeros(x.shape[1], device=x.device)
-    low, high = x.amin(0).float(), x.amax(0).float()
-    return torch.maximum(-low, high) / LEVELS
+    return torch.maximum(x.amin(0).float().abs(), x.amax(0).float().abs()) / LEVELS
 
 
 def codes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

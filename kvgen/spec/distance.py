@@ -24,9 +24,7 @@ def coordinates(batch: int, kv_len: int, q_len: int) -> Coordinates:
 
 def coordinates_of(workload: AnyWorkload) -> Coordinates:
     """The coordinates of a workload."""
-    from kvgen.spec.matrix import MatrixShape
-
-    if isinstance(workload, MatrixShape):
+    if hasattr(workload, "channels"):
         return math.log2(workload.channels), math.log2(workload.elements), 0.0
     return coordinates(workload.batch, workload.kv_len, workload.q_len)
 
