@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SUITE = "int8-kernels"
 COLUMNS = ("shape", "tokens", "channels", "variant", "target", "call", "us", "nbytes", "roofline_us", "fraction")
 NOTE = (
-    "x CPU: the CPU's time by one thread over that of kvgen's kernel. of roofline: the time of a copy (scales: of a read) of the bytes that\n"
-    "the call must move, over kvgen's time. paper: Tesla T4 and one thread of a Xeon Gold 6148; – where its text gives no number."
+    "x CPU: time of one thread of the CPU over kvgen's kernel. of roofline: time of a copy (scales: a read) of the bytes that the call\n"
+    "must move, over kvgen's kernel. paper: Tesla T4, and one thread of a Xeon Gold 6148; – where its text gives no number."
 )
 
 
