@@ -63,7 +63,8 @@ class Json:
             value: J = adapter(cls).validate_python(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            place = ".".join(str(part) for part in first["loc"] if str(part).isalnum() or str(part).isidentifier())  # not a member of a union
+            named = (str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())  # not the member of a union
+            place = ".".join(named)
             raise ValueError(f"{place or cls.__name__}: {first['msg']}") from None
         return value
 
