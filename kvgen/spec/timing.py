@@ -18,7 +18,7 @@ class Timing(Json):
     samples: tuple[float, ...] = ()
     """Every sample that `us` is the median of."""
     read_us: float | None = None
-    """A pure read of the same bytes in the same run."""
+    """A pure read of the same bytes in the same run; of an operation on a matrix, a copy that moves them."""
     default_us: float | None = None
     """The default schedule in the same run."""
 
