@@ -1,4 +1,4 @@
-"""Verification of operations on a matrix: every scale, code and read-back element to the bit (docs/numerics.md), beyond the matrix nothing.
+"""Verification of operations on a matrix: every scale, code and read-back element to the bit (docs/matrix.md), beyond the matrix nothing.
 
 Outputs lie within larger memory that is filled with sentinels; every call is repeated and must give the same bits.
 """

@@ -1,4 +1,4 @@
-"""Operations on a matrix to the bit (docs/numerics.md), and the error metrics of the INT8 per-channel paper."""
+"""Operations on a matrix to the bit (docs/matrix.md), and the error metrics of the INT8 per-channel paper."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Operation = Literal["quantize", "dequantize"]
 
 
 class MatrixFormat(Model):
-    """A matrix and its codes: q = round(x / scale) with scale = max |x| / 127 of the channel (docs/numerics.md)."""
+    """A matrix and its codes: q = round(x / scale) with scale = max |x| / 127 of the channel (docs/matrix.md)."""
 
     dtype: DType = "float32"
     """Type of the matrix; scales are float32."""
