@@ -48,7 +48,7 @@ class Params(Mapping[str, Value]):
         return "Params(" + ", ".join(f"{k}={v!r}" for k, v in self._items) + ")"
 
     def __str__(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self._items)
+        return " ".join(f"{k}={v}" for k, v in self._items) or "-"
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
