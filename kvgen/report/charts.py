@@ -30,10 +30,11 @@ class Chart:
 def rooflines(entry: Entry, results: Sequence[Result]) -> list[Chart]:
     """Per measured workload: ours, the default, the other back end, other libraries, each with the read of its bytes, and our read."""
     charts = []
+    roofline = "copy" if isinstance(entry.spec, MatrixSpec) else "pure read"
     for launch in entry.launches:
         timing, peers = entry.timing(launch.workload), _peers(entry, launch.workload, results)
         if timing is not None:
-            read = [Bar("copy" if isinstance(entry.spec, MatrixSpec) else "pure read", timing.read_us)] if timing.read_us is not None else []
+            read = [Bar(roofline, timing.read_us)] if timing.read_us is not None else []
             chart = bar_chart([*_own(entry, timing, launch.backend), *peers, *read], launch.workload.key)
             told = f"{peers[-1].us / timing.us:.1f} times as fast as {peers[-1].name}." if peers else ""
             charts.append(Chart(launch.workload.key.replace("x", " × ", 1), told, chart))
