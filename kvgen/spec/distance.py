@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from kvgen.spec.matrix import MatrixShape
     from kvgen.spec.model import KernelSpec, Workload
     from kvgen.spec.operations import AnySpec, AnyWorkload
 
@@ -24,8 +25,9 @@ def coordinates(batch: int, kv_len: int, q_len: int) -> Coordinates:
 
 def coordinates_of(workload: AnyWorkload) -> Coordinates:
     """The coordinates of a workload."""
-    if hasattr(workload, "channels"):
-        return math.log2(workload.channels), math.log2(workload.elements), 0.0
+    if hasattr(workload, "channels"):  # an exported kernel has no class of matrices to compare with
+        shape = cast("MatrixShape", workload)
+        return math.log2(shape.channels), math.log2(shape.elements), 0.0
     return coordinates(workload.batch, workload.kv_len, workload.q_len)
 
 

@@ -140,7 +140,7 @@ class _Run:
         self.shared = False
         """Other hosts work on the same studies."""
         self.devices, self.exclusive = 1, True
-        self.held: dict[int, set[tuple[Params, Workload]]] = defaultdict(set)
+        self.held: dict[int, set[tuple[Params, AnyWorkload]]] = defaultdict(set)
         """Layouts and workloads of which each device has measured candidates."""
         self.forgone: list[Candidate] = []
         """Candidates that another host is measuring."""
