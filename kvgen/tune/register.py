@@ -13,7 +13,7 @@ from kvgen.reference.quality import format_quality
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.provenance import provenance
-from kvgen.spec import AnySpec, AnyWorkload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Record
@@ -50,7 +50,7 @@ def make_entry(
         accuracy=accuracy,
         timings=tuple(timings),
         runner_up=_runner_up(decision),
-        quality={"outputs": format_quality(spec)},
+        quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
 
 
@@ -63,7 +63,7 @@ def make_untuned(spec: AnySpec, target: Target, default: Schedule, source: Sourc
         device=dict(here(target)),
         toolchain=toolchain(artifact.resources.compiler),
         provenance={**provenance(), **facts, "tuned": False, "why": "compiled only: never run, never measured"},
-        quality={"outputs": format_quality(spec)},
+        quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
 
 
