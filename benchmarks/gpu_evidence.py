@@ -69,7 +69,10 @@ def tasks(warm: float | None = None) -> list[Task]:
         found.append(Task(f"bench-{name}", 120 if name in WIDE else 40, (bench,), after=f"build-{name}"))
         if name in PLANES:
             found.append(Task(f"plane-{name}", 400, (f"python benchmarks/gpu_plane.py examples/{name}.yaml",), after=f"build-{name}"))
+    matrix = [f"python -m kvgen build examples/matrix/int8_{name}.yaml --arch sm90 --budget 200s" for name in ("quantize", "dequantize")]
+    suite = "python -m kvgen bench --suite int8-kernels --arch sm90 --rounds 5 --csv OUT/h200_int8.csv"
     found += [
+        Task("matrix", 3 * 200 + 2 * LATE_S, (*matrix, suite)),
         Task("tests", 560, ("python -m pytest tests/gpu -n 16 --tb=short",)),
         Task("shapes", 260, ("python benchmarks/gpu_shapes.py",)),
         Task("backends", 150, ("python benchmarks/gpu_backends.py",)),

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvgen.api import FallbackWarning, Kernel, build, get_kernel, support_table
+    from kvgen.api import FallbackWarning, Kernel, MatrixKernel, build, get_kernel, get_matrix_kernel, support_table
     from kvgen.errors import KvgenError, SpecError
-    from kvgen.spec import KernelSpec, load_spec
+    from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
 
 __version__ = "0.1.0"
 
@@ -19,9 +19,13 @@ _HOMES = {
     "Kernel": "kvgen.api",
     "KernelSpec": "kvgen.spec",
     "KvgenError": "kvgen.errors",
+    "MatrixKernel": "kvgen.api",
+    "MatrixSpec": "kvgen.spec",
     "SpecError": "kvgen.errors",
     "build": "kvgen.api",
     "get_kernel": "kvgen.api",
+    "get_matrix_kernel": "kvgen.api",
+    "load_any_spec": "kvgen.spec",
     "load_spec": "kvgen.spec",
     "support_table": "kvgen.api",
 }
@@ -31,10 +35,14 @@ __all__ = [
     "Kernel",
     "KernelSpec",
     "KvgenError",
+    "MatrixKernel",
+    "MatrixSpec",
     "SpecError",
     "__version__",
     "build",
     "get_kernel",
+    "get_matrix_kernel",
+    "load_any_spec",
     "load_spec",
     "support_table",
 ]

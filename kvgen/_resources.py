@@ -29,7 +29,7 @@ def templates() -> Path:
 
 
 def search_spaces() -> Path:
-    """Search-space files, one per back end."""
+    """Search-space files, one per back end, and one more for its operations on a matrix."""
     return root() / "search_spaces"
 
 

@@ -6,7 +6,7 @@ The form follows from the annotations, as for pydantic, which is not imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -32,6 +32,8 @@ def _make(kind: Any) -> Make:
     if origin in (Union, UnionType) and len(inner) == 2 and NoneType in inner:
         some = _maker(next(one for one in inner if one is not NoneType))
         return lambda data: None if data is None else some(data)
+    if origin in (Union, UnionType):
+        return _union_maker(inner)
     if origin is tuple:
         item = _maker(inner[0])
         return lambda data: tuple(map(item, data))
@@ -44,6 +46,16 @@ def _make(kind: Any) -> Make:
 
 
 _maker: Callable[[Any], Make] = cache(_make)
+
+
+def _union_maker(kinds: tuple[Any, ...]) -> Make:
+    """Of several dataclasses, the first whose fields without default are in the data."""
+    needed = [(_maker(kind), {one.name for one in fields(kind) if one.init and one.default is MISSING}) for kind in kinds]
+
+    def make(data: Any) -> Any:
+        return next(maker for maker, names in needed if names <= data.keys())(data)
+
+    return make
 
 
 def _dataclass_maker(kind: Any) -> Make:

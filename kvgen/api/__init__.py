@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvgen.api.fetch import FallbackWarning, forget, get_kernel
+    from kvgen.api.fetch import FallbackWarning, forget, get_kernel, get_matrix_kernel
     from kvgen.api.kernel import Kernel
+    from kvgen.api.matrix import MatrixKernel
     from kvgen.api.support import support_table
     from kvgen.api.tuning import build
 
-__all__ = ["FallbackWarning", "Kernel", "build", "forget", "get_kernel", "support_table"]
+__all__ = ["FallbackWarning", "Kernel", "MatrixKernel", "build", "forget", "get_kernel", "get_matrix_kernel", "support_table"]
 
 _HOMES = {
     "FallbackWarning": "fetch",
     "Kernel": "kernel",
+    "MatrixKernel": "matrix",
     "build": "tuning",
     "forget": "fetch",
     "get_kernel": "fetch",
+    "get_matrix_kernel": "fetch",
     "support_table": "support",
 }
 

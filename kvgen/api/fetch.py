@@ -10,16 +10,18 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen._collect import resting
+from kvgen.errors import SpecError, SpecIssue
 from kvgen.registry.select import select
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.spec.target import resolve
 
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
+    from kvgen.api.matrix import MatrixKernel
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
 
-_kernels: dict[tuple[Any, ...], Kernel] = {}
+_kernels: dict[tuple[Any, ...], Kernel | MatrixKernel] = {}
 _fetching: dict[tuple[Any, ...], Lock] = {}
 os.register_at_fork(after_in_child=_fetching.clear)  # a thread that held one is not there
 
@@ -39,6 +41,23 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     """
     if not isinstance(spec, KernelSpec):
         spec = load_spec(spec)
+    kernel: Kernel = _get(spec)
+    return kernel
+
+
+def get_matrix_kernel(spec: MatrixSpec | str | Path | Mapping[str, Any]) -> MatrixKernel:
+    """The kernel registered for operations on a matrix; see `get_kernel`."""
+    if not isinstance(spec, MatrixSpec):
+        loaded = load_any_spec(spec)
+        if not isinstance(loaded, MatrixSpec):
+            raise SpecError([SpecIssue("operation", "missing: a spec without it is one of attention", None, "get_kernel takes it")])
+        spec = loaded
+    kernel: MatrixKernel = _get(spec)
+    return kernel
+
+
+def _get(spec: AnySpec) -> Any:
+    """The kernel that is kept for a spec, else the one that `_fetch` finds; warns once."""
     key = (spec, *map(os.environ.get, ENVIRONMENT))
     kernel = _kernels.get(key)
     if kernel is None:
@@ -49,7 +68,7 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
                 kernel = _kernels[key] = _fetch(spec)
                 cautions = kernel.selection.cautions
         for caution in cautions:
-            warnings.warn(f"{spec.name}: {caution} (`kvgen build` tunes for this machine)", FallbackWarning, stacklevel=2)
+            warnings.warn(f"{spec.name}: {caution} (`kvgen build` tunes for this machine)", FallbackWarning, stacklevel=3)
     return kernel
 
 
@@ -58,10 +77,9 @@ def forget() -> None:
     _kernels.clear()
 
 
-def _fetch(spec: KernelSpec) -> Kernel:
+def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
     with resting():
-        from kvgen.api.kernel import Kernel
         from kvgen.registry.modules import modules
         from kvgen.runtime.device import require_device
 
@@ -73,4 +91,10 @@ def _fetch(spec: KernelSpec) -> Kernel:
             from kvgen.registry.default import default_entry
 
             entry, selection = default_entry(spec, target, selection)
+        if isinstance(spec, MatrixSpec):
+            from kvgen.api.matrix import MatrixKernel
+
+            return MatrixKernel.of(spec, entry, selection, modules(entry))
+        from kvgen.api.kernel import Kernel
+
         return Kernel.of(spec, entry, selection, modules(entry))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvgen.extras import require
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import AnySpec, load_any_spec
 
 if TYPE_CHECKING:
     from kvgen.tune.progress import Watch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(
-    spec: KernelSpec | str | Path | Mapping[str, Any],
+    spec: AnySpec | str | Path | Mapping[str, Any],
     *,
     budget: str | float | None = None,
     trials: int | None = None,
@@ -45,7 +45,7 @@ def build(
     chosen = [get_backend(name) for name in backends] if backends is not None else None
     try:
         return tune(
-            load_spec(spec),
+            load_any_spec(spec),
             budget=Budget(trials, seconds),
             backends=chosen,
             seed=seed,

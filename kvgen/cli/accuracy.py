@@ -114,10 +114,12 @@ def _named(names: list[str] | None) -> dict[str, KernelSpec]:
 
 
 def _registered() -> dict[str, KernelSpec]:
-    """The specs of the user's registry by the key of their entry."""
+    """The specs of attention in the user's registry by the key of their entry."""
     from kvgen.registry import user_store
+    from kvgen.spec import KernelSpec
 
-    found = {one.entry.key: one.entry.spec for one in user_store().all() if one.entry is not None}
+    entries = [one.entry for one in user_store().all() if one.entry is not None]
+    found = {entry.key: spec for entry in entries if isinstance(spec := entry.spec, KernelSpec)}
     if not found:
         raise typer.BadParameter(f"{user_store().root} has no entries")
     return found

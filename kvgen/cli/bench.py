@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, print_json, print_table, resolve_spec
+from kvgen.cli.output import Arch, Json, Workloads, microseconds, print_json, print_table, resolve_spec
+from kvgen.cli.suite import run_suite
 
 if TYPE_CHECKING:
     from kvgen.arch import Target
@@ -23,7 +24,8 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    spec_name: SpecName,
+    spec_name: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="A spec file, or the name of a preset.")] = None,
+    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help="int8-kernels: the INT8 paper's kernels; no SPEC.")] = None,
     against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name contains this.")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Compare with the read roofline only.")] = False,
     arch: Arch = None,
@@ -39,6 +41,10 @@ def bench(
 ) -> None:
     """Compare our kernel with torch, FlashInfer and ONNX Runtime, and with the read roofline: A B C A B C …, in one run."""
     pin_threads()
+    if spec_name is None or suite is not None:
+        policy = _policy("attend", sustained)
+        run_suite(suite, spec_name, arch, workload, policy, rounds, csv, as_json=as_json)
+        return
     from kvgen.spec.target import resolve
 
     spec = resolve_spec(spec_name, arch, workload)

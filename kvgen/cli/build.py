@@ -15,15 +15,15 @@ from kvgen.cli.output import (
     Workloads,
     print_json,
     print_table,
+    resolve_any_spec,
     resolve_backends,
-    resolve_spec,
 )
 from kvgen.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvgen.spec import KernelSpec
+    from kvgen.spec import AnySpec
     from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import CompileReport
     from kvgen.tune.result import TuningResult
@@ -77,7 +77,7 @@ def build(
             "--plane": plane,
         },
     )
-    chosen = [resolve_spec(name, arch, workload) for name in specs]
+    chosen = [resolve_any_spec(name, arch, workload) for name in specs]
     require("kvgen build", "optuna")
     if compile_only:
         _compile(chosen, backend, jobs, limit, as_json=as_json)
@@ -118,7 +118,7 @@ def _budget(text: str | None, trials: int | None) -> Budget:
 
 
 def _tune(
-    spec: KernelSpec,
+    spec: AnySpec,
     budget: Budget,
     backend: list[str] | None,
     seed: int,
@@ -192,7 +192,7 @@ def _first_line(text: str) -> str:
     return lines[0][:DETAIL_CHARS] if lines else ""
 
 
-def _compile(specs: list[KernelSpec], backend: list[str] | None, jobs: int | None, limit: int | None, *, as_json: bool) -> None:
+def _compile(specs: list[AnySpec], backend: list[str] | None, jobs: int | None, limit: int | None, *, as_json: bool) -> None:
     from kvgen.cli.live import ProgressView
     from kvgen.tune.compile_only import compile_space
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvgen.spec import KernelSpec, QuantSpec
+    from kvgen.spec import AnySpec, QuantSpec
 
 
-def describe(spec: KernelSpec) -> str:
+def describe(spec: AnySpec) -> str:
     """A format in a few words."""
+    from kvgen.spec import MatrixSpec
+
+    if isinstance(spec, MatrixSpec):
+        return f"{spec.operation} a matrix, {spec.matrix.dtype}, int{spec.matrix.bits} per {spec.matrix.axis} symmetric"
 
     def operand(letter: str, quant: QuantSpec) -> str:
         if not quant.quantized:

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from kvgen.registry.entry import Entry
 
 COLUMNS = ("workload", "back end", "tuned", "default", "speed-up", "pure read", "of read speed", "runner-up", "launch")
-NUMBERS = COLUMNS[2:7]
 
 
 def print_launches(title: str, entry: Entry) -> None:
     """Print the table; times that were not measured are dashes. The runner-up's factor is its time over the winner's."""
-    print_table(title, COLUMNS, rows(entry), right=NUMBERS)
+    from kvgen.spec import MatrixSpec
+
+    copies = isinstance(entry.spec, MatrixSpec)
+    columns = [name.replace("pure read", "copy").replace("read", "copy") if copies else name for name in COLUMNS]
+    print_table(title, columns, rows(entry), right=columns[2:7])
     if told := dispatch_told(entry):
         typer.echo(told)
 

@@ -14,7 +14,7 @@ from kvgen.pages.numbers import microseconds as microseconds  # tables of comman
 
 if TYPE_CHECKING:
     from kvgen.lower.base import Backend
-    from kvgen.spec import KernelSpec, Workload
+    from kvgen.spec import AnySpec, KernelSpec, MatrixShape, Workload
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SpecName = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")]
@@ -50,11 +50,18 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> KernelSpec:
-    """The spec of a file or a preset, with arch and workloads replaced where given. Raises SpecError, BadParameter."""
-    from kvgen.spec import load_spec, presets
+    """The spec of attention of a file or a preset, with arch and workloads replaced where given. Raises SpecError, BadParameter."""
+    from kvgen.spec import load_spec
+
+    return load_spec(resolve_any_spec(name, arch, workloads))  # type: ignore[arg-type]  # refuses other operations
+
+
+def resolve_any_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> AnySpec:
+    """The same for a spec of any operation; the workloads of a matrix are tokens x channels."""
+    from kvgen.spec import MatrixSpec, load_any_spec, presets
 
     if Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).is_file():
-        spec = load_spec(Path(name))
+        spec = load_any_spec(Path(name))
     elif name in presets():
         spec = presets()[name]
     else:
@@ -63,8 +70,9 @@ def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | 
     if arch is not None:
         changes["arch"] = arch
     if workloads:
-        changes["workloads"] = [parse_workload(text).to_json() for text in workloads]
-    return load_spec({**spec.to_json(), **changes}) if changes else spec
+        parse = parse_shape if isinstance(spec, MatrixSpec) else parse_workload
+        changes["workloads"] = [parse(text).to_json() for text in workloads]
+    return load_any_spec({**spec.to_json(), **changes}) if changes else spec
 
 
 def parse_workload(text: str) -> Workload:
@@ -75,6 +83,22 @@ def parse_workload(text: str) -> Workload:
         return parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def parse_shape(text: str) -> MatrixShape:
+    """`131072x1024`: tokens x channels. Raises BadParameter."""
+    import re
+
+    from kvgen.errors import SpecError
+    from kvgen.spec import MatrixShape
+
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    try:
+        if match:
+            return MatrixShape(tokens=int(match[1]), channels=int(match[2]))
+    except SpecError as error:
+        raise typer.BadParameter(f"shape {text!r} is out of range") from error
+    raise typer.BadParameter(f"{text!r} is not a shape; write tokens x channels, e.g. 131072x1024")
 
 
 def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:

@@ -9,13 +9,24 @@ import typer
 from kvgen.cli.describe import describe
 from kvgen.cli.exit import Exit
 from kvgen.cli.launches import print_launches
-from kvgen.cli.output import Arch, Json, SpecName, Workloads, microseconds, parse_workload, print_json, print_table, resolve_spec
+from kvgen.cli.output import (
+    Arch,
+    Json,
+    SpecName,
+    Workloads,
+    microseconds,
+    parse_shape,
+    parse_workload,
+    print_json,
+    print_table,
+    resolve_any_spec,
+)
 
 if TYPE_CHECKING:
     from kvgen.registry import Found
     from kvgen.registry.entry import Entry
     from kvgen.registry.serving import Serving
-    from kvgen.spec import Workload
+    from kvgen.spec import AnyWorkload
 
 
 def register(app: typer.Typer) -> None:
@@ -134,15 +145,19 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
     """Which entry get_kernel returns for a spec, why, and which of its launches each workload takes. Exit code 3 if there is none."""
     from kvgen.registry.select import select
     from kvgen.registry.serving import serving
+    from kvgen.spec import MatrixSpec, Workload
     from kvgen.spec.target import resolve
 
-    spec = resolve_spec(spec_name, arch)
+    spec = resolve_any_spec(spec_name, arch)
     target = resolve(spec.arch)
-    wanted = [parse_workload(text) for text in workload] if workload else [None]
+    parse = parse_shape if isinstance(spec, MatrixSpec) else parse_workload
+    wanted = [parse(text) for text in workload] if workload else [None]
     answers = [(work, select(spec, target, work)) for work in wanted]
 
-    def served(work: Workload | None, entry: Entry | None) -> list[Serving]:
-        return [serving(entry, spec, one) for one in ([work] if work else spec.workloads)] if entry else []
+    def served(work: AnyWorkload | None, entry: Entry | None) -> list[Serving]:
+        if entry is None or isinstance(spec, MatrixSpec):  # kernels of a matrix have one launch for each shape, and no dispatch table
+            return []
+        return [serving(entry, spec, one) for one in ([work] if work else spec.workloads) if isinstance(one, Workload)]
 
     if as_json:
         print_json(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.output import Arch, BackendNames, Json, SpecName, print_json, print_table, resolve_backends, resolve_spec
+from kvgen.cli.output import Arch, BackendNames, Json, SpecName, print_json, print_table, resolve_any_spec, resolve_backends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.lower.base import Backend
     from kvgen.lower.schedule import Params
-    from kvgen.spec import KernelSpec
+    from kvgen.spec import AnySpec
 
 EXAMPLES = 5
 
@@ -38,7 +38,7 @@ def space(
     from kvgen.lower.backends import backends_for, refusal
     from kvgen.spec.target import resolve
 
-    spec = resolve_spec(spec_name, arch)
+    spec = resolve_any_spec(spec_name, arch)
     target = resolve(spec.arch)
     found: list[dict[str, Any]] = []
     refusals: list[UnsupportedError] = []
@@ -61,7 +61,7 @@ def space(
         typer.echo(str(error))
 
 
-def _describe(spec: KernelSpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
+def _describe(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
     space = backend.space(spec, target)
     layouts = space.layouts()
     data = {

@@ -35,8 +35,8 @@ def presets(
         print_table("", ["preset", "format"], [(key, describe(spec)) for key, spec in shown.items()])
 
 
-def schema() -> None:
+def schema(matrix: Annotated[bool, typer.Option("--matrix", help="That of operations on a matrix.")] = False) -> None:
     """JSON schema of the spec language, for editors."""
-    from kvgen.spec.schema import json_schema
+    from kvgen.spec.schema import json_schema, matrix_schema
 
-    print_json(json_schema())
+    print_json(matrix_schema() if matrix else json_schema())

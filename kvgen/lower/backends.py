@@ -7,7 +7,8 @@ import importlib
 from kvgen.arch import Target
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.base import Backend
-from kvgen.spec import KernelSpec
+from kvgen.lower.operations import Operations
+from kvgen.spec import AnySpec
 
 NAMES = ("cuda", "tilelang", "cpu")
 
@@ -20,10 +21,10 @@ def get_backend(name: str) -> Backend:
     if name not in NAMES:
         raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")
     try:
-        backend: Backend = importlib.import_module(f"kvgen.lower.{name}").backend()
+        package = importlib.import_module(f"kvgen.lower.{name}")
     except ImportError as error:
         raise ToolchainMissing(f"the {name} back end cannot be loaded: {error}") from error
-    return backend
+    return Operations(package.backend(), package.matrix())
 
 
 def backends_for(target: Target) -> list[Backend]:
@@ -31,7 +32,7 @@ def backends_for(target: Target) -> list[Backend]:
     return [backend for backend, _ in map(_try, NAMES) if backend is not None and target in backend.targets]
 
 
-def refusal(backend: Backend, spec: KernelSpec, target: Target) -> str | None:
+def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:
     """Why a back end gives no kernel for a spec here; None if it does.
 
     The reason is its targets, a feature, what is not installed, or that no schedule suits every workload.

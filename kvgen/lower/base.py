@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.lower.functions import FUNCTIONS as FUNCTIONS
+from kvgen.lower.functions import MATRIX_FUNCTIONS as MATRIX_FUNCTIONS
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec, MatrixSpec
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
 
 Language = Literal["c++", "cuda"]
+
+
+S = TypeVar("S", contravariant=True)
+
+
+def functions_of(spec: AnySpec) -> tuple[str, ...]:
+    """Functions that a module of a spec's operation exports."""
+    return MATRIX_FUNCTIONS if isinstance(spec, MatrixSpec) else FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -40,8 +49,8 @@ class Source:
         return digest([self.text, files_digest(self.headers), self.language, self.target, list(self.flags)])
 
 
-class Backend(Protocol):
-    """A way to lower specs. Answers depend on the arguments and the installation alone; none compiles or runs a kernel.
+class Lowering(Protocol[S]):
+    """A way to lower specs of one kind. Answers depend on the arguments and the installation alone; none compiles or runs a kernel.
 
     Only `lower` may take long: TileLang lowers in a process of its own, and keeps what it made in the user's cache.
     """
@@ -53,18 +62,22 @@ class Backend(Protocol):
         """What has to be installed before this back end can lower anything, in one clause; None if all is here."""
         ...
 
-    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+    def unsupported(self, spec: S, target: Target) -> str | None:
         """Why this back end cannot lower the spec for the target, whatever is installed, in one clause; None if it can."""
         ...
 
-    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+    def space(self, spec: S, target: Target) -> SearchSpace:
         """Parameters, their values for this spec and target, and constraints with reasons."""
         ...
 
-    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+    def default(self, spec: S, target: Target) -> Schedule:
         """A safe schedule of the space, right for every workload."""
         ...
 
-    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+    def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:
         """Source of the variant. Raises UnsupportedError by name and reason."""
         ...
+
+
+class Backend(Lowering[AnySpec], Protocol):
+    """A way to lower specs of every operation; it refuses those that it has no kernels for."""

@@ -2,3 +2,5 @@
 
 FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
 """`docs/abi.md` lists their arguments."""
+MATRIX_FUNCTIONS = ("dequantize", "quantize", "scales")
+"""Functions of a module of operations on a matrix."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from kvgen.digest import digest
 from kvgen.plaindata import Json
 from kvgen.reference.layout import Order, PackedLayout, packed_layout
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec, KernelSpec
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -48,7 +48,7 @@ class Params(Mapping[str, Value]):
         return "Params(" + ", ".join(f"{k}={v!r}" for k, v in self._items) + ")"
 
     def __str__(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self._items)
+        return " ".join(f"{k}={v}" for k, v in self._items) or "-"
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -89,6 +89,10 @@ class Schedule(Json):
         return f"{self.backend}[{self.layout} | {self.launch}]"
 
 
+MATRIX_LAYOUT = digest(["row-major", "int8 codes", "float32 scales per channel"])
+"""Id of the layout of every operation on a matrix."""
+
+
 def layout_of(spec: KernelSpec, part: Params) -> PackedLayout:
     """The packed layout that a layout part means for a spec, whichever back end the launch is of.
 
@@ -99,3 +103,15 @@ def layout_of(spec: KernelSpec, part: Params) -> PackedLayout:
     if order not in get_args(Order):
         raise ValueError(f"unknown order {order!r} in the layout part {part}")
     return packed_layout(spec, part.integer("block"), cast(Order, order))
+
+
+def layout_id(spec: AnySpec, part: Params) -> str:
+    """Id of the layout that a layout part means for a spec: of packed blocks, or of the matrices that an operation reads and writes.
+
+    Raises as `layout_of` does.
+    """
+    if isinstance(spec, KernelSpec):
+        return layout_of(spec, part).id
+    if part:
+        raise ValueError(f"a matrix has no layout parameters, and the layout part is {part}")
+    return MATRIX_LAYOUT

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from kvgen.arch import Target
 from kvgen.lower.base import Backend, Source
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec
 
 
 class Sources:
     """Sources for one spec and target; `backends` by name. Each schedule is lowered once, which may take seconds."""
 
-    def __init__(self, spec: KernelSpec, target: Target, backends: Mapping[str, Backend]) -> None:
+    def __init__(self, spec: AnySpec, target: Target, backends: Mapping[str, Backend]) -> None:
         self.spec, self.target, self.backends = spec, target, backends
         self._sources: dict[str, Source] = {}
 

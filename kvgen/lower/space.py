@@ -2,7 +2,7 @@
 
 A file has a `layout` and a `launch` part (name -> values and doc), a list of constraints and a list of hints. Both are Python
 expressions over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
-`q_len`). They are evaluated as soon as all their names are known, once per combination of these.
+`q_len`; `tokens`, `channels` of a matrix). They are evaluated as soon as all their names are known, once per combination of these.
 
 A constraint excludes what cannot be lowered or run; `check` reports it. A hint excludes what did not pay where it was measured: schedules
 that satisfy all constraints and all hints are what a search tries, and any other schedule that the constraints allow can be built.
@@ -21,11 +21,11 @@ from kvgen._resources import search_spaces
 from kvgen.errors import KvgenError
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule, Value
-from kvgen.spec import KernelSpec, QuantSpec, Workload
+from kvgen.spec import AnyWorkload, KernelSpec, QuantSpec, Workload
+from kvgen.spec.operations import shape_of
 
 Part = Literal["layout", "launch"]
 Fact = Value | float | None | Callable[..., Any]
-WORKLOAD_NAMES = frozenset({"batch", "kv_len", "q_len"})
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class SearchSpace:
         parameters: Iterable[Parameter],
         constraints: Iterable[Constraint] = (),
         facts: Mapping[str, Fact] | None = None,
-        workloads: Iterable[Workload] = (),
+        workloads: Iterable[AnyWorkload] = (),
         hints: Iterable[Constraint] = (),
     ) -> None:
         """Raises KvgenError if a constraint or hint uses a name that is not a parameter, fact or workload name."""
@@ -101,20 +101,21 @@ class SearchSpace:
         self.constraints = tuple(constraints)
         self.hints = tuple(hints)
         self.facts = dict(facts or {})
-        self.workloads = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
+        self.workloads: tuple[AnyWorkload, ...] = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
+        self._workload_names = frozenset(shape_of(self.workloads[0]))
         self._names: dict[Part, tuple[str, ...]] = {
             part: tuple(p.name for p in self.parameters if p.part == part) for part in ("layout", "launch")
         }
         self._rules = (*self.constraints, *self.hints)
         self._uses = tuple(tuple(sorted(rule.names - self.facts.keys())) for rule in self._rules)
         self._verdicts: dict[tuple[Any, ...], str | None] = {}
-        known = {p.name for p in self.parameters} | self.facts.keys() | WORKLOAD_NAMES
+        known = {p.name for p in self.parameters} | self.facts.keys() | self._workload_names
         for rule in self._rules:
             if unknown := sorted(rule.names - known):
                 raise KvgenError(f"search space {backend}: `{rule.require}` mentions unknown {', '.join(unknown)}")
 
     @classmethod
-    def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[Workload]) -> SearchSpace:
+    def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[AnyWorkload]) -> SearchSpace:
         """The space of `search_spaces/<name>.yaml`, which is read once per process. Raises KvgenError if the file is malformed."""
         read = _read(search_spaces() / f"{name}.yaml")
         return cls(read.backend, read.parameters, read.constraints, facts, workloads, read.hints)
@@ -129,9 +130,9 @@ class SearchSpace:
         """Every layout part that neither a constraint nor a hint on layout parameters alone excludes."""
         return list(self._walk("layout", {}, self._all["layout"]))
 
-    def launches(self, layout: Params, workload: Workload) -> list[Params]:
+    def launches(self, layout: Params, workload: AnyWorkload) -> list[Params]:
         """Every launch part that is worth trying with the layout for the workload."""
-        fixed = {**layout, **_workload_names(workload)}
+        fixed = {**layout, **shape_of(workload)}
         return list(self._walk("launch", fixed, self._all["launch"] + self._all["workload"]))
 
     def schedules(self) -> Iterator[Schedule]:
@@ -160,15 +161,15 @@ class SearchSpace:
                 if reasons := self._launch_reasons(layout, launch, stages):
                     yield Params({**layout, **launch}), reasons
 
-    def check(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
+    def check(self, schedule: Schedule, workload: AnyWorkload | None = None) -> list[str]:
         """Why a schedule cannot be built; empty if it can. Without a workload, only rules that hold for every workload."""
         return self._problems(schedule, workload, self._required)
 
-    def doubts(self, schedule: Schedule, workload: Workload | None = None) -> list[str]:
+    def doubts(self, schedule: Schedule, workload: AnyWorkload | None = None) -> list[str]:
         """Why a search does not try a schedule: what `check` says, then the hints against it. Empty for a schedule of the space."""
         return self._problems(schedule, workload, self._all)
 
-    def _problems(self, schedule: Schedule, workload: Workload | None, stages: Mapping[str, list[int]]) -> list[str]:
+    def _problems(self, schedule: Schedule, workload: AnyWorkload | None, stages: Mapping[str, list[int]]) -> list[str]:
         if schedule.backend != self.backend:
             return [f"the schedule is for {schedule.backend}, the space for {self.backend}"]
         problems = self._name_problems(schedule)
@@ -177,7 +178,7 @@ class SearchSpace:
         params: dict[str, Value] = {**schedule.layout, **schedule.launch}
         reasons = self._reasons(params, stages["layout"] + stages["launch"])
         if workload is not None:
-            reasons += self._reasons({**params, **_workload_names(workload)}, stages["workload"])
+            reasons += self._reasons({**params, **shape_of(workload)}, stages["workload"])
         return reasons
 
     @property
@@ -225,7 +226,7 @@ class SearchSpace:
         stages: dict[str, list[int]] = {"layout": [], "launch": [], "workload": []}
         for index, uses in enumerate(self._uses[:count]):
             mentions = set(uses)
-            if mentions & WORKLOAD_NAMES:
+            if mentions & self._workload_names:
                 stages["workload"].append(index)
             else:
                 stages["launch" if mentions & set(self._names["launch"]) else "layout"].append(index)
@@ -273,7 +274,7 @@ class SearchSpace:
         static = self._reasons(params, stages["launch"])
         first: list[str] | None = None
         for work in self.workloads:
-            reasons = self._reasons({**params, **_workload_names(work)}, stages["workload"])
+            reasons = self._reasons({**params, **shape_of(work)}, stages["workload"])
             if not reasons:
                 return static
             first = reasons if first is None else first
@@ -300,10 +301,6 @@ class SearchSpace:
                 if name in expected and value not in expected[name]
             ]
         return problems
-
-
-def _workload_names(workload: Workload) -> dict[str, Value]:
-    return {"batch": workload.batch, "kv_len": workload.kv_len, "q_len": workload.q_len}
 
 
 def spec_facts(spec: KernelSpec) -> dict[str, Fact]:

@@ -16,13 +16,13 @@ import os
 import resource
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from kvgen._machine import cores
-from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.memory import data_bytes, resident_bytes, threads
-from kvgen.runtime.module import Module
+from kvgen.runtime.module import Functions, Module
 
+F = TypeVar("F", bound=Functions)
 Tell = Callable[["Stretch | None"], None]
 """Called with the candidate's stretch when its code begins to run, and with None when it ends."""
 Stretch = dict[str, int]
@@ -63,15 +63,16 @@ class Allowance:
             self.left = min(self.nbytes, self.left - self._kept())
             self._tell(None)
 
-    def guard(self, module: Module) -> Module:
+    def guard(self, module: F) -> F:
         """The module with every call inside the allowance; workspaces count as the candidate's.
 
         For calls that are not timed: entering and leaving takes some 50 µs.
         """
         guarded = copy.copy(module)
-        for name in FUNCTIONS:
+        for name in module.names:
             setattr(guarded, name, self._guarded(getattr(module, name)))
-        guarded.workspace_bytes = self._workspace(guarded.workspace_bytes)
+        if isinstance(guarded, Module):
+            guarded.workspace_bytes = self._workspace(guarded.workspace_bytes)
         return guarded
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from kvgen.arch import Target, device_type
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
@@ -71,11 +71,11 @@ class TimingPolicy:
 class Job(Json):
     """Verify (unless `check` is None), at every workload too, and time there (unless `timing` is None) one compiled variant."""
 
-    spec: KernelSpec
+    spec: AnySpec
     schedule: Schedule
     target: Target
     artifact: Path
-    workloads: tuple[Workload, ...]
+    workloads: tuple[AnyWorkload, ...]
     check: CheckPolicy | None = field(default_factory=CheckPolicy)
     timing: TimingPolicy | None = field(default_factory=TimingPolicy)
 
@@ -85,7 +85,9 @@ class Job(Json):
         return device_type(self.target)
 
     def layout(self) -> PackedLayout:
-        """The packed layout of the schedule's layout part."""
+        """The packed layout of the schedule's layout part. Raises as `layout_of` does, and TypeError for an operation on a matrix."""
+        if not isinstance(self.spec, KernelSpec):
+            raise TypeError(f"{self.spec.operation} has no packed layout")
         return layout_of(self.spec, self.schedule.layout)
 
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from statistics import median
 
 import torch
 
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.allowance import Allowance
-from kvgen.measure.check import Checker
-from kvgen.measure.inputs import NoRoom, WorkloadInputs
-from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Kind, Outcome, TimingPolicy
-from kvgen.measure.loaded import Allow, LoadedCandidate, load_candidate
+from kvgen.measure.inputs import NoRoom
+from kvgen.measure.job import LEAST_ROUNDS, Job, Kind, Outcome, TimingPolicy
+from kvgen.measure.loaded import Allow, Candidate, Inputs, Key, Stage, Verification, load_candidate
 from kvgen.measure.power import Power
-from kvgen.measure.read_roofline import ReadRoofline, read_roofline
-from kvgen.measure.scenario import long_prefill, scenarios
-from kvgen.measure.timed import TimedCheck
-from kvgen.runtime.variant import Variant
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload
 from kvgen.spec.timing import Timing
 
-Stage = Callable[[str], None]
-"""Called with the name of the stage that begins: load, reference, verify, time."""
-_kept: dict[object, WorkloadInputs] = {}
+_kept: dict[Key, Inputs] = {}
 KEPT_SHARE = 0.3
 """Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
@@ -40,10 +34,10 @@ def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
         candidate = load_candidate(job, allow)
         checker = None
         if job.check is not None:
-            checker = Checker(candidate.variant, job.device, job.check)
-            accuracy = checker.comparison.accuracy
+            checker = candidate.verification(job.check)
+            accuracy = checker.accuracy
             if not job.check.workloads_only:
-                _verify(job, job.check, checker, clock)
+                checker.run(clock, partial(_settle, job))
         for workload in job.workloads:
             timings += _at_workload(job, workload, candidate, checker, clock)
         if checker is not None and timings:
@@ -55,29 +49,14 @@ def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
     return Outcome("ok", "", tuple(timings), accuracy, clock.seconds)
 
 
-def _verify(job: Job, policy: CheckPolicy, checker: Checker, clock: _Clock) -> None:
-    """The checks that do not depend on a workload: life cycles of small caches, and long reads."""
-    clock("reference")
-    scenarios(job.spec, checker.variant.layout, policy, job.device)
-    long_prefill(job.spec, checker.variant.layout, job.device)
-    clock("verify")
-    checker.run()
-    _settle(job)
-    clock("reference")
-    checker.reads.prepare()
-    clock("verify")
-    checker.reads.run()
-    _settle(job)
-
-
-def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, checker: Checker | None, clock: _Clock) -> list[Timing]:
-    """Verify on the caches that are timed, time, verify again. Without `job.timing`, verify only."""
+def _at_workload(job: Job, workload: AnyWorkload, candidate: Candidate, checker: Verification | None, clock: _Clock) -> list[Timing]:
+    """Verify on the inputs that are timed, time, verify again. Without `job.timing`, verify only."""
     clock("reference")
     cold = 0 if job.timing is None else job.timing.cold_bytes
-    inputs = _kept_inputs(candidate.variant, workload, job.device, cold)
+    inputs = _kept_inputs(candidate, workload, job.device, cold)
     timed = None
     if checker is not None:
-        timed = TimedCheck(inputs, candidate.variant, checker.comparison)
+        timed = checker.at(inputs)
         timed.prepare()
         clock("verify")
         timed.run()
@@ -86,7 +65,7 @@ def _at_workload(job: Job, workload: Workload, candidate: LoadedCandidate, check
     if job.timing is not None:
         clock("time")
         samples = candidate.time(inputs, job.timing)
-        read_us = median(_read_roofline(job).samples(inputs.nbytes, job.timing.under(workload.load))) if job.timing.read else None
+        read_us = median(candidate.roofline(inputs, job.timing)) if job.timing.read else None
         found.append(Timing(workload, median(samples), samples, read_us, None, inputs.power.watts, inputs.power.clock_mhz))
     if timed is not None:
         clock("verify")
@@ -104,14 +83,14 @@ def perform_interleaved(
     """
     clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
-    candidates: dict[int, LoadedCandidate] = {}
+    candidates: dict[int, Candidate] = {}
     failed: dict[int, Outcome] = {}
-    samples: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
-    reads: dict[int, dict[Workload, list[float]]] = {index: {} for index in range(len(jobs))}
-    powers: dict[int, dict[Workload, Power]] = {index: {} for index in range(len(jobs))}
+    samples: dict[int, dict[AnyWorkload, list[float]]] = {index: {} for index in range(len(jobs))}
+    reads: dict[int, dict[AnyWorkload, list[float]]] = {index: {} for index in range(len(jobs))}
+    powers: dict[int, dict[AnyWorkload, Power]] = {index: {} for index in range(len(jobs))}
     workloads = list(dict.fromkeys(work for job in jobs for work in job.workloads))
     for place, workload in enumerate(workloads):
-        shared: dict[str, WorkloadInputs] = {}
+        shared: dict[Hashable, Inputs] = {}
         for _ in _rounds(rounds, until, len(workloads) - place):
             read_us: dict[int, float] = {}  # by bytes: one read per round serves all candidates
             for index, job in enumerate(jobs):
@@ -121,12 +100,12 @@ def perform_interleaved(
                 clock(f"time {index}")
                 try:
                     candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
-                    inputs = _shared_inputs(shared, candidate.variant, workload, job)
+                    inputs = _shared_inputs(shared, candidate, workload, job)
                     samples[index].setdefault(workload, []).append(median(candidate.time(inputs, policy)))
                     powers[index][workload] = inputs.power
                     if policy.read:
                         if inputs.nbytes not in read_us:
-                            read_us[inputs.nbytes] = median(_read_roofline(job).samples(inputs.nbytes, policy.under(workload.load)))
+                            read_us[inputs.nbytes] = median(candidate.roofline(inputs, policy))
                         reads[index].setdefault(workload, []).append(read_us[inputs.nbytes])
                     _settle(job)
                 except Exception as error:
@@ -134,24 +113,20 @@ def perform_interleaved(
     return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index], powers[index])) for index in range(len(jobs))]
 
 
-def _kept_inputs(variant: Variant, workload: Workload, device: str, cold: int | None) -> WorkloadInputs:
-    """Inputs, shared by the candidates of one layout. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
+def _kept_inputs(candidate: Candidate, workload: AnyWorkload, device: str, cold: int | None) -> Inputs:
+    """Inputs, shared by all candidates that can. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
 
     A candidate that fails ends the process, so its inputs are never reused.
     """
-    key = (variant.spec.format_id, variant.layout.id, workload, device, cold)
+    key = (candidate.shared_by, workload, device, cold)
     inputs = _kept.pop(key, None)
     if inputs is None:
         room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
         while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
             del _kept[next(iter(_kept))]
-        inputs = WorkloadInputs(variant, workload, device, cold)
+        inputs = candidate.inputs(workload, cold)
     _kept[key] = inputs
     return inputs
-
-
-def _read_roofline(job: Job) -> ReadRoofline:
-    return read_roofline(job.target)
 
 
 def _rounds(most: int, until: float | None, parts: int) -> Iterator[int]:
@@ -165,16 +140,18 @@ def _rounds(most: int, until: float | None, parts: int) -> Iterator[int]:
         yield number
 
 
-def _shared_inputs(shared: dict[str, WorkloadInputs], variant: Variant, workload: Workload, job: Job) -> WorkloadInputs:
-    """Inputs for all finalists of one layout: those of the search, if they are still kept."""
-    inputs = shared.get(variant.layout.id)
+def _shared_inputs(shared: dict[Hashable, Inputs], candidate: Candidate, workload: AnyWorkload, job: Job) -> Inputs:
+    """Inputs for all finalists that share them: those of the search, if they are still kept."""
+    inputs = shared.get(candidate.shared_by)
     if inputs is None:
         cold = job.timing.cold_bytes if job.timing else None
-        inputs = shared[variant.layout.id] = _kept_inputs(variant, workload, job.device, cold)
+        inputs = shared[candidate.shared_by] = _kept_inputs(candidate, workload, job.device, cold)
     return inputs
 
 
-def _timings(samples: dict[Workload, list[float]], reads: dict[Workload, list[float]], powers: dict[Workload, Power]) -> tuple[Timing, ...]:
+def _timings(
+    samples: dict[AnyWorkload, list[float]], reads: dict[AnyWorkload, list[float]], powers: dict[AnyWorkload, Power]
+) -> tuple[Timing, ...]:
     return tuple(
         Timing(
             work, median(times), tuple(times), median(reads[work]) if work in reads else None, None,

@@ -71,11 +71,11 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
         low, high = grouped.amin(-2, keepdim=True), grouped.amax(-2, keepdim=True)
         zero = store(low, param_dtype(x.dtype))
         scale = store((high - low) / levels, param_dtype(x.dtype))
-        codes = _divide(grouped - zero.float(), scale).clamp(min=0).minimum(levels)
+        codes = divide(grouped - zero.float(), scale).clamp(min=0).minimum(levels)
     else:
         zero = None
         scale = store(grouped.abs().amax(-2, keepdim=True) / levels, param_dtype(x.dtype))
-        codes = _divide(grouped, scale).clamp(-levels, levels) + 2 ** (quant.bits - 1)
+        codes = divide(grouped, scale).clamp(-levels, levels) + 2 ** (quant.bits - 1)
     return Quantized(
         codes.to(torch.uint8).reshape(x.shape),
         _param(scale, quant),
@@ -119,7 +119,7 @@ def _levels(bits: int, zero: bool, boosted: torch.Tensor | None) -> torch.Tensor
     return plain if boosted is None else torch.where(boosted, float(2**BOOST_BITS - 1), plain.to(boosted.device))
 
 
-def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """rne(x / scale) in fp32, 0 where the scale is 0."""
     wide = scale.float()
     return torch.where(wide == 0, 0.0, x / torch.where(wide == 0, 1.0, wide)).round()

@@ -7,10 +7,10 @@ from kvgen.errors import KvgenError, RegistryMiss
 from kvgen.lower import backends
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec
 
 
-def default_entry(spec: KernelSpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
+def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
     """An entry of one launch that is in no store, and the selection with a caution that says so.
 
     Raises RegistryMiss where no back end supports the spec.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvgen.lower.schedule import Params
 from kvgen.plaindata import Json
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload, Workload
 from kvgen.spec.timing import Timing
 from kvgen.spec.traffic import parse
 
@@ -19,7 +19,7 @@ class Launch:
     `workload` is the one that it was tuned for; of a launch that serves measured workloads alone, the smallest of them.
     """
 
-    workload: Workload
+    workload: AnyWorkload
     backend: str
     params: Params
     file: str

@@ -17,14 +17,14 @@ from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.lower import flags as known
-from kvgen.lower.base import FUNCTIONS, Language, Source
-from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
+from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.device import machine
 from kvgen.registry.dispatch import DispatchTable, Launch
 from kvgen.registry.paths import check_portable, locate, portable
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch, prefers_sustained
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
@@ -104,14 +104,14 @@ class Code(Json):
         """File name in the entry's folder."""
         return f"kernel-{digest([self.text, self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
 
-    def source(self, target: Target) -> Source | None:
-        """The source to compile; None if kvgen's headers differ from those that it was tuned with."""
+    def source(self, target: Target, functions: tuple[str, ...] = FUNCTIONS) -> Source | None:
+        """The source to compile, which exports `functions`; None if kvgen's headers differ from those that it was tuned with."""
         try:
             headers = tuple(map(locate, self.headers))
             if files_digest(headers) != self.headers_digest:
                 return None
             include = tuple(map(locate, self.include))
-            return Source(self.text, self.language, target, include, self.flags, headers, FUNCTIONS)
+            return Source(self.text, self.language, target, include, self.flags, headers, functions)
         except OSError:
             return None
 
@@ -130,7 +130,7 @@ class Entry(Json):
     preserved, so that a later version can fill it without a new schema.
     """
 
-    spec: KernelSpec
+    spec: AnySpec
     arch: Target
     layout: Params
     layout_id: str
@@ -152,10 +152,10 @@ class Entry(Json):
     @classmethod
     def of(
         cls,
-        spec: KernelSpec,
+        spec: AnySpec,
         arch: Target,
-        launches: Iterable[tuple[Workload, Schedule, Source, Artifact | None]],
-        more: Iterable[tuple[Workload, Schedule, Source, Artifact | None]] = (),
+        launches: Iterable[tuple[AnyWorkload, Schedule, Source, Artifact | None]],
+        more: Iterable[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = (),
         dispatch: DispatchTable | None = None,
         **facts: Any,
     ) -> Entry:
@@ -176,7 +176,7 @@ class Entry(Json):
             codes.setdefault(code.file, code)
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
         table = None if dispatch is None else replace(dispatch, launches=tuple(made[len(chosen) :]))
-        return cls(spec, arch, layout, layout_of(spec, layout).id, tuple(made[: len(chosen)]), codes, dispatch=table, **facts)
+        return cls(spec, arch, layout, layout_id(spec, layout), tuple(made[: len(chosen)]), codes, dispatch=table, **facts)
 
     @property
     def key(self) -> str:
@@ -196,28 +196,38 @@ class Entry(Json):
     def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
         """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""
         default = None if self.dispatch is None else self.dispatch.default
-        return Dispatch(self.served(), default, sustained=prefers_sustained(spec or self.spec))
+        return Dispatch(self.served(), default, sustained=prefers_sustained((spec or self.spec).workloads))
 
     def served(self) -> list[tuple[Workload, int]]:
-        """The workloads that were tuned for and those of the dispatch table, each with the index of the launch that serves it."""
-        tuned = [(launch.workload, index) for index, launch in enumerate(self.launches)]
+        """The workloads of attention that were tuned for and those of the table, each with the index of the launch that serves it."""
+        tuned = [(work, index) for index, launch in enumerate(self.launches) if isinstance(work := launch.workload, Workload)]
         return tuned if self.dispatch is None else tuned + [(cell.work, cell.launch) for cell in self.dispatch.cells]
 
     @cached_property
     def packed(self) -> PackedLayout:
-        """The packed layout of the entry's layout part, as it is defined today. Raises as `layout_of` does."""
+        """The packed layout of the entry's layout part, as it is defined today. Raises as `layout_of` does, and TypeError for an operation
+        on a matrix, which packs nothing.
+        """
+        if not isinstance(self.spec, KernelSpec):
+            raise TypeError(f"{self.spec.operation} has no packed layout")
         return layout_of(self.spec, self.layout)
+
+    def source(self, code: Code) -> Source | None:
+        """See `Code.source`."""
+        return code.source(self.arch, functions_of(self.spec))
 
     def schedule(self, launch: Launch) -> Schedule:
         """The whole schedule of one launch."""
         return Schedule(launch.backend, self.layout, launch.params)
 
-    def timing(self, workload: Workload) -> Timing | None:
+    def timing(self, workload: AnyWorkload) -> Timing | None:
         """The measurement at a workload that was tuned for, or of the launch that serves a workload of the grid; None without one."""
         tuned = next((timing for timing in self.timings if timing.workload.key == workload.key), None)
-        return tuned or (None if self.dispatch is None else self.dispatch.timing(workload))
+        if tuned is not None or self.dispatch is None or not isinstance(workload, Workload):
+            return tuned
+        return self.dispatch.timing(workload)
 
-    def rival(self, workload: Workload) -> tuple[str, float] | None:
+    def rival(self, workload: AnyWorkload) -> tuple[str, float] | None:
         """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
         timing = self.timing(workload)
         other = ((self.runner_up or {}).get("launches") or {}).get(workload.key)
@@ -290,7 +300,7 @@ class Entry(Json):
         return entry
 
 
-def entry_key(spec: KernelSpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[Workload]) -> str:
+def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
 

@@ -31,7 +31,7 @@ def modules(entry: Entry) -> dict[str, Path]:
         if launch.file in found or launch.file in missing:
             continue
         code = entry.codes[launch.file]
-        source = code.source(entry.arch)
+        source = entry.source(code)
         tuned = cache.get(code.artifact) if source is not None and code.artifact is not None and code.machine == here else None
         if tuned is not None:
             found[launch.file] = tuned.path

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvgen._resources import templates
 from kvgen.files import is_name
-from kvgen.spec import KernelSpec, QuantSpec
+from kvgen.spec import AnySpec, MatrixSpec, QuantSpec
 
 
 def portable(path: Path) -> str:
@@ -63,8 +63,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
 
 
-def format_folder(spec: KernelSpec) -> str:
+def format_folder(spec: AnySpec) -> str:
     """Folder name of a format: a readable slug, then its id."""
+    if isinstance(spec, MatrixSpec):
+        matrix = spec.matrix
+        return f"{spec.operation}-{matrix.dtype}-{matrix.bits}{matrix.axis[0]}.{spec.format_id}"
     attention = spec.attention
     heads = f"q{attention.q_heads}kv{attention.kv_heads}d{attention.head_dim}"
     layout = f"page{spec.cache.page}" if spec.cache.page else "contiguous"

@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 from kvgen.arch import Target
 from kvgen.errors import HostError, KvgenError
+from kvgen.lower.schedule import layout_id
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.distance import Coordinates, apart, coordinates_of, nearest
 
 How = Literal["exact", "nearest", "default"]
@@ -41,9 +42,9 @@ class _Candidate(NamedTuple):
 
 
 def select(
-    spec: KernelSpec,
+    spec: AnySpec,
     target: Target,
-    workload: Workload | None = None,
+    workload: AnyWorkload | None = None,
     *,
     stores: Iterable[Store] | None = None,
     device: Mapping[str, Any] | None = None,
@@ -103,7 +104,7 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
     return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device, outdated=chosen_outdated)))
 
 
-def _coverage(entry: Entry, wanted: Sequence[Workload]) -> float:
+def _coverage(entry: Entry, wanted: Sequence[AnyWorkload]) -> float:
     """Weighted mean distance of the requested workloads to the entry's nearest; 0 if it was tuned for all of them."""
     tuned = [coordinates_of(launch.workload) for launch in entry.launches]
     total = sum(work.weight for work in wanted)
@@ -114,7 +115,7 @@ def _to_nearest(tuned: Sequence[Coordinates], wanted: Coordinates) -> float:
     return apart(tuned[nearest(tuned, wanted)], wanted)
 
 
-def stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
+def stale(entry: Entry, spec: AnySpec, target: Target) -> str | None:
     """The reason why an entry in the right folder cannot be used on any machine, or None."""
     if entry.spec.format_id != spec.format_id:
         return "it is for another format than its folder's"
@@ -123,10 +124,10 @@ def stale(entry: Entry, spec: KernelSpec, target: Target) -> str | None:
     if not entry.launches:
         return "it has no launch"
     try:
-        layout = entry.packed
+        layout = layout_id(entry.spec, entry.layout)
     except (KeyError, TypeError, ValueError) as error:
         return f"its layout is none: {error}"
-    if layout.id != entry.layout_id:
+    if layout != entry.layout_id:
         return "it was made for another version of the packed layout"
     return None
 
@@ -150,7 +151,7 @@ def _unfit(candidate: _Candidate, outdated: bool) -> str | None:
 
 def _outdated(entry: Entry) -> bool:
     """Whether the headers that its sources include have changed."""
-    return any(code.source(entry.arch) is None for code in entry.codes.values())
+    return any(entry.source(code) is None for code in entry.codes.values())
 
 
 def _misfits(entry: Entry) -> list[str]:

@@ -56,7 +56,7 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
         return Serving(work, index, launch, None, "the default: no workload within a doubling of it was measured")
-    served = [one.workload for one in entry.launches] + [cell.work for cell in table.cells]
+    served = [one for one, _ in entry.served()]
     away = distance(served[place], work)
     where = f"measured at {served[place].key}" + (f", {away:.1f} doublings away" if away else "")
     cell = next((cell for cell in table.cells if cell.workload == served[place].key), None)

@@ -23,7 +23,7 @@ from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.files import child, is_name, read_plain
 from kvgen.registry.entry import SUFFIX, Damaged, Entry
 from kvgen.registry.paths import device_folder, entry_folder, format_folder, key_of, revision_of
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec
 from kvgen.toolchain.cache import sync
 
 ENTRY = "entry.json"
@@ -68,7 +68,7 @@ class Store:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def find(self, spec: KernelSpec) -> list[Found]:
+    def find(self, spec: AnySpec) -> list[Found]:
         """The store's entries of the spec's format, for any device and workload."""
         folder = format_folder(spec)
         return self._read([device / folder for device in _folders(self.root)])

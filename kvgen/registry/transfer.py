@@ -114,7 +114,7 @@ def _origins(modules: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _sources(entry: Entry) -> list[Source]:
     """Sources of an entry's launches; of an untuned one, of every schedule of its space."""
-    found = [source for code in entry.codes.values() if (source := code.source(entry.arch)) is not None]
+    found = [source for code in entry.codes.values() if (source := entry.source(code)) is not None]
     if not entry.timings:
         from kvgen.lower.backends import backends_for, refusal
 
@@ -126,7 +126,7 @@ def _sources(entry: Entry) -> list[Source]:
 
 
 def _artifact(source: Source, entry: Entry, cache: ArtifactCache) -> Artifact | None:
-    ids = [code.artifact for code in entry.codes.values() if code.artifact and code.source(entry.arch) == source]
+    ids = [code.artifact for code in entry.codes.values() if code.artifact and entry.source(code) == source]
     with suppress(ToolchainMissing):
         ids.append(compiler_for(source.language).key(source))
     return next((artifact for key in ids if (artifact := cache.get(key)) is not None), None)

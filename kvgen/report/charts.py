@@ -14,7 +14,7 @@ from kvgen.pages.course import Course, course_chart
 from kvgen.pages.numbers import fraction
 from kvgen.registry.entry import Entry
 from kvgen.report.studies import StudyView
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload, MatrixSpec
 from kvgen.spec.timing import Timing
 
 
@@ -30,10 +30,11 @@ class Chart:
 def rooflines(entry: Entry, results: Sequence[Result]) -> list[Chart]:
     """Per measured workload: ours, the default, the other back end, other libraries, each with the read of its bytes, and our read."""
     charts = []
+    roofline = "copy" if isinstance(entry.spec, MatrixSpec) else "pure read"
     for launch in entry.launches:
         timing, peers = entry.timing(launch.workload), _peers(entry, launch.workload, results)
         if timing is not None:
-            read = [Bar("pure read", timing.read_us)] if timing.read_us is not None else []
+            read = [Bar(roofline, timing.read_us)] if timing.read_us is not None else []
             chart = bar_chart([*_own(entry, timing, launch.backend), *peers, *read], launch.workload.key)
             told = f"{peers[-1].us / timing.us:.1f} times as fast as {peers[-1].name}." if peers else ""
             charts.append(Chart(launch.workload.key.replace("x", " × ", 1), told, chart))
@@ -49,8 +50,10 @@ def _own(entry: Entry, timing: Timing, backend: str) -> list[Bar]:
     return rows
 
 
-def _peers(entry: Entry, work: Workload, results: Sequence[Result]) -> list[Bar]:
-    """The slowest first."""
+def _peers(entry: Entry, work: AnyWorkload, results: Sequence[Result]) -> list[Bar]:
+    """The slowest first; none for operations on a matrix."""
+    if isinstance(entry.spec, MatrixSpec):
+        return []
     wanted = (entry.spec.name, str(entry.device.get("name")), work.key)
     here = [one for one in results if one.idle_rested and (one.spec, one.device, one.workload) == wanted]
     return [Bar(one.label(entry.spec.attention.dtype), one.us, one.read_us) for one in fastest_peers(here)]

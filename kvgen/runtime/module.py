@@ -4,22 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import tvm_ffi
 
 from kvgen.errors import KvgenError
-from kvgen.lower.functions import FUNCTIONS
+from kvgen.lower.functions import FUNCTIONS, MATRIX_FUNCTIONS
 from kvgen.runtime import forks
+
+F = TypeVar("F", bound="Functions")
 
 OPTIONAL = ("set_threads",)
 """None if the module has no such function: only CPU modules have threads."""
 
 
-class Module:
+class Functions:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("__weakref__", "_library", "path", *FUNCTIONS, *OPTIONAL)
+    __slots__ = ("__weakref__", "_library", "path", *OPTIONAL)
+    names: ClassVar[tuple[str, ...]]
+    """Functions that the library must export."""
+
+    set_threads: Callable[[int], Any] | None
+
+    def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
+        self.path = path
+        self._library = library
+        missing = [name for name in self.names if not library.implements_function(name)]
+        if missing:
+            raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
+        for name in self.names:
+            setattr(self, name, library.get_function(name))
+        for name in OPTIONAL:
+            setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
+        forks.watch(self)
+
+    def __copy__(self: F) -> F:
+        other = type(self).__new__(type(self))
+        for name in ("path", "_library", *self.names, *OPTIONAL):
+            if hasattr(self, name):
+                setattr(other, name, getattr(self, name))
+        return other
+
+    def __reduce__(self: F) -> tuple[Callable[[Path, type[F]], F], tuple[Path, type[F]]]:
+        return load_as, (self.path, type(self))  # a copy of a cache calls the same library
+
+    def after_fork(self) -> None:
+        """In a forked child: replace functions that cannot run by ones that raise."""
+        reason = forks.broken(gpu=self.set_threads is None)
+        if reason is None:
+            return
+
+        def refuse(*_: object) -> NoReturn:
+            raise KvgenError(reason)
+
+        for name in self.names:
+            setattr(self, name, refuse)
+
+
+class Module(Functions):
+    """A module of attention."""
+
+    __slots__ = FUNCTIONS
+    names = FUNCTIONS
 
     advance: Callable[..., Any]
     attend: Callable[..., Any]
@@ -31,41 +78,17 @@ class Module:
     split_tokens: Callable[[int, int, int], int]
     unpack: Callable[..., Any]
     workspace_bytes: Callable[..., Any]
-    set_threads: Callable[[int], Any] | None
 
-    def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
-        self.path = path
-        self._library = library
-        missing = [name for name in FUNCTIONS if not library.implements_function(name)]
-        if missing:
-            raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
-        for name in FUNCTIONS:
-            setattr(self, name, library.get_function(name))
-        for name in OPTIONAL:
-            setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
-        forks.watch(self)
 
-    def __copy__(self) -> Module:
-        other = Module.__new__(Module)
-        for name in ("path", "_library", *FUNCTIONS, *OPTIONAL):
-            if hasattr(self, name):
-                setattr(other, name, getattr(self, name))
-        return other
+class MatrixModule(Functions):
+    """A module of operations on a matrix."""
 
-    def __reduce__(self) -> tuple[Callable[[Path], Module], tuple[Path]]:
-        return load, (self.path,)  # a copy of a cache calls the same library
+    __slots__ = MATRIX_FUNCTIONS
+    names = MATRIX_FUNCTIONS
 
-    def after_fork(self) -> None:
-        """In a forked child: replace functions that cannot run by ones that raise."""
-        reason = forks.broken(gpu=self.set_threads is None)
-        if reason is None:
-            return
-
-        def refuse(*_: object) -> NoReturn:
-            raise KvgenError(reason)
-
-        for name in FUNCTIONS:
-            setattr(self, name, refuse)
+    dequantize: Callable[..., Any]
+    quantize: Callable[..., Any]
+    scales: Callable[..., Any]
 
 
 def load_library(path: Path) -> tvm_ffi.Module:
@@ -77,5 +100,10 @@ def load_library(path: Path) -> tvm_ffi.Module:
 
 
 def load(path: Path) -> Module:
-    """Load a compiled variant. Raises KvgenError if it cannot be loaded or lacks a function."""
-    return Module(Path(path), load_library(path))
+    """Load a compiled variant of attention. Raises KvgenError if it cannot be loaded or lacks a function."""
+    return load_as(path, Module)
+
+
+def load_as(path: Path, kind: type[F]) -> F:
+    """Load a compiled variant of any operation. Raises as `load` does."""
+    return kind(Path(path), load_library(path))

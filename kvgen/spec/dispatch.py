@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from kvgen.spec.distance import Coordinates, coordinates, coordinates_of, nearest
 
 if TYPE_CHECKING:
-    from kvgen.spec.model import KernelSpec, Workload
+    from kvgen.spec.model import Workload
+    from kvgen.spec.operations import AnyWorkload
 
 REACH = 1.0
 """Doublings of batch, of tokens and of q_len, each, up to which a measured workload speaks for a call."""
@@ -82,10 +83,10 @@ class Dispatch:
         return away.index(closest) if math.isfinite(closest) else None
 
 
-def prefers_sustained(spec: KernelSpec) -> bool:
-    """Whether most of a spec's traffic, by weight, is under a sustained load."""
-    sustained = sum(work.weight for work in spec.workloads if work.load == "sustained")
-    return 2 * sustained > sum(work.weight for work in spec.workloads)
+def prefers_sustained(workloads: Sequence[AnyWorkload]) -> bool:
+    """Whether most of the traffic, by weight, is under a sustained load. Shapes of matrices say nothing of it."""
+    sustained = sum(work.weight for work in workloads if getattr(work, "load", "rested") == "sustained")
+    return 2 * sustained > sum(work.weight for work in workloads)
 
 
 def _step(tokens: int) -> int:

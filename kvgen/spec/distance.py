@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from kvgen.spec.matrix import MatrixShape
     from kvgen.spec.model import KernelSpec, Workload
+    from kvgen.spec.operations import AnySpec, AnyWorkload
 
 Coordinates = tuple[float, float, float, float, float]
-"""log2 of batch, of the tokens of all sequences, of q_len, and of longest over mean length; 1 for a sustained load, else 0."""
+"""log2 of batch, of the tokens of all sequences, of q_len, and of longest over mean length; 1 for a sustained load, else 0. Of a matrix:
+log2 of channels and of elements, then zeros."""
 
 
 def coordinates(batch: int, kv_len: int, q_len: int, tokens: float | None = None, *, sustained: bool = False) -> Coordinates:
@@ -30,8 +33,11 @@ def mean_length(workload: Workload) -> float:
     return float(high) if low == high else (high - low) / math.log(high / low)
 
 
-def coordinates_of(workload: Workload) -> Coordinates:
+def coordinates_of(workload: AnyWorkload) -> Coordinates:
     """The coordinates of a workload."""
+    if hasattr(workload, "channels"):  # an exported kernel has no class of matrices to compare with
+        shape = cast("MatrixShape", workload)
+        return math.log2(shape.channels), math.log2(shape.elements), 0.0, 0.0, 0.0
     tokens = workload.batch * mean_length(workload)
     return coordinates(workload.batch, workload.kv_len, workload.q_len, tokens, sustained=workload.load == "sustained")
 
@@ -44,16 +50,25 @@ def apart(one: Coordinates, other: Coordinates) -> float:
     return abs(one[0] - other[0]) + abs(one[1] - other[1]) + abs(one[2] - other[2]) + abs(one[3] - other[3]) + abs(one[4] - other[4])
 
 
-def distance(one: Workload, other: Workload) -> float:
+def distance(one: AnyWorkload, other: AnyWorkload) -> float:
     """`apart` for workloads."""
     return apart(coordinates_of(one), coordinates_of(other))
 
 
-def apart_across_formats(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
+def apart_across_formats(spec: AnySpec, work: AnyWorkload, other: AnySpec, there: AnyWorkload) -> float:
     """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token.
 
-    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable.
+    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable. Operations on a matrix
+    are as near as their shapes.
     """
+    from kvgen.spec.model import KernelSpec, Workload
+
+    if isinstance(spec, KernelSpec) and isinstance(other, KernelSpec) and isinstance(work, Workload) and isinstance(there, Workload):
+        return _apart_attention(spec, work, other, there)
+    return distance(work, there)
+
+
+def _apart_attention(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
     one, two = (_across(spec, work), _across(other, there))
     bits = [s.attention.head_dim * (s.key.bits + s.value.bits) for s in (spec, other)]
     return apart(one, two) + abs(math.log2(bits[0] / bits[1]))

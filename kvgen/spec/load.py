@@ -10,18 +10,29 @@ from typing import Any
 
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.spec.limits import MAX_TEXT
+from kvgen.spec.matrix import MatrixSpec
 from kvgen.spec.model import KernelSpec
+from kvgen.spec.operations import AnySpec
 from kvgen.validated import recall, record
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec:
-    """The spec in a YAML file, a YAML text or a mapping.
+    """The spec of attention in a YAML file, a YAML text or a mapping.
 
     A string is YAML if it contains a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
     mistake up to the hundredth, with lines if the source is YAML, and no other exception for any content. A source
     that exceeds `kvgen.spec.limits` is refused. What was accepted once is recorded in the cache folder (`kvgen.validated`).
     """
-    if isinstance(source, KernelSpec):
+    spec = load_any_spec(source)
+    if isinstance(spec, MatrixSpec):
+        hint = "kvgen.get_matrix_kernel takes it"
+        raise SpecError([SpecIssue("operation", f"{spec.operation} is an operation on a matrix, and attention is asked for", None, hint)])
+    return spec
+
+
+def load_any_spec(source: str | Path | Mapping[str, Any] | AnySpec) -> AnySpec:
+    """The same for a spec of any operation: an `operation` makes it a MatrixSpec."""
+    if isinstance(source, (KernelSpec, MatrixSpec)):
         return source
     if isinstance(source, Mapping):
         return _load_mapping(source)
@@ -32,8 +43,8 @@ def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec
     return _load_text(_read(Path(source)), str(source))
 
 
-def dump_spec(spec: KernelSpec) -> str:
-    """YAML with every field; `load_spec` gives the same spec back."""
+def dump_spec(spec: AnySpec) -> str:
+    """YAML with every field; `load_any_spec` gives the same spec back."""
     import yaml
 
     return yaml.safe_dump(spec.to_json(), sort_keys=False, default_flow_style=None, width=120)
@@ -62,9 +73,9 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _load_text(text: str, name: str | None) -> KernelSpec:
+def _load_text(text: str, name: str | None) -> AnySpec:
     source = f"text\n{text}" if len(text) <= MAX_TEXT else None
-    spec = recall(KernelSpec, source)
+    spec: AnySpec | None = recall(KernelSpec, source) or recall(MatrixSpec, source)
     if spec is None:
         from kvgen.spec.document import parse
         from kvgen.spec.validation import spec_of
@@ -77,13 +88,13 @@ def _load_text(text: str, name: str | None) -> KernelSpec:
     return spec
 
 
-def _load_mapping(mapping: Mapping[Any, Any]) -> KernelSpec:
+def _load_mapping(mapping: Mapping[Any, Any]) -> AnySpec:
     from kvgen.spec.plain import plain, plain_text
 
     data, issues = plain(mapping)
     text = None if issues else plain_text(data)
     source = f"mapping\n{text}" if text is not None else None
-    spec = recall(KernelSpec, source)
+    spec: AnySpec | None = recall(KernelSpec, source) or recall(MatrixSpec, source)
     if spec is None:
         from kvgen.spec.validation import spec_of
 

@@ -15,7 +15,7 @@ from kvgen.spec import rules
 from kvgen.spec.base import Limits, Model, Step
 
 
-def _integer(value: Any) -> Any:
+def integer(value: Any) -> Any:
     """4.0 and True equal integers in Python; a literal must not accept them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -29,7 +29,7 @@ def _without_sign(value: float) -> float:
     return value + 0.0
 
 
-def _not_too_many(value: Any) -> Any:
+def not_too_many(value: Any) -> Any:
     """pydantic looks at all items of a list that is too long, and keeps an error for each."""
     if isinstance(value, (list, tuple)) and len(value) > MAX_WORKLOADS:
         from pydantic_core import PydanticCustomError
@@ -50,7 +50,7 @@ def _equal_lengths(value: Any) -> Any:
 
 
 Axis = Literal["channel", "token"]
-Bits = Annotated[Literal[2, 4, 8, 16], Step("before", _integer)]
+Bits = Annotated[Literal[2, 4, 8, 16], Step("before", integer)]
 DType = Literal["float16", "bfloat16", "float32"]
 UNSIGNED_ZERO = Step("after", _without_sign)
 
@@ -228,7 +228,7 @@ class KernelSpec(Model):
     cache: CacheSpec = CacheSpec.trusted()
     """How the cache is laid out."""
     workloads: Annotated[
-        tuple[Workload, ...], Limits(min_length=1, max_length=MAX_WORKLOADS, strict=False), Step("before", _not_too_many)
+        tuple[Workload, ...], Limits(min_length=1, max_length=MAX_WORKLOADS, strict=False), Step("before", not_too_many)
     ] = (Workload.trusted(batch=1, kv_len=4096),)
     """Shapes to tune for."""
 

@@ -1,34 +1,49 @@
-"""JSON schema of a spec file, for completion and checks in editors. `python -m kvgen.spec.schema` prints it."""
+"""JSON schemas of spec files, for completion and checks in editors. `python -m kvgen.spec.schema` prints that of attention, with `matrix`
+that of operations on a matrix.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
+import sys
+from types import ModuleType
 from typing import Any
 
 from kvgen.plaindata import adapter
-from kvgen.spec import model
+from kvgen.spec import matrix, model
+from kvgen.spec.base import Model
 from kvgen.spec.presets import FORMATS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema as plain data, with the docstrings of classes and fields as descriptions."""
-    schema = adapter(model.KernelSpec).json_schema()
-    described = _attribute_docs(inspect.getsource(model))
-    _describe(schema, "KernelSpec", described)
-    for name, part in schema["$defs"].items():
-        _describe(part, name, described)
+    """The schema of attention as plain data, with the docstrings of classes and fields as descriptions."""
+    schema = _described(model.KernelSpec, model)
     _allow_equal(schema["$defs"]["Workload"]["properties"])
     _allow_presets(schema)
     return {"$schema": DIALECT, **schema}
 
 
-def dumps() -> str:
-    """The schema as the text of docs/kvgen-spec.schema.json."""
-    return json.dumps(json_schema(), indent=2) + "\n"
+def matrix_schema() -> dict[str, Any]:
+    """The same of operations on a matrix."""
+    return {"$schema": DIALECT, **_described(matrix.MatrixSpec, matrix)}
+
+
+def dumps(schema: dict[str, Any]) -> str:
+    """A schema as the text of its file in `docs/`: kvgen-spec.schema.json, kvgen-matrix.schema.json."""
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _described(kind: type[Model], module: ModuleType) -> dict[str, Any]:
+    schema = adapter(kind).json_schema()
+    docs = _attribute_docs(inspect.getsource(module))
+    _describe(schema, kind.__name__, docs, module)
+    for name, part in schema["$defs"].items():
+        _describe(part, name, docs, module)
+    return schema
 
 
 def _attribute_docs(source: str) -> dict[str, dict[str, str]]:
@@ -50,8 +65,8 @@ def _attribute_docs(source: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, str]]) -> None:
-    part["description"] = inspect.cleandoc(getattr(model, name).__doc__)  # not every release of pydantic takes it from a dataclass
+def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, str]], module: ModuleType) -> None:
+    part["description"] = inspect.cleandoc(getattr(module, name).__doc__)  # not every release of pydantic takes it from a dataclass
     for field, entry in part.get("properties", {}).items():
         entry.pop("title", None)  # the name again, in other letters
         text = described[name].get(field)
@@ -81,4 +96,4 @@ def _allow_presets(schema: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    print(dumps(), end="")
+    print(dumps(matrix_schema() if sys.argv[1:] == ["matrix"] else json_schema()), end="")

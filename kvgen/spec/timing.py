@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvgen.plaindata import Json
-from kvgen.spec.model import Workload
+from kvgen.spec.operations import AnyWorkload
 
 
 @dataclass(frozen=True)
 class Timing(Json):
     """Time of one workload in microseconds per call."""
 
-    workload: Workload
+    workload: AnyWorkload
     us: float
     """Median."""
     samples: tuple[float, ...] = ()
     """Every sample that `us` is the median of."""
     read_us: float | None = None
-    """A pure read of the same bytes in the same run."""
+    """A pure read of the same bytes in the same run; of an operation on a matrix, a copy that moves them."""
     default_us: float | None = None
     """The default schedule in the same run."""
     watts: float | None = None

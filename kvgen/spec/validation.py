@@ -14,7 +14,9 @@ from kvgen.spec import rules
 from kvgen.spec.base import Model
 from kvgen.spec.issues import RULE, LineOf, in_order, no_line, path_text, spec_error, spec_issues
 from kvgen.spec.limits import UNREADABLE
+from kvgen.spec.matrix import MatrixSpec
 from kvgen.spec.model import KernelSpec
+from kvgen.spec.operations import AnySpec
 from kvgen.spec.partial import partial_spec
 from kvgen.spec.presets import start_from
 
@@ -54,13 +56,17 @@ def _consistent(model: M) -> M:
     return model
 
 
-def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None) -> KernelSpec:
-    """The spec in plain data. Raises SpecError with all of `found` and the mistakes in `data`; `name` is that of its file."""
+def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None) -> AnySpec:
+    """The spec in plain data: of the `operation` that it names, else of attention. Raises SpecError with all of `found` and the mistakes in
+    `data`; `name` is that of its file.
+    """
     issues = list(found)
     if data is UNREADABLE:
         raise SpecError(issues, name)
     if not isinstance(data, dict):
         raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
+    if "operation" in data:
+        return _matrix_spec(data, issues, line_of, name)
     if "preset" in data:
         line_of = _or_preset_line(line_of, data)
         data, problem = start_from(data)
@@ -72,6 +78,16 @@ def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, na
         issues += spec_issues(error, KernelSpec, line_of)
         readable = partial_spec(data, error)
         issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in rules.problems(readable)]
+    if issues:
+        raise SpecError(in_order(issues), name)
+    return spec
+
+
+def _matrix_spec(data: dict[str, Any], issues: list[SpecIssue], line_of: LineOf, name: str | None) -> MatrixSpec:
+    try:
+        spec = validated(MatrixSpec, data)
+    except ValidationError as error:
+        issues += spec_issues(error, MatrixSpec, line_of)
     if issues:
         raise SpecError(in_order(issues), name)
     return spec

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.plaindata import Facts, Json
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload
 
 Key = tuple[str, str]
 """(schedule id, workload key)."""
@@ -20,7 +20,7 @@ class Candidate:
     """One schedule at one workload."""
 
     schedule: Schedule
-    workload: Workload
+    workload: AnyWorkload
 
     @property
     def key(self) -> Key:

@@ -20,7 +20,7 @@ from kvgen.plaindata import Json
 from kvgen.registry import user_store
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.pool import build_many
@@ -47,7 +47,7 @@ class CompileOutcome(Json):
 class CompileReport:
     """The outcome of every schedule, and the untuned entries that were registered."""
 
-    spec: KernelSpec
+    spec: AnySpec
     target: Target
     outcomes: tuple[CompileOutcome, ...]
     entries: tuple[tuple[Entry, Path], ...]
@@ -72,7 +72,7 @@ class CompileReport:
 
 
 def compile_space(
-    spec: KernelSpec,
+    spec: AnySpec,
     target: Target | None = None,
     *,
     backends: Sequence[Backend] | None = None,
@@ -124,7 +124,7 @@ def compile_space(
 
 
 def _register(
-    spec: KernelSpec, target: Target, c: Contender, source: Source, result: Artifact | CompileError | CompilerCrash, store: Store
+    spec: AnySpec, target: Target, c: Contender, source: Source, result: Artifact | CompileError | CompilerCrash, store: Store
 ) -> tuple[Entry, Path]:
     if isinstance(result, CompilerCrash):
         raise result

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.search import geomean
 
@@ -34,7 +34,7 @@ class Decision:
     why: str
 
 
-def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: Iterable[Candidate]) -> list[Candidate]:
+def finalists(records: Iterable[Record], workloads: Sequence[AnyWorkload], keep: Iterable[Candidate]) -> list[Candidate]:
     """Candidates to measure again side by side: `keep`; per workload the best launches of the best layout and the best launch of the
     next best layouts; and of each of these layouts the best launch of every back end.
     """
@@ -51,14 +51,14 @@ def finalists(records: Iterable[Record], workloads: Sequence[Workload], keep: It
 
 def unclear(
     records: Iterable[Record],
-    workloads: Sequence[Workload],
+    workloads: Sequence[AnyWorkload],
     default: Schedule,
     present: Mapping[str, Schedule],
     compare: Compare,
-) -> list[Workload]:
+) -> list[AnyWorkload]:
     """The workloads at which it is unclear whether the fastest launch of the incumbent's layout is faster than the incumbent."""
     good = [record for record in records if record.ok]
-    found: list[Workload] = []
+    found: list[AnyWorkload] = []
     for workload in workloads:
         incumbent = present.get(workload.key, default)
         here = [r for r in good if r.candidate.workload.key == workload.key and r.candidate.layout == incumbent.layout]
@@ -74,18 +74,18 @@ def most_finalists(workloads: int, backends: int) -> int:
     return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
 
 
-def _score(layout: Params, good: Iterable[Record], workloads: Sequence[Workload]) -> float:
+def _score(layout: Params, good: Iterable[Record], workloads: Sequence[AnyWorkload]) -> float:
     mine = [record for record in good if record.candidate.layout == layout]
     return geomean((_fastest(mine, workload), workload.weight) for workload in workloads)
 
 
-def _fastest(records: Iterable[Record], workload: Workload) -> float:
+def _fastest(records: Iterable[Record], workload: AnyWorkload) -> float:
     return min((record.cost for record in records if record.candidate.workload.key == workload.key), default=float("inf"))
 
 
 def decide(
     records: Sequence[Record],
-    workloads: Sequence[Workload],
+    workloads: Sequence[AnyWorkload],
     default: Schedule,
     present: Mapping[str, Schedule],
     compare: Compare,

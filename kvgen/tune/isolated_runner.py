@@ -21,7 +21,7 @@ from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
 from kvgen.measure.verdict import compare
 from kvgen.measure.worker import Worker, compile_read_roofline
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
@@ -46,7 +46,7 @@ class IsolatedRunner:
 
     def __init__(
         self,
-        spec: KernelSpec,
+        spec: AnySpec,
         target: Target,
         locks: Path,
         devices: Sequence[int] | None = None,

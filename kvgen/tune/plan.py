@@ -14,7 +14,7 @@ from kvgen.lower.base import Backend, Language
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.search import Search, SearchQueue, search_queues
@@ -35,7 +35,7 @@ class Contender:
 
 
 def contenders(
-    spec: KernelSpec, target: Target, backends: Sequence[Backend] | None = None, *, all_schedules: bool = False
+    spec: AnySpec, target: Target, backends: Sequence[Backend] | None = None, *, all_schedules: bool = False
 ) -> tuple[list[Contender], list[UnsupportedError]]:
     """The back ends that can lower the spec, in order of preference, and the refusals of the others. `all_schedules`: their spaces
     include what hints exclude.
@@ -90,7 +90,7 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
         raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
 
 
-def study_name(sources: Sources, contender: Contender, workload: Workload, policy: Mapping[str, Any]) -> str:
+def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, policy: Mapping[str, Any]) -> str:
     """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources and policy by digest.
 
     Hints are not part of it: they only choose what is measured.
@@ -120,7 +120,7 @@ def open_trial_stores(
 
 
 def open_search(
-    spec: KernelSpec,
+    spec: AnySpec,
     found: Sequence[Contender],
     trial_stores: Mapping[tuple[str, str], TrialStore],
     seeds: Sequence[Candidate],

@@ -20,10 +20,10 @@ from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import Decision
 from kvgen.tune.grid import Grid
-from kvgen.tune.matrix import BARRING, Matrix, fill
 from kvgen.tune.plan import Contender
 from kvgen.tune.portfolio import TIED, Portfolio, choose
 from kvgen.tune.runner import Runner
+from kvgen.tune.times import BARRING, Times, fill
 
 POOL = 128
 """Most launches that are screened."""
@@ -67,7 +67,7 @@ class Plane:
         self._runner, self._queue, self._tell = runner, queue, tell
         self._q_len = max(spec.workloads, key=lambda work: work.weight).q_len
         self._artifacts: dict[Schedule, Artifact | None] = {}
-        self._matrix = Matrix()
+        self._times = Times()
 
     def measure(self, decision: Decision, records: Sequence[Record], seconds: float | None, *, untried: bool = True) -> Table | None:
         """Measure within `seconds` (None: the whole grid) and choose; None where nothing could be measured. `records` are those of the
@@ -79,7 +79,7 @@ class Plane:
             return None if seconds is None else began + share * seconds
 
         barred = (record.candidate.schedule for record in records if not record.ok and record.kind in BARRING)
-        self._matrix.barred.update(barred)
+        self._times.barred.update(barred)
         winners = list(dict.fromkeys(record.candidate.schedule for record in decision.launches.values()))
         default = self._default(decision, winners)
         pool = self._pool(decision, records, [default, *winners])
@@ -107,7 +107,7 @@ class Plane:
         """
         for default in self._defaults:
             schedule = Schedule(default.backend, decision.layout, default.launch)
-            if schedule in self._matrix.barred or self._spaces[default.backend].check(schedule):
+            if schedule in self._times.barred or self._spaces[default.backend].check(schedule):
                 continue
             if self._artifact(schedule) is not None:
                 return schedule
@@ -126,7 +126,7 @@ class Plane:
             ratio[schedule] = min(mine, ratio.get(schedule, mine))
         ranked = sorted(ratio, key=lambda schedule: (ratio[schedule], schedule.id))
         pool = list(dict.fromkeys([*first, *ranked]))
-        usable = (schedule for schedule in pool if schedule not in self._matrix.barred and self._artifact(schedule) is not None)
+        usable = (schedule for schedule in pool if schedule not in self._times.barred and self._artifact(schedule) is not None)
         return list(islice(usable, POOL))
 
     def _untried(self, decision: Decision, pool: Sequence[Schedule], seconds: float | None) -> list[Schedule]:
@@ -135,7 +135,7 @@ class Plane:
         for backend, space in self._spaces.items():
             for cell in self._grid.anchors(self._q_len):
                 found |= dict.fromkeys(Schedule(backend, decision.layout, launch) for launch in space.launches(decision.layout, cell))
-        fresh = [schedule for schedule in found if schedule not in pool and schedule not in self._matrix.barred]
+        fresh = [schedule for schedule in found if schedule not in pool and schedule not in self._times.barred]
         limit = None if seconds is None else COMPILING * seconds
         if limit is not None:
             fresh = fresh[: self._queue.capacity(limit)]
@@ -145,9 +145,9 @@ class Plane:
     def _finalists(self, pool: Sequence[Schedule], first: Iterable[Schedule]) -> list[Schedule]:
         """The launches for the grid: the best of every screened workload, then the second best, and so on."""
         anchors = [cell for cell in self._grid.anchors(self._q_len) if self._serving(cell, pool)]
-        ranks = [sorted(pool, key=lambda schedule: self._matrix.us(cell, schedule)) for cell in anchors]
+        ranks = [sorted(pool, key=lambda schedule: self._times.us(cell, schedule)) for cell in anchors]
         better = [schedule for rank in zip(*ranks, strict=True) for schedule in rank] if ranks else list(pool)
-        chosen = [schedule for schedule in dict.fromkeys(better) if schedule not in self._matrix.barred]
+        chosen = [schedule for schedule in dict.fromkeys(better) if schedule not in self._times.barred]
         return list(dict.fromkeys([*first, *chosen[:FINALISTS]]))
 
     def _artifact(self, schedule: Schedule) -> Artifact | None:
@@ -170,9 +170,9 @@ class Plane:
             return TUNED_ROUNDS if cell.key in own else 1 if cell.load == "sustained" else ROUNDS
 
         def entrants(cell: Workload) -> list[tuple[Schedule, Artifact]]:
-            return [(s, artifact) for s in schedules if s not in self._matrix.barred and (artifact := self._fitting(s, cell)) is not None]
+            return [(s, artifact) for s in schedules if s not in self._times.barred and (artifact := self._fitting(s, cell)) is not None]
 
-        fill(self._matrix, cells, entrants, self._runner, how_often, until, self._tell)
+        fill(self._times, cells, entrants, self._runner, how_often, until, self._tell)
 
     def _fitting(self, schedule: Schedule, cell: Workload) -> Artifact | None:
         """The compiled launch, if it can serve a workload."""
@@ -180,7 +180,7 @@ class Plane:
 
     def _serving(self, cell: Workload, schedules: Iterable[Schedule], decision: Decision | None = None) -> bool:
         """Whether a launch has a time at a cell, or the cell is a workload, which has a winner."""
-        return self._matrix.best(cell, schedules) < float("inf") or (decision is not None and cell.key in decision.launches)
+        return self._times.best(cell, schedules) < float("inf") or (decision is not None and cell.key in decision.launches)
 
     # --- choice ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Plane:
         limits: dict[int, float] = {}
         for number, cell in enumerate(cells):
             winner = decision.launches.get(cell.key)
-            times = [self._matrix.us(cell, schedule) for schedule in finalists]
+            times = [self._times.us(cell, schedule) for schedule in finalists]
             base = min(times)
             if winner is not None:
                 place, limits[number] = finalists.index(winner.candidate.schedule), TIED
@@ -221,8 +221,8 @@ class Plane:
                 record = self._runner.verify(candidate, artifact)
                 verified.add(candidate.key)
                 if not record.right and record.kind != "unsupported":
-                    self._matrix.failures.append(record)
-                    self._matrix.barred.add(schedule)
+                    self._times.failures.append(record)
+                    self._times.barred.add(schedule)
                     return False
         return True
 
@@ -235,36 +235,36 @@ class Plane:
         members = [finalists[index] for index in portfolio.launches]
         further = [schedule for schedule in members if schedule not in order]
         index = {schedule: number for number, schedule in reversed(list(enumerate([*order, *further])))}
-        timed = [cell for cell in cells if self._matrix.us(cell, serves[cell.key]) < float("inf")]
+        timed = [cell for cell in cells if self._times.us(cell, serves[cell.key]) < float("inf")]
         if not timed:
             return None
         rows = tuple(self._cell(cell, serves[cell.key], members, finalists, index) for cell in timed)
         numbers = tuple(index[schedule] for schedule in members)
-        table = DispatchTable((), index[default], numbers, rows, dict(self._matrix.skipped), round(portfolio.worst, 4))
+        table = DispatchTable((), index[default], numbers, rows, dict(self._times.skipped), round(portfolio.worst, 4))
         homes = tuple((self._home(schedule, cells, serves), schedule) for schedule in further)
         rivals = {
             key: rival
             for key, rival in decision.rivals.items()
             if key in launches and rival.candidate.backend != launches[key].candidate.backend
         }
-        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, len(finalists), tuple(self._matrix.failures))
+        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, len(finalists), tuple(self._times.failures))
 
     def _winner(self, record: Record, serving: Schedule) -> Record:
         """The record of the launch that serves a workload: the winner's, or what the grid has of the one that it gave way to."""
         if record.candidate.schedule == serving:
             return record
-        measured = self._matrix.record(record.candidate.workload, serving)
+        measured = self._times.record(record.candidate.workload, serving)
         assert measured is not None
         return replace(measured, accuracy=record.accuracy)
 
     def _cell(
         self, cell: Workload, serving: Schedule, members: Sequence[Schedule], finalists: Sequence[Schedule], index: Mapping[Schedule, int]
     ) -> Cell:
-        times = [self._matrix.us(cell, schedule) for schedule in members]
-        record = self._matrix.record(cell, serving)
+        times = [self._times.us(cell, schedule) for schedule in members]
+        record = self._times.record(cell, serving)
         power = (record.watts, record.clock_mhz) if record is not None else (None, None)
         us = tuple(round(time, 3) if time < float("inf") else None for time in times)
-        best, read = self._matrix.best(cell, finalists), self._matrix.read_us(cell)
+        best, read = self._times.best(cell, finalists), self._times.read_us(cell)
         return Cell(cell.key, index[serving], us, round(best, 3), None if read is None else round(read, 3), *power)
 
     @staticmethod

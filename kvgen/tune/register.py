@@ -13,7 +13,7 @@ from kvgen.reference.quality import format_quality
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.provenance import provenance
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Record
@@ -35,7 +35,7 @@ def make_entry(
     measured over the grid.
     """
     spec, target = sources.spec, sources.target
-    launches: list[tuple[Workload, Schedule, Source, Artifact | None]] = []
+    launches: list[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = []
     timings, accuracy = [], {}
     for work in spec.workloads:
         record = decision.launches[work.key]
@@ -57,13 +57,11 @@ def make_entry(
         accuracy=accuracy,
         timings=tuple(timings),
         runner_up=_runner_up(decision),
-        quality={"outputs": format_quality(spec)},
+        quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
 
 
-def make_untuned(
-    spec: KernelSpec, target: Target, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]
-) -> Entry:
+def make_untuned(spec: AnySpec, target: Target, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]) -> Entry:
     """The untuned entry of a default schedule, which was compiled and never run."""
     return Entry.of(
         spec,
@@ -72,7 +70,7 @@ def make_untuned(
         device=dict(here(target)),
         toolchain=toolchain(artifact.resources.compiler),
         provenance={**provenance(), **facts, "tuned": False, "why": "compiled only: never run, never measured"},
-        quality={"outputs": format_quality(spec)},
+        quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
 
 
@@ -84,7 +82,7 @@ def toolchain(compiler: str) -> dict[str, Any]:
     return {"compiler": compiler, "python": platform.python_version(), "torch": version("torch"), "tvm_ffi": version("apache-tvm-ffi")}
 
 
-def _cost(records: Sequence[Record], schedule: Schedule, work: Workload) -> float | None:
+def _cost(records: Sequence[Record], schedule: Schedule, work: AnyWorkload) -> float | None:
     """µs of a schedule at a workload among some records."""
     costs = [r.cost for r in records if r.ok and r.candidate.schedule.id == schedule.id and r.candidate.workload.key == work.key]
     return costs[0] if costs else None

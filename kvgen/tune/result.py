@@ -9,7 +9,7 @@ from typing import Any
 
 from kvgen.arch import Target
 from kvgen.registry.entry import Entry
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnySpec
 from kvgen.tune.candidate import Record
 
 
@@ -17,7 +17,7 @@ from kvgen.tune.candidate import Record
 class TuningResult:
     """The registered entry and how it came about. `records` are all finished candidates, earlier runs' included."""
 
-    spec: KernelSpec
+    spec: AnySpec
     target: Target
     entry: Entry
     path: Path

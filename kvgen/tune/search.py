@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from kvgen.lower.schedule import Params, Schedule, Value
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload
 from kvgen.tune.candidate import Candidate, Key, Record
 
 STARTERS = 3
@@ -37,7 +37,7 @@ class SearchQueue:
     """The launches of one back end over one layout at one workload: those still to try, in the seed's order, and the records so far."""
 
     layout: Params
-    workload: Workload
+    workload: AnyWorkload
     todo: dict[str, Schedule]
     start: Schedule
     """The back end's default."""
@@ -234,7 +234,7 @@ class Search:
 
     def score(self, layout: Params) -> float:
         """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""
-        best: dict[Workload, float] = {}
+        best: dict[AnyWorkload, float] = {}
         for queue in self.queues:
             if queue.layout == layout:
                 best[queue.workload] = min(best.get(queue.workload, math.inf), queue.best.cost if queue.best else math.inf)
@@ -280,7 +280,7 @@ def geomean(costs: Iterable[tuple[float, float]]) -> float:
     return math.exp(total / weights) if weights and math.isfinite(total) else math.inf
 
 
-def search_queues(layout: Params, launches: Mapping[Workload, Iterable[Params]], start: Schedule, seed: int) -> list[SearchQueue]:
+def search_queues(layout: Params, launches: Mapping[AnyWorkload, Iterable[Params]], start: Schedule, seed: int) -> list[SearchQueue]:
     """One queue per workload for the back end of `start`, its launches in an order that depends on the seed alone."""
     made = []
     for workload, params in launches.items():

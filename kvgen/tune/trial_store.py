@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from kvgen.errors import host_errors
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload
 from kvgen.tune.candidate import Record
 from kvgen.tune.shared_storage import BEAT, Given, SharedStorage, Watch
 
@@ -94,7 +94,14 @@ class TrialStore:
     """The finished measurements of one back end at one workload."""
 
     def __init__(
-        self, storage: optuna.storages.BaseStorage, name: str, space: SearchSpace, workload: Workload, seed: int, *, exclusive: bool = True
+        self,
+        storage: optuna.storages.BaseStorage,
+        name: str,
+        space: SearchSpace,
+        workload: AnyWorkload,
+        seed: int,
+        *,
+        exclusive: bool = True,
     ) -> None:
         """`exclusive`: no other process uses this study, so trials found running belong to a killed process."""
         self.space = space

@@ -22,7 +22,7 @@ from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
 from kvgen.registry.entry import entry_key
 from kvgen.registry.store import Found, Store
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.tune.budget import AGAIN, Budget, Clock
@@ -49,7 +49,7 @@ AWAIT_S = 1.0
 
 
 def tune(
-    spec: KernelSpec,
+    spec: AnySpec,
     target: Target | None = None,
     budget: Budget | None = None,
     *,
@@ -88,6 +88,8 @@ def tune(
     budget = budget or Budget()
     if plane is None:
         plane = budget.trials is None or budget.seconds is not None
+    if plane and not isinstance(spec, KernelSpec):
+        plane = False  # a kernel of a matrix is called at the shapes it was tuned for
     run = _Run(
         sources, found, Clock(budget, plane=plane), cache, watch, store, [str(refusal) for refusal in refusals],
         fresh=fresh, grid=(grid or grid_of(target)) if plane else None,
@@ -152,7 +154,7 @@ class _Run:
         self.shared = False
         """Other hosts work on the same studies."""
         self.devices, self.exclusive = 1, True
-        self.held: dict[int, set[tuple[Params, Workload]]] = defaultdict(set)
+        self.held: dict[int, set[tuple[Params, AnyWorkload]]] = defaultdict(set)
         """Layouts and workloads of which each device has measured candidates."""
         self.forgone: list[Candidate] = []
         """Candidates that another host is measuring."""
@@ -365,7 +367,7 @@ class _Run:
                     return {work.key: schedule for work, schedule in launches}
         return {}
 
-    def _launches(self, one: Found) -> list[tuple[Workload, Schedule]]:
+    def _launches(self, one: Found) -> list[tuple[AnyWorkload, Schedule]]:
         """The launches of an entry by workload; empty for an entry with another key."""
         entry = one.entry
         if entry is None or entry.key != self.key:
@@ -420,6 +422,7 @@ class _Run:
         self, grid: Grid, decision: Decision, records: Sequence[Record], runner: Runner, compile_queue: CompileQueue
     ) -> Table | None:
         """Measure launches over the grid, for the dispatch table."""
+        assert isinstance(self.spec, KernelSpec)
         stage = Plane(self.spec, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
         return stage.measure(decision, records, self.clock.left, untried=self.clock.budget.trials is None)
 

@@ -8,7 +8,7 @@ from kvgen.arch import Target
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.distance import apart_across_formats
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.plan import Contender
@@ -17,22 +17,23 @@ MOST = 8
 """Launches per workload and back end."""
 
 
-def warm_starts(spec: KernelSpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
+def warm_starts(spec: AnySpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
     """Launches of tuned entries for the target, combined with the default layout of their back end, if its space contains them.
 
     Those of the most similar formats and workloads come first; every workload gets one before any gets a second.
     """
-    entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _is_tuned_for(one.entry, target)]
+    entries = [one.entry for store in stores for one in store.all() if one.entry is not None and _is_tuned_for(one.entry, spec, target)]
     columns = [_nearest(spec, work, contender, entries) for work in spec.workloads for contender in found]
     ranks = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST))
     return list(dict.fromkeys(candidate for row in ranks for candidate in row))
 
 
-def _is_tuned_for(entry: Entry, target: Target) -> bool:
-    return entry.arch == target and bool(entry.provenance.get("tuned"))
+def _is_tuned_for(entry: Entry, spec: AnySpec, target: Target) -> bool:
+    """Whether it was tuned for the target, and its kernels are of the spec's kind."""
+    return type(entry.spec) is type(spec) and entry.arch == target and bool(entry.provenance.get("tuned"))
 
 
-def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Sequence[Entry]) -> list[Candidate]:
+def _nearest(spec: AnySpec, work: AnyWorkload, contender: Contender, entries: Sequence[Entry]) -> list[Candidate]:
     """The launches of one back end for one workload, each once, the nearest first."""
     distance: dict[Schedule, float] = {}
     for entry, other, schedule in _launches(entries, contender):
@@ -42,7 +43,7 @@ def _nearest(spec: KernelSpec, work: Workload, contender: Contender, entries: Se
     return [Candidate(schedule, work) for schedule, _ in zip(allowed, range(MOST), strict=False)]
 
 
-def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[Entry, Workload, Schedule]]:
+def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[Entry, AnyWorkload, Schedule]]:
     for entry in entries:
         served = {cell.launch for cell in entry.dispatch.cells} if entry.dispatch else set()
         for index, launch in enumerate(entry.every_launch):

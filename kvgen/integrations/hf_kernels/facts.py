@@ -66,7 +66,7 @@ def _dispatch(build: Build) -> dict[str, Any]:
         {"batch": w.batch, "kv_len": w.kv_len, "q_len": w.q_len, "shortest": w.shortest, "load": w.load, "launch": index}
         for w, index in entry.served()
     ]
-    return {"served": served, "default": default, "sustained": prefers_sustained(entry.spec)}
+    return {"served": served, "default": default, "sustained": prefers_sustained(entry.spec.workloads)}
 
 
 def _tuned(build: Build) -> dict[str, Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from kvgen.lower.base import Backend
+from kvgen.lower.base import Lowering
 from kvgen.lower.cpu.lowering import CpuBackend
+from kvgen.lower.cpu.matrix import CpuMatrix
+from kvgen.spec import KernelSpec, MatrixSpec
 
 
-def backend() -> Backend:
-    """The back end's one instance."""
+def backend() -> Lowering[KernelSpec]:
+    """Attention."""
     return CpuBackend()
+
+
+def matrix() -> Lowering[MatrixSpec]:
+    """Operations on a matrix."""
+    return CpuMatrix()

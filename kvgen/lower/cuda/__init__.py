@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from kvgen.lower.base import Backend
+from kvgen.lower.base import Lowering
 from kvgen.lower.cuda.backend import CudaBackend
+from kvgen.lower.cuda.matrix import CudaMatrix
+from kvgen.spec import KernelSpec, MatrixSpec
 
 
-def backend() -> Backend:
-    """The back end."""
+def backend() -> Lowering[KernelSpec]:
+    """Attention."""
     return CudaBackend()
+
+
+def matrix() -> Lowering[MatrixSpec]:
+    """Operations on a matrix."""
+    return CudaMatrix()

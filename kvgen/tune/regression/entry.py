@@ -10,7 +10,7 @@ from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.runtime.device import cannot_run_here
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.tune.regression.failure import failed
 from kvgen.tune.regression.finding import LEVELS, Aspect, Checked, Finding
@@ -53,7 +53,7 @@ class EntryCheck:
         numbers = self.find("numerics")
         if self._passed_over or self._rendered is None or self._built is None or numbers.status == "regressed" or numbers.environment:
             return None
-        launches: list[tuple[Workload, Any, Source, Artifact | None]] = [
+        launches: list[tuple[AnyWorkload, Any, Source, Artifact | None]] = [
             (launch.workload, self.entry.schedule(launch), self._rendered[launch.file], self._built[launch.file])
             for launch in self.entry.every_launch
         ]

@@ -64,7 +64,7 @@ def _recorded(entry: Entry, file: str, cache: ArtifactCache) -> Artifact | None:
         artifact = cache.get(code.artifact)
         if artifact is not None:
             return artifact
-    source = code.source(entry.arch)
+    source = entry.source(code)
     if source is not None:
         with suppress(ToolchainMissing):
             return build(source, cache)

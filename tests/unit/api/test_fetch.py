@@ -122,7 +122,7 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
 
     monkeypatch.setattr(backends, "get_backend", lambda name: Naive())
     monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
-    monkeypatch.setattr("kvgen.registry.entry.Code.source", lambda code, target: None)
+    monkeypatch.setattr("kvgen.registry.entry.Code.source", lambda *_: None)
     Store(places).put(naive_entry(wide, variants=2, backends=("cuda", "tilelang")))
     with pytest.warns(kvgen.FallbackWarning, match="rendered anew"):
         kvgen.get_kernel(wide)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvgen.measure import read_roofline as module
 from kvgen.measure.job import TimingPolicy
@@ -67,3 +68,13 @@ def test_the_fastest_read_of_a_size_counts(monkeypatch) -> None:
     assert meter.samples(PIECE, POLICY) == (2.0,)
     assert meter.samples(PIECE, POLICY) == (2.0,)
     assert asked == [3.0, 2.0, 4.0, 2.0], "the others are tried once"
+
+
+def test_a_copy_moves_half_of_the_bytes_from_one_half_to_the_other() -> None:
+    meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
+    size, (buffer,) = meter._buffers(5 * PIECE, POLICY, 2)
+    assert size == 6 * PIECE
+    buffer[: 3 * PIECE] = torch.arange(3 * PIECE) % 251
+    buffer[3 * PIECE :] = 0
+    assert min(meter.copies(5 * PIECE, POLICY)) > 0
+    assert torch.equal(buffer[3 * PIECE :], buffer[: 3 * PIECE])

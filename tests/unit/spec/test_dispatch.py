@@ -74,9 +74,9 @@ def test_the_load_of_a_spec_is_that_of_most_of_its_traffic():
     def spec(*works):
         return load_spec(base(workloads=[{"batch": batch, "kv_len": 64, "load": load, "weight": weight} for batch, load, weight in works]))
 
-    assert not prefers_sustained(spec((1, "rested", 1.0)))
-    assert not prefers_sustained(spec((1, "rested", 1.0), (2, "sustained", 1.0)))
-    assert prefers_sustained(spec((1, "rested", 1.0), (2, "sustained", 1.5)))
+    assert not prefers_sustained(spec((1, "rested", 1.0)).workloads)
+    assert not prefers_sustained(spec((1, "rested", 1.0), (2, "sustained", 1.0)).workloads)
+    assert prefers_sustained(spec((1, "rested", 1.0), (2, "sustained", 1.5)).workloads)
 
 
 def test_one_launch_needs_no_table():

@@ -182,7 +182,7 @@ def test_a_workload_that_does_not_fit_into_memory_is_skipped_by_name(tmp_path):
 def test_a_build_that_time_cuts_off_says_what_it_did_not_measure(tmp_path, monkeypatch):
     """The clock stands still until the tenth workload, and then jumps beyond the budget."""
     runner = FakeRunner(cost=cost)
-    monkeypatch.setattr("kvgen.tune.matrix.time.monotonic", lambda: 1e12 if len(runner.cells) >= 10 else 0.0)
+    monkeypatch.setattr("kvgen.tune.times.time.monotonic", lambda: 1e12 if len(runner.cells) >= 10 else 0.0)
     table = run(tmp_path, runner, budget=Budget(seconds=3600.0)).entry.dispatch
     measured = {key for key in runner.cells if key in {cell.key for cell in SMALL.cells()}}
     assert {cell.workload for cell in table.cells} == measured

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <omp.h>
-#include <unistd.h>
 
 #include "kvgen/append.hpp"
 #include "kvgen/attend.hpp"
+#include "kvgen/threads.hpp"
 
 namespace kvgen {
 
@@ -14,20 +14,6 @@ template <class F>
 inline void parallel_for(int64_t count, F f) {
 #pragma omp for schedule(dynamic, 1)
   for (int64_t i = 0; i < count; ++i) f(i);
-}
-
-// Raises for more threads than the machine has processors: they would only wait for each other, and a million cannot be started.
-inline void check_threads(int64_t count) {
-  const int64_t most = sysconf(_SC_NPROCESSORS_ONLN);
-  if (count > most)
-    ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)count, (long long)most);
-}
-
-inline int64_t parse_threads(const TVMFFIAny* args, int32_t count) {
-  if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)
-    ffi::fail("TypeError", "set_threads takes one int, at least 0");
-  check_threads(args[0].v_int64);
-  return args[0].v_int64;
 }
 
 template <class C>

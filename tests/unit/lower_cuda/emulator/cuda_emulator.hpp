@@ -44,6 +44,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) { return std::memset(to, byte, bytes), cudaSuccess; }
 
 inline struct { int x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 
@@ -286,6 +287,10 @@ template <class T>
 T __ldcg(const T* from) { return *from; }
 template <class T>
 void __stcg(T* to, T x) { *to = x; }
+template <class T>
+T __ldcs(const T* from) { return *from; }
+template <class T>
+void __stcs(T* to, T x) { *to = x; }
 inline float __log2f(float x) { return std::log2(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
@@ -302,6 +307,11 @@ inline float __frcp_rn(float a) { return 1.f / a; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
+inline int __float_as_int(float x) { return emulator::bits<int>(x); }
+inline int __float2int_rn(float x) {  // saturates, and NaN is 0
+  const double whole = std::nearbyint(static_cast<double>(x));
+  return std::isnan(x) ? 0 : whole >= 2147483647.0 ? 2147483647 : whole <= -2147483648.0 ? -2147483647 - 1 : static_cast<int>(whole);
+}
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 
 // --- what a launch asks of the runtime --------------------------------------------------------------------------------

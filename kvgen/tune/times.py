@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import Workload
+from kvgen.spec import AnyWorkload, Workload
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.runner import Runner
@@ -18,7 +18,7 @@ BARRING = ("crash", "timeout", "wrong")
 LATE = "the build's time was used up"
 
 
-class Matrix:
+class Times:
     """Records by workload and launch. A launch that crashed, hung or was wrong anywhere is *barred*: its times do not count."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Matrix:
         """Workloads for which there is no time left."""
         self.skipped |= {workload.key: LATE for workload in workloads if workload.key not in self._records}
 
-    def record(self, workload: Workload, schedule: Schedule) -> Record | None:
+    def record(self, workload: AnyWorkload, schedule: Schedule) -> Record | None:
         """The measurement of a launch at a workload, good or bad; None without one."""
         return self._records.get(workload.key, {}).get(schedule)
 
@@ -69,7 +69,7 @@ Entrants = Callable[[Workload], Sequence[tuple[Schedule, Artifact]]]
 
 
 def fill(
-    matrix: Matrix,
+    times: Times,
     cells: Sequence[Workload],
     entrants: Entrants,
     runner: Runner,
@@ -91,13 +91,13 @@ def fill(
                 while more and idle:
                     number, cell = next(waiting, (len(cells), None))
                     if cell is None or (until is not None and time.monotonic() + slowest > until):
-                        matrix.pass_over(cells[number:])
+                        times.pass_over(cells[number:])
                         more = False
                         break
                     told(f"{cell.key} ({number + 1} of {len(cells)})")
                     here = [(Candidate(schedule, cell), artifact) for schedule, artifact in entrants(cell)]
                     if not here:
-                        matrix.take(cell, [])
+                        times.take(cell, [])
                         continue
                     device = idle.pop(0)
                     future = pool.submit(runner.measure_cell, here, rounds(cell), device)
@@ -107,7 +107,7 @@ def fill(
                     device, cell, began = running.pop(future)
                     idle.append(device)
                     slowest = max(slowest, time.monotonic() - began)
-                    matrix.take(cell, future.result())
+                    times.take(cell, future.result())
         except BaseException:
             runner.close()
             raise

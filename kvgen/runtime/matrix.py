@@ -1,0 +1,60 @@
+"""Operations on a matrix, called on torch tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kvgen.reference.quantize import torch_dtype
+from kvgen.runtime.module import MatrixModule, load_as
+from kvgen.spec import MatrixSpec
+
+
+class MatrixVariant:
+    """One compiled schedule, for matrices of any shape. The calls run on the current stream of the tensors' device.
+
+    Matrices are [tokens, channels] in the spec's dtype; their rows may lie apart (a stride), the elements of a row side by side. Codes
+    are int8 in -127 .. 127, scales float32 [channels]. Values must be finite. Every call raises TypeError for another type and ValueError
+    for another shape, device or memory.
+    """
+
+    def __init__(self, spec: MatrixSpec, module: MatrixModule) -> None:
+        self.spec, self.module = spec, module
+        self.dtype = torch_dtype(spec.matrix.dtype)
+
+    def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """max |x| / 127 of every channel, over all tokens."""
+        _require_matrix("scales", "x", x)
+        out = torch.empty(x.shape[1], device=x.device) if out is None else out
+        self.module.scales(x, out)
+        return out
+
+    def quantize(
+        self, x: torch.Tensor, scales: torch.Tensor | None = None, codes: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales. Given scales are used as they are, and codes beyond -127 .. 127 clamped; otherwise x is read twice."""
+        _require_matrix("quantize", "x", x)
+        scales = self.scales(x) if scales is None else scales
+        codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if codes is None else codes
+        self.module.quantize(x, scales, codes)
+        return codes, scales
+
+    def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """codes * scales, rounded to the spec's dtype."""
+        _require_matrix("dequantize", "codes", codes)
+        out = torch.empty(codes.shape, dtype=self.dtype, device=codes.device) if out is None else out
+        self.module.dequantize(codes, scales, out)
+        return out
+
+
+def load_matrix(spec: MatrixSpec, path: Path) -> MatrixVariant:
+    """A compiled variant. Raises KvgenError if it cannot be loaded or lacks a function."""
+    return MatrixVariant(spec, load_as(path, MatrixModule))
+
+
+def _require_matrix(call: str, name: str, x: torch.Tensor) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{call}: {name} must be a tensor, not {type(x).__name__}")
+    if x.ndim != 2:
+        raise ValueError(f"{call}: {name} must be a matrix [tokens, channels], and has {x.ndim} dimensions")
