@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from kvgen.spec.matrix import MatrixShape
-    from kvgen.spec.model import KernelSpec, Workload
-    from kvgen.spec.operations import AnySpec, AnyWorkload
+    from kvgen.spec.model import Workload
+    from kvgen.spec.operations import AnyWorkload
 
 Coordinates = tuple[float, float, float, float, float]
 """log2 of batch, of the tokens of all sequences, of q_len, and of longest over mean length; 1 for a sustained load, else 0. Of a matrix:
@@ -53,30 +53,6 @@ def apart(one: Coordinates, other: Coordinates) -> float:
 def distance(one: AnyWorkload, other: AnyWorkload) -> float:
     """`apart` for workloads."""
     return apart(coordinates_of(one), coordinates_of(other))
-
-
-def apart_across_formats(spec: AnySpec, work: AnyWorkload, other: AnySpec, there: AnyWorkload) -> float:
-    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token.
-
-    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable. Operations on a matrix
-    are as near as their shapes.
-    """
-    from kvgen.spec.model import KernelSpec, Workload
-
-    if isinstance(spec, KernelSpec) and isinstance(other, KernelSpec) and isinstance(work, Workload) and isinstance(there, Workload):
-        return _apart_attention(spec, work, other, there)
-    return distance(work, there)
-
-
-def _apart_attention(spec: KernelSpec, work: Workload, other: KernelSpec, there: Workload) -> float:
-    one, two = (_across(spec, work), _across(other, there))
-    bits = [s.attention.head_dim * (s.key.bits + s.value.bits) for s in (spec, other)]
-    return apart(one, two) + abs(math.log2(bits[0] / bits[1]))
-
-
-def _across(spec: KernelSpec, work: Workload) -> Coordinates:
-    heads, a = work.batch * spec.attention.kv_heads, spec.attention
-    return coordinates(heads, work.kv_len, work.q_len * a.group, heads * mean_length(work), sustained=work.load == "sustained")
 
 
 def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:

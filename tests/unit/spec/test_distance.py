@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 
 from kvgen.spec import Workload, load_spec
-from kvgen.spec.distance import apart, apart_across_formats, coordinates, coordinates_of, distance, nearest
+from kvgen.spec.distance import apart, coordinates, coordinates_of, distance, nearest
+from kvgen.spec.similarity import apart_across_formats
 from tests.support.specs import workloads
 
 INT4, INT8 = ({"bits": bits, "axis": "token", "group": 64} for bits in (4, 8))
