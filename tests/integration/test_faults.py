@@ -30,7 +30,14 @@ def run(root: Path) -> TuningResult:
     check = CheckPolicy(most_tokens=1 << 11)
     isolated_runner = IsolatedRunner(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
     return tune(
-        naive_spec(), "cpu", Budget(), backends=[FaultyBackend()], store=Store(root / "registry"), cache=cache, runner=isolated_runner
+        naive_spec(),
+        "cpu",
+        Budget(),
+        backends=[FaultyBackend()],
+        store=Store(root / "registry"),
+        cache=cache,
+        runner=isolated_runner,
+        plane=False,
     )
 
 
