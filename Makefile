@@ -16,6 +16,7 @@ SETUP  ?= $(VENV)/.installed
 BIN    := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 OLDEST ?= constraints-oldest.txt
+EXTRAS ?= dev,kernels
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 SPEC   ?= examples/llama31_8b_kv4.yaml
 BUDGET ?= 100s
@@ -37,7 +38,7 @@ tests: $(SETUP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-oldest:
-	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST)
+	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST) EXTRAS=dev
 
 cuda-covering: $(SETUP)
 	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py
@@ -70,5 +71,5 @@ clean:
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[$(EXTRAS)]'
 	touch $@
