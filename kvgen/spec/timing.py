@@ -26,7 +26,7 @@ class Timing(Json):
     clock_mhz: float | None = None
     """Clock of its multiprocessors then."""
 
-    read_fraction: float | None = field(init=False)
+    read_fraction: float | None = field(init=False, default=None)
     """Share of the read's speed that the kernel reaches: 1 is as fast as reading alone."""
 
     def __post_init__(self) -> None:
