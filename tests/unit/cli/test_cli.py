@@ -212,7 +212,8 @@ def test_doctor_tells_compilers_back_ends_and_places(kvgen: Any, tmp_path: Path)
 def test_doctor_tells_which_parts_are_installed(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
     from kvgen import extras
 
-    monkeypatch.setattr(extras, "find_spec", lambda package: None if package == "optuna" else object())
+    find = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda package: None if package == "optuna" else find(package))
     checks = {check["name"]: check for check in kvgen("doctor", "--json").json()["checks"]}
     assert checks["kvgen[build]"] == {
         "name": "kvgen[build]",
