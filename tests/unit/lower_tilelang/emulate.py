@@ -37,6 +37,7 @@ def schedule(block: int = 128, **launch: Value) -> Schedule:
         "splits": "automatic",
         "reduction": "last_cta",
     }
+    assert launch.keys() <= plain.keys(), launch
     return Schedule("tilelang", Params(block=block, order="mma"), Params({**plain, **launch}))
 
 
