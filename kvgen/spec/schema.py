@@ -69,6 +69,8 @@ def _describe(part: dict[str, Any], name: str, described: dict[str, dict[str, st
     part["description"] = inspect.cleandoc(getattr(module, name).__doc__)  # not every release of pydantic takes it from a dataclass
     for field, entry in part.get("properties", {}).items():
         entry.pop("title", None)  # the name again, in other letters
+        if "const" in entry:
+            entry.pop("enum", None)  # pydantic 2.9 writes both for a single choice
         text = described[name].get(field)
         if text is not None:
             entry["description"] = text
