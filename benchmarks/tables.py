@@ -183,6 +183,17 @@ def cpu() -> str:
     return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA"], body)
 
 
+def dots() -> str:
+    """The CPU's products in floating point and in integers, in ms of one thread's processor time."""
+    found = {(r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
+    body = []
+    for bits in (8, 4, 2):
+        for length in ("4096", "32768"):
+            floating, integers = (found[f"llama31-8b-kv{bits}", length, dot] for dot in ("fp32", "int16"))
+            body.append([f"int{bits}, 1 × {length}", f"{floating:.2f}", f"{integers:.2f}", f"{floating / integers:.2f}"])
+    return table(["cache", "`dot: fp32`", "`dot: int16`", "times as fast"], body)
+
+
 def sizes() -> str:
     """What the presets take of memory, from their packed layouts."""
     from kvgen.reference.sizes import bits_at, bits_per_element, token_bytes
@@ -259,7 +270,7 @@ def accuracy_source() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "ragged": ragged,
-    "plans": plans, "cpu": cpu,
+    "plans": plans, "cpu": cpu, "dots": dots,
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
 }  # fmt: skip
 
