@@ -201,7 +201,7 @@ def sizes() -> str:
 
     body = []
     for name, spec in presets().items():
-        size, kept = token_bytes(spec, LLAMA_LAYERS), spec.cache.sink + spec.cache.local
+        size, kept = token_bytes(spec, LLAMA_LAYERS), spec.cache.unpacked
         bits = [f"{bits_per_element(spec):.3f}", f"{bits_at(spec, 32768):.3f}"]
         body.append([f"`{name}`", *bits, f"{size / 1024:g}", f"{LLAMA_LAYERS * 8 * 128 * 4 / size:.2f}", str(kept)])
     header = ["preset", "bits per element", "at 32768 tokens", "KiB per token", "times smaller than 16 bits", "tokens kept in 16 bits"]

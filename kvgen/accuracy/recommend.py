@@ -131,8 +131,7 @@ def best(found: list[Option], budget: float | None) -> Option:
 def _option(row: Row, shape: ModelShape, dtype: DType) -> Option:
     spec = spec_for(row.name, shape, dtype)
     entries = tuple(one.entry for store in stores() for one in store.find(spec) if one.entry is not None)
-    cache = spec.cache
-    return Option(row, spec, bits_per_element(spec), token_bytes(spec, shape.layers), cache.sink + cache.local, entries)
+    return Option(row, spec, bits_per_element(spec), token_bytes(spec, shape.layers), spec.cache.unpacked, entries)
 
 
 __all__ = ["MODELS", "ModelShape", "Option", "best", "model_shape", "options", "read_csv", "results", "spec_for"]

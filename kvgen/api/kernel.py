@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from kvgen.api.threads import set_threads
 from kvgen.arch import Target
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.dispatch import Launch
@@ -73,12 +73,7 @@ class Kernel(Calls):
 
         Raises ValueError out of range and for other kernels, TypeError if it is not an integer.
         """
-        if self.target != "cpu":
-            raise ValueError(f"set_threads({count}): threads belong to CPU kernels, and this one is for {self.target}")
-        count = checks.whole("threads", count, 1, os.cpu_count() or 1)
-        for launch in self._distinct:
-            if launch.module.set_threads is not None:
-                launch.module.set_threads(count)
+        set_threads(self.target, (launch.module for launch in self._distinct), count)
 
     def _device(self, device: torch.device | str | None) -> torch.device:
         """Where a new cache lies, which must be of the kernel's kind; by default the CPU or the current GPU."""

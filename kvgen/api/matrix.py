@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from kvgen.api.threads import set_threads
 from kvgen.arch import Target
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
-from kvgen.runtime import checks
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape, MatrixSpec
 from kvgen.spec.distance import coordinates_of, nearest
@@ -68,12 +67,7 @@ class MatrixKernel:
 
     def set_threads(self, count: int) -> None:
         """Threads of the following calls, for CPU kernels. Raises ValueError out of range and for GPU kernels, TypeError for no integer."""
-        if self.target != "cpu":
-            raise ValueError(f"set_threads({count}): threads belong to CPU kernels, and this one is for {self.target}")
-        count = checks.whole("threads", count, 1, os.cpu_count() or 1)
-        for variant in self._variants:
-            if variant.module.set_threads is not None:
-                variant.module.set_threads(count)
+        set_threads(self.target, (variant.module for variant in self._variants), count)
 
     def _for(self, x: torch.Tensor) -> MatrixVariant:
         if isinstance(x, torch.Tensor) and x.ndim == 2:

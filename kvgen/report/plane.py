@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
 from kvgen.pages.heat_map import Colors, Place, heat_map
 from kvgen.pages.numbers import factor, fraction, microseconds
+from kvgen.registry import dispatch
 from kvgen.registry.entry import Entry
 from kvgen.report.charts import Chart
 
@@ -20,7 +19,6 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LAUNCH = Colors("c", (0.5, 1.5, 2.5, 3.5, 4.5), lambda value: LETTERS[int(value)])
 FEWEST_CELLS = 4
 """Least number of cells of a map."""
-WORKLOAD = re.compile(r"(\d+)x(?:(\d+)-)?(\d+)(?:q(\d+))?(?::(\w+))?")
 
 
 @dataclass(frozen=True)
@@ -69,20 +67,20 @@ class Cell:
 
 def cells(entry: Entry) -> list[Cell]:
     """The measured grid of an entry's dispatch table, without workloads whose launch has no time there; empty without a table."""
-    table = entry.to_json()["dispatch"]
-    return [] if not table else [cell for data in table["cells"] if (cell := _cell(data, table["members"])) is not None]
+    table = entry.dispatch
+    return [] if table is None else [cell for one in table.cells if (cell := _cell(one, table)) is not None]
 
 
-def _cell(data: Mapping[str, Any], members: list[int]) -> Cell | None:
-    name, number = data["workload"], members.index(data["launch"])
-    match, us = WORKLOAD.fullmatch(name), data["us"][number]
-    if match is None or us is None:
+def _cell(one: dispatch.Cell, table: dispatch.DispatchTable) -> Cell | None:
+    work, us = one.work, table.time(one, one.launch)
+    if us is None:
         return None
-    batch, shortest, longest, q_len, load = match.groups()
-    traffic = f"unequal lengths, from 1/{round(int(longest) / int(shortest))} of the longest" if shortest else "equal lengths"
-    traffic += f", {q_len} query tokens" if q_len else ""
-    power = data.get("watts"), data.get("clock_mhz")
-    return Cell(name, (int(batch), int(longest)), traffic, load == "sustained", us, data["best_us"], data.get("read_us"), number, *power)
+    unequal = work.shortest < work.kv_len
+    traffic = f"unequal lengths, from 1/{round(work.kv_len / work.shortest)} of the longest" if unequal else "equal lengths"
+    traffic += f", {work.q_len} query tokens" if work.q_len > 1 else ""
+    place, number = (work.batch, work.kv_len), table.members.index(one.launch)
+    sustained = work.load == "sustained"
+    return Cell(one.workload, place, traffic, sustained, us, one.best_us, one.read_us, number, one.watts, one.clock_mhz)
 
 
 def kinds(found: Iterable[Cell]) -> tuple[dict[str, list[Cell]], list[Cell]]:

@@ -46,9 +46,10 @@ def seen(page: str, folder: Path) -> list[dict[str, object]]:
     file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{LOOK}")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
     done = subprocess.run([str(BROWSER), *options, file.as_uri()], capture_output=True, text=True, check=False, timeout=120)
-    told = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.DOTALL)
-    if told is None:
+    if 'id="told"' not in done.stdout:
         pytest.skip(f"{BROWSER} does not show files of {folder}: {done.stderr[-200:]}")
+    told = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert told is not None, "the page could not be looked at"
     found: list[dict[str, object]] = json.loads(html.unescape(told[1]))
     return found
 
