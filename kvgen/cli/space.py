@@ -49,7 +49,7 @@ def space(
             continue
         found.append(_describe(spec, chosen, target, explain=explain, schedules=schedules))
     if not found:
-        from kvgen.tune.plan import no_backend
+        from kvgen.tune.contenders import no_backend
 
         raise refusals[0] if refusals else no_backend(target)
     if as_json:

@@ -18,9 +18,9 @@ from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.compile_queue import CompileQueue
+from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
 from kvgen.tune.grid import Grid
-from kvgen.tune.plan import Contender
 from kvgen.tune.portfolio import TIED, Portfolio, choose
 from kvgen.tune.runner import Runner
 from kvgen.tune.times import BARRING, Times, fill

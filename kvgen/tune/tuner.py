@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from kvgen.arch import Target
-from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
+from kvgen.errors import KvgenError, MeasureError, host_errors
 from kvgen.lower.base import Backend
-from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
 from kvgen.registry.entry import entry_key
-from kvgen.registry.store import Found, Store
-from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
+from kvgen.registry.store import Store
+from kvgen.spec import AnySpec, KernelSpec
 from kvgen.spec.target import resolve
-from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.tune.budget import AGAIN, Budget, Clock
-from kvgen.tune.candidate import Candidate, Key, Record
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.budget import Budget, Clock
+from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.compile_queue import CompileQueue
-from kvgen.tune.decide import Decision, decide, finalists, most_finalists, unclear
+from kvgen.tune.contenders import Contender, contenders, open_search, open_trial_stores, require
+from kvgen.tune.decide import Decision, decide, most_finalists
+from kvgen.tune.final import Final
 from kvgen.tune.grid import Grid, grid_of
-from kvgen.tune.plan import Contender, contenders, open_search, open_trial_stores, require
+from kvgen.tune.measuring import MeasuringLoop
 from kvgen.tune.plane import Plane, Table
+from kvgen.tune.present import present_launches
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry
 from kvgen.tune.result import TuningResult
 from kvgen.tune.runner import Runner
-from kvgen.tune.search import Search
 from kvgen.tune.warm_start import warm_starts
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from kvgen.tune.trial_store import TrialStore
-
-AWAIT_S = 1.0
-"""Seconds between two looks at what other hosts still measure, when nothing else is left."""
 
 
 def tune(
@@ -153,11 +149,6 @@ class _Run:
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
-        self.devices, self.exclusive = 1, True
-        self.held: dict[int, set[tuple[Params, AnyWorkload]]] = defaultdict(set)
-        """Layouts and workloads of which each device has measured candidates."""
-        self.forgone: list[Candidate] = []
-        """Candidates that another host is measuring."""
         self.failures: Counter[str] = Counter()
         self.known = 0
         self.planned: int | None = None
@@ -176,7 +167,7 @@ class _Run:
     def _go(self, runner: Runner, backing: BaseStorage, seed: int) -> TuningResult:
         self.trial_stores = open_trial_stores(backing, self.sources, self.found, runner.policy, seed, exclusive=not self.shared)
         self.known = len(self.records())
-        present = {} if self.fresh else self._present()
+        present = {} if self.fresh else present_launches(self.spec, self.key, self.found, self._stores())
         keep = self._keep(present)
         self.clock.final_seconds = runner.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
         search = open_search(
@@ -194,7 +185,10 @@ class _Run:
         with CompileQueue(self.sources, self.cache) as compile_queue:
             compile_queue.run_beside(runner.ready)
             try:
-                self._search(search, runner, compile_queue, keep)
+                loop = MeasuringLoop(
+                    search, self.trial_stores, runner, compile_queue, self.clock, self.tell, self._finished, shared=self.shared
+                )
+                loop.run(keep)
             except KeyboardInterrupt:
                 interrupted = True
             finally:
@@ -204,7 +198,8 @@ class _Run:
             last: list[Record] = []
             if not interrupted:
                 try:
-                    last = self._final(runner, compile_queue, keep, present)
+                    final = Final(self.spec.workloads, self.default, present, runner, compile_queue, self.clock, self.tell)
+                    last = final.measure(self.records(), keep)
                 except KeyboardInterrupt:
                     interrupted = True
             decision = decide(last, self.spec.workloads, self.default, present, runner.compare)
@@ -222,157 +217,11 @@ class _Run:
         """The records of all finished candidates."""
         return [record for trial_store in self.trial_stores.values() for record in trial_store.records.values()]
 
-    # --- search ------------------------------------------------------------------------------------------------------
-
-    def _search(self, search: Search, runner: Runner, compile_queue: CompileQueue, first: Sequence[Candidate]) -> None:
-        """Measure until the budget or the space is used up. The `first` candidates are measured whatever the budget is.
-
-        The final's time is not touched: nothing is begun that would not be compiled by then, and nothing waited for that is not.
-        """
-        must = {candidate.key for candidate in first}
-        window: deque[Candidate] = deque()
-        running: dict[Future[Record], int] = {}
-        self.devices, self.exclusive = runner.devices, runner.exclusive
-        idle = list(range(runner.devices))
-        depth = 2 * max(compile_queue.workers, runner.devices)
-        with ThreadPoolExecutor(runner.devices, thread_name_prefix="measure") as pool:
-            try:
-                more = True
-                while True:
-                    if not window or not runner.exclusive:
-                        more = self._refill(window, search, compile_queue, depth, settle=runner.exclusive and not running)
-                    while idle and (candidate := self._take(window, must, compile_queue, busy=bool(running))) is not None:
-                        artifact = self._compiled(candidate, search, compile_queue)
-                        if artifact is not None:
-                            self.clock.used += 1
-                            self.tell("measuring", str(candidate.schedule))
-                            device = self._nearest_device(candidate, idle)
-                            running[pool.submit(runner.measure, candidate, artifact, device)] = device
-                    if not running:
-                        if self.clock.search_over or not (window or (more and (search.left or self.forgone))):
-                            break
-                        if not window and not search.left:
-                            time.sleep(AWAIT_S)
-                        continue
-                    awaited: list[Future[Any]] = list(running)
-                    if idle:  # a device without a candidate takes the next that is compiled
-                        awaited += compile_queue.unfinished([one.schedule for one in window])
-                    wait(awaited, return_when=FIRST_COMPLETED)
-                    for future in [future for future in running if future.done()]:
-                        idle.append(running.pop(future))
-                        self._finish(future.result(), search)
-            except BaseException:
-                runner.close()
-                raise
-        self._read_others(search)
-
-    def _nearest_device(self, candidate: Candidate, idle: list[int]) -> int:
-        """Take an idle device, if possible one that has inputs and references of this layout and workload already."""
-        inputs = (candidate.layout, candidate.workload)
-        device = next((one for one in idle if inputs in self.held[one]), idle[0])
-        idle.remove(device)
-        self.held[device].add(inputs)
-        return device
-
-    def _take(self, window: deque[Candidate], must: set[Key], compile_queue: CompileQueue, *, busy: bool) -> Candidate | None:
-        """The next candidate to measure: the first, or with a bound of time or several devices the first that is compiled, waiting for it
-        unless another device is `busy`. Once the search is over, only candidates in `must`.
-        """
-        due = [candidate for candidate in window if not self.clock.search_over or candidate.key in must]
-        chosen: int | None = 0 if due else None
-        if due and (self.clock.budget.seconds is not None or self.devices > 1):
-            chosen = compile_queue.first_ready([candidate.schedule for candidate in due], 0.0 if busy else self.clock.search_left or None)
-        if chosen is None:
-            return None
-        window.remove(due[chosen])
-        return due[chosen]
-
-    def _refill(self, window: deque[Candidate], search: Search, compile_queue: CompileQueue, depth: int, *, settle: bool) -> bool:
-        """Start more candidates, up to `depth` at a time; False if there is no time for any. If there is no time to compile, only
-        candidates that are already compiled.
-        """
-        if self.clock.search_over and not search.first:
-            return False
-        room, left = depth - len(window), self.clock.search_left
-        fresh = room if left is None else min(room, max(len(search.first), compile_queue.capacity(left)))
-        claimed = self._read_others(search)
-        candidates = []
-        for candidate in search.next(fresh) if fresh > 0 else search.transfers(room):
-            trial_store = self.trial_stores[candidate.backend, candidate.workload.key]
-            if candidate.key in claimed or not trial_store.claim(candidate.schedule):
-                search.forgo(candidate)
-                self.forgone.append(candidate)
-                continue
-            compile_queue.start(candidate.schedule)
-            candidates.append(candidate)
-        window.extend(candidates)
-        if not self.exclusive and fresh > 0:  # the next round may wait for records: compilers without work begin with what is likely in it
-            for schedule in search.likely(min(compile_queue.spare, fresh - len(candidates))):
-                compile_queue.start(schedule)
-        if settle and candidates:
-            self.tell("compiling", f"{len(candidates)} schedules")
-            compile_queue.wait_idle()
-        return fresh > 0 or bool(candidates)
-
-    def _read_others(self, search: Search) -> set[Key]:
-        """Use what other hosts have measured, and try what dead ones had claimed; the keys of candidates that living ones have claimed."""
-        claimed: set[Key] = set()
-        for trial_store in self.trial_stores.values() if self.shared else ():
-            claimed |= {(identity, trial_store.workload.key) for identity in trial_store.claimed_elsewhere()}
-            for record in trial_store.read():
-                search.take(record)
-        waiting, self.forgone = self.forgone, []
-        for candidate in waiting:
-            if candidate.key in claimed:
-                self.forgone.append(candidate)
-            elif candidate.schedule.id not in self.trial_stores[candidate.backend, candidate.workload.key].records:
-                search.regain(candidate)
-        return claimed
-
-    def _compiled(self, candidate: Candidate, search: Search, compile_queue: CompileQueue) -> Artifact | None:
-        """The candidate's artifact; None if it does not compile, which is recorded."""
-        try:
-            return compile_queue.artifact(candidate.schedule)
-        except (ToolchainMissing, CompilerCrash) as error:  # another time or machine may compile it: not recorded
-            self.trial_stores[candidate.backend, candidate.workload.key].release(candidate.schedule)
-            search.take(Record(candidate, "unsupported", detail=str(error)))
-            return None
-        except (CompileError, UnsupportedError) as error:
-            self.clock.used += 1
-            kind = "unsupported" if isinstance(error, UnsupportedError) else "compile_error"
-            self._finish(Record(candidate, kind, detail=str(error)), search)
-            return None
-
-    def _finish(self, record: Record, search: Search) -> None:
-        self.trial_stores[record.candidate.backend, record.candidate.workload.key].finish(record)
-        search.take(record)
-        if record.kind != "ok":
-            self.failures[record.kind] += 1
-        self.tell("measuring", str(record.candidate.schedule))
-
-    # --- final -------------------------------------------------------------------------------------------------------
+    # --- candidates that take part whatever the search finds -----------------------------------------------------------
 
     def _stores(self) -> list[Store]:
         """The stores in which winners are searched: the run's own store first, each once."""
         return list({store.root: store for store in (self.store, *stores())}.values())
-
-    def _present(self) -> dict[str, Schedule]:
-        """The launches of the registered winner for this key, where its schedules are still in the space."""
-        spaces = {c.backend.name: c.space for c in self.found}
-        for store in self._stores():
-            for one in store.find(self.spec):
-                launches = self._launches(one)
-                checks = [spaces[s.backend].check(s, work) if s.backend in spaces else ["gone"] for work, s in launches]
-                if launches and not any(checks):
-                    return {work.key: schedule for work, schedule in launches}
-        return {}
-
-    def _launches(self, one: Found) -> list[tuple[AnyWorkload, Schedule]]:
-        """The launches of an entry by workload; empty for an entry with another key."""
-        entry = one.entry
-        if entry is None or entry.key != self.key:
-            return []
-        return [(launch.workload, entry.schedule(launch)) for launch in entry.launches]
 
     def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
         """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
@@ -385,38 +234,7 @@ class _Run:
         more = [] if self.fresh else warm_starts(self.spec, self.target, self.found, self._stores())
         return list(dict.fromkeys([*keep, *more]))
 
-    def _final(
-        self, runner: Runner, compile_queue: CompileQueue, keep: Sequence[Candidate], present: Mapping[str, Schedule]
-    ) -> list[Record]:
-        right = {record.candidate.key for record in self.records() if record.ok}
-        candidates = finalists(self.records(), self.spec.workloads, [candidate for candidate in keep if candidate.key in right])
-        for candidate in candidates:
-            compile_queue.start(candidate.schedule)
-        if runner.exclusive:
-            compile_queue.wait_idle()
-        self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
-        entrants = [(candidate, compile_queue.artifact(candidate.schedule)) for candidate in candidates]
-        left = self.clock.final_left
-        records = self._again(runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants), runner, present)
-        known = {record.candidate.key: record for record in self.records()}
-        return [replace(record, accuracy=known[record.candidate.key].accuracy) for record in records]
-
-    def _again(
-        self, records: Sequence[Record], artifacts: Mapping[Candidate, Artifact], runner: Runner, present: Mapping[str, Schedule]
-    ) -> list[Record]:
-        """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
-        works = {w.key for w in unclear(records, self.spec.workloads, self.default, present, runner.compare)}
-        candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
-        left = self.clock.final_left
-        if not candidates or (left is not None and left < runner.shortest_final(len(candidates))):
-            return list(records)
-        self.tell("finalists", f"{len(candidates)} finalists are timed again")
-        more: dict[Candidate, Record] = {}
-        with suppress(KeyboardInterrupt):  # the final is complete without them
-            more = {
-                record.candidate: record for record in runner.final([(candidate, artifacts[candidate]) for candidate in candidates], left)
-            }
-        return [record.joined(more[record.candidate]) if record.candidate in more else record for record in records]
+    # --- after the search ----------------------------------------------------------------------------------------------
 
     def _plane(
         self, grid: Grid, decision: Decision, records: Sequence[Record], runner: Runner, compile_queue: CompileQueue
@@ -474,6 +292,11 @@ class _Run:
         return (f"no dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)",)
 
     # --- progress ----------------------------------------------------------------------------------------------------
+
+    def _finished(self, record: Record) -> None:
+        if record.kind != "ok":
+            self.failures[record.kind] += 1
+        self.tell("measuring", str(record.candidate.schedule))
 
     def tell(self, phase: Phase, note: str) -> None:
         """Report the state of the run to the caller's `progress`."""

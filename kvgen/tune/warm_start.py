@@ -11,7 +11,7 @@ from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.similarity import apart_across_formats
 from kvgen.tune.candidate import Candidate
-from kvgen.tune.plan import Contender
+from kvgen.tune.contenders import Contender
 
 MOST = 8
 """Launches per workload and back end."""

@@ -7,7 +7,7 @@ import pytest
 from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.registry import Store
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune import compile_only, plan
+from kvgen.tune import compile_only, contenders
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import CompileReport, compile_space, covering
 from kvgen.tune.trial_store import flatten
@@ -90,4 +90,4 @@ def test_without_a_compiler_the_reason_is_one_sentence(tmp_path: Path, monkeypat
     monkeypatch.setattr(compilers, "compiler_for", missing)
     with pytest.raises(ToolchainMissing, match=r"^cannot compile for cpu here: g\+\+ was not found$"):
         compiled(tmp_path)
-    assert plan.contenders(tiny_spec(), "cpu", [FakeBackend()])[0]
+    assert contenders.contenders(tiny_spec(), "cpu", [FakeBackend()])[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,10 +18,11 @@ from kvgen.registry import Store
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
-from kvgen.tune import compile_queue, isolated_runner, tuner
+from kvgen.tune import compile_queue, isolated_runner
 from kvgen.tune.budget import Budget
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.isolated_runner import IsolatedRunner
+from kvgen.tune.measuring import Devices
 from kvgen.tune.tuner import tune
 from tests.support.specs import kv4_spec
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
@@ -145,16 +145,14 @@ def test_an_idle_device_takes_what_is_compiled_while_another_measures(tmp_path: 
 
 
 def test_a_device_goes_on_with_the_layout_and_workload_that_it_holds():
-    run = tuner._Run.__new__(tuner._Run)
-    run.held = defaultdict(set)
+    devices = Devices(2)
     small, large = (Candidate(SCHEDULE, Workload(batch=1, kv_len=kv_len)) for kv_len in (128, 512))
-    idle = [0, 1]
-    assert run._nearest_device(small, idle) == 0
-    assert run._nearest_device(large, idle) == 1
-    idle = [1, 0]
-    assert run._nearest_device(small, idle) == 0
-    assert idle == [1]
-    assert run._nearest_device(small, idle) == 1  # better than to wait
+    assert devices.take(small) == 0
+    assert devices.take(large) == 1
+    devices.idle = [1, 0]
+    assert devices.take(small) == 0
+    assert devices.idle == [1]
+    assert devices.take(small) == 1  # better than to wait
 
 
 def test_compilers_without_work_begin_with_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

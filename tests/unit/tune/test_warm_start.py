@@ -12,7 +12,7 @@ from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.plan import contenders
+from kvgen.tune.contenders import contenders
 from kvgen.tune.tuner import tune
 from kvgen.tune.warm_start import warm_starts
 from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
