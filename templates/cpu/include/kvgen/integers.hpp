@@ -44,13 +44,8 @@ inline __attribute__((always_inline)) void multiply_integers(const uint8_t* cons
   using U = typename Register::U;
   constexpr int pairs = 16 / Bits, step = pairs < kStep / 2 ? pairs : kStep / 2;
   for (int w = 0; w < words; ++w) {
-    U word[T][kRegisters];
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-      for (int p = 0; p < kRegisters; ++p) word[t][p] = load<U>(tile[t] + w * 64 + p * sizeof(U));
-      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset);
-    }
+    TileWords<T> packed;
+    packed.template load<Prefetch>(tile, w, prefetch_offset);
 #pragma GCC unroll 1
     for (int first = 0; first < pairs; first += step) {
 #pragma GCC unroll 16
@@ -59,7 +54,7 @@ inline __attribute__((always_inline)) void multiply_integers(const uint8_t* cons
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-          for (int p = 0; p < kRegisters; ++p) code[t][p] = code_pair<Bits>(word[t][p], j);
+          for (int p = 0; p < kRegisters; ++p) code[t][p] = code_pair<Bits>(packed.word[t][p], j);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
           const U b = load<uint32_t>(weight + m * N + (w * pairs + first + j) * 2) - U{};
@@ -69,9 +64,7 @@ inline __attribute__((always_inline)) void multiply_integers(const uint8_t* cons
             for (int p = 0; p < kRegisters; ++p) sums.reg[m][t][p] = add_pairs<kRegisterLanes>(sums.reg[m][t][p], code[t][p], b);
         }
       }
-      if constexpr (step < pairs)
-        for (int t = 0; t < T; ++t)
-          for (int p = 0; p < kRegisters; ++p) word[t][p] >>= step * Bits;
+      if constexpr (step < pairs) packed.shift_right(step * Bits);
     }
   }
 }

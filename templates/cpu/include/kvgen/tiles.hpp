@@ -37,22 +37,39 @@ struct Sums {
   }
 };
 
+// One word of each of the 16 rows of T tiles, in registers.
+template <int T>
+struct TileWords {
+  using U = typename Register::U;
+  U word[T][kRegisters];
+
+  // With Prefetch, the memory `prefetch_offset` bytes later is prefetched.
+  template <bool Prefetch>
+  inline __attribute__((always_inline)) void load(const uint8_t* const (&tile)[T], int w, int64_t prefetch_offset) {
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int p = 0; p < kRegisters; ++p) word[t][p] = kvgen::load<U>(tile[t] + w * 64 + p * sizeof(U));
+      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset);
+    }
+  }
+
+  inline __attribute__((always_inline)) void shift_right(int bits) {
+    for (int t = 0; t < T; ++t)
+      for (int p = 0; p < kRegisters; ++p) word[t][p] >>= bits;
+  }
+};
+
 // sums(m, t) += sum over k of weight[m][k] * code(tile t, k), over `words` words of 16 rows each.
 // M query rows share every decoded code, T tiles share every broadcast weight. With Prefetch, the memory `prefetch_offset` bytes later is
 // prefetched.
 template <class Code, bool Prefetch, int M, int T>
 inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const float* weight,
                                                     int weight_stride, int words, Sums<M, T>& sums) {
-  using U = typename Register::U;
   using F = typename Register::F;
   for (int w = 0; w < words; ++w) {
-    U word[T][kRegisters];
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-      for (int p = 0; p < kRegisters; ++p) word[t][p] = load<U>(tile[t] + w * 64 + p * sizeof(U));
-      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset);
-    }
+    TileWords<T> packed;
+    packed.template load<Prefetch>(tile, w, prefetch_offset);
     constexpr int step = Code::per_word < kStep ? Code::per_word : kStep;
 #pragma GCC unroll 1
     for (int first = 0; first < Code::per_word; first += step) {
@@ -62,7 +79,7 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-          for (int p = 0; p < kRegisters; ++p) code[t][p] = Code::template code<kRegisterLanes>(word[t][p], k);
+          for (int p = 0; p < kRegisters; ++p) code[t][p] = Code::template code<kRegisterLanes>(packed.word[t][p], k);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
           const F b = spread<kRegisterLanes>(weight[m * weight_stride + w * Code::per_word + first + k]);
@@ -72,9 +89,7 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)
             for (int p = 0; p < kRegisters; ++p) sums.reg[m][t][p] += code[t][p] * b;
         }
       }
-      if constexpr (step < Code::per_word)
-        for (int t = 0; t < T; ++t)
-          for (int p = 0; p < kRegisters; ++p) word[t][p] >>= step * (32 / Code::per_word);
+      if constexpr (step < Code::per_word) packed.shift_right(step * (32 / Code::per_word));
     }
   }
 }
