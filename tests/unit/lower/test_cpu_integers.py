@@ -78,6 +78,21 @@ def test_a_token_of_large_weight_and_small_values_leaves_the_others_their_precis
     assert relative_l2(v.attend(q, cache), want) <= tolerance(v.dtype)
 
 
+def test_an_infinity_in_the_query_gives_nan() -> None:
+    """Also where the middle of a channel's range is negative, so that the zeros alone make every score minus infinity."""
+    v = variant(spec_of(heads="1/1", k="8c32", v="8t64"), INTEGERS)
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 1, 1, 64, generator=generator).half()
+    k, val = (torch.randn(1, 96, 1, 64, generator=generator).half() for _ in range(2))
+    k[..., 5] -= 1
+    q[..., 5] = torch.inf
+    cache = v.new_cache(1, 200)
+    v.prefill(cache, k, val)
+    out, lse = v.attend(q, cache, lse=True)
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [

@@ -53,8 +53,9 @@ class IntegerWeights {
   void set(const float* rows, int count, const float (&bias)[M]) {
     for (int m = 0; m < M; ++m) {
       const float largest = largest_of(rows + m * Stride, count);
-      bias_[m] = bias[m], step_[m] = largest / most;
-      // Not finite: all weights become 0 and the step turns every sum into NaN. Smaller numbers than 1e-30 count for nothing.
+      bias_[m] = bias[m];
+      // A weight that is not finite makes every sum NaN: its integer is arbitrary. Weights that are all below 1e-30 count as 0.
+      step_[m] = largest < kInfinity ? largest / most : std::numeric_limits<float>::quiet_NaN();
       const float inverse = largest > 1e-30f && largest < kInfinity ? most / largest : 0.0f;
       start_[m] = -static_cast<int32_t>(Code::middle) * round(rows + m * Stride, count, inverse, at_ + m * N);
     }
