@@ -20,7 +20,18 @@ def describe(spec: AnySpec) -> str:
             return f"{letter} {spec.attention.dtype}"
         return f"{letter} int{quant.bits} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
 
-    a = spec.attention
-    boost = f" +{spec.key.boost.fraction:.1%} in 4 bits" if spec.key.boost.fraction else ""
-    place = f", pages of {spec.cache.page}" if spec.cache.page else ""
-    return f"{operand('K', spec.key)}{boost}, {operand('V', spec.value)}, {a.q_heads}/{a.kv_heads} heads of {a.head_dim}, {a.dtype}{place}"
+    a, c = spec.attention, spec.cache
+    boosted = spec.key.boost
+    boost = f" +{boosted.fraction:.1%} in 4 bits ({boosted.select})" if boosted.fraction else ""
+    features = {
+        f"pages of {c.page}": c.page,
+        f"sink {c.sink}": c.sink,
+        f"local {c.local}": c.local,
+        f"rollback {c.rollback}": c.rollback,
+        f"window {a.window}": a.window,
+        f"soft cap {a.softcap:g}": a.softcap,
+        "learned sinks": a.sinks,
+        f"{a.q_len} query tokens": a.q_len > 1,
+    }
+    heads = f"{a.q_heads}/{a.kv_heads} heads of {a.head_dim}, {a.dtype}"
+    return ", ".join([operand("K", spec.key) + boost, operand("V", spec.value), heads, *(text for text, has in features.items() if has)])

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.accuracy.suite import suite
 from kvgen.cli.app import main
+from kvgen.cli.describe import describe
 from kvgen.registry.store import Store
+from kvgen.spec import load_spec
 from tests.support.commands import ROOT, TINY
 from tests.support.old_entries import put_old, tuned
 from tests.support.tilelang import needs_tilelang
@@ -192,6 +195,13 @@ def test_migrate_rewrites_a_registry_and_says_what_stays(kvgen: Any, tmp_path: P
     (tmp_path / "empty").mkdir()
     assert "nothing to migrate" in kvgen("migrate", "empty").out
     assert kvgen("migrate", "nowhere").code == 2
+
+
+def test_formats_that_differ_are_described_differently():
+    specs = [load_spec(file) for file in sorted((ROOT / "examples").glob("*.yaml"))]
+    specs += [load_spec({**specs[0].to_json(), **change}) for change in ({"cache": {"rollback": 8}}, {"cache": {"local": 64}})]
+    described = {spec.format_id: describe(spec) for spec in (*specs, *suite().values())}
+    assert len(set(described.values())) == len(described)
 
 
 def test_presets_and_schema_describe_the_language(kvgen: Any):
