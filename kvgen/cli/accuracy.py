@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def accuracy(
     specs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SPEC...]", help="Spec files, or names of formats; by default all formats that have names."),
+        typer.Argument(metavar="[SPEC...]", help="Spec files, presets, or formats of the suite, like k4v2; by default all of the suite."),
     ] = None,
     arch: ArchOption = None,
     model: Annotated[str | None, typer.Option("--model", help="small (by default on a CPU) or large (on a GPU).")] = None,

@@ -67,7 +67,6 @@ class Scenario:
     k: torch.Tensor
     """The expected result of `unpack` at the end, fp64 [distinct, tokens, kv_heads, head_dim], up to each length."""
     v: torch.Tensor
-    """Number of sequences with data of their own. The others repeat them."""
 
     @property
     def batch(self) -> int:

@@ -31,14 +31,14 @@ class MatrixFormat(Model):
 
 
 class MatrixShape(Model):
-    """A shape that a variant is tuned for."""
+    """A shape of matrices to tune for."""
 
     tokens: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)]
     """Rows."""
     channels: Annotated[int, Limits(gt=0, le=MAX_CHANNELS)]
     """Columns."""
     weight: Annotated[float, Limits(ge=1e-6, le=1e6), UNSIGNED_ZERO] = 1.0
-    """Share in the geometric mean that a winner is judged by."""
+    """Weight in the geometric mean of times that a winner is judged by."""
 
     @property
     def key(self) -> str:

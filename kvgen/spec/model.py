@@ -95,7 +95,7 @@ class BoostSpec(Model):
     """Channels of a 2-bit K kept in 4 bits (Kitty)."""
 
     fraction: Annotated[float, Limits(ge=0.0, le=1.0), UNSIGNED_ZERO] = 0.0
-    """Share of channels per group that gets 4 bits."""
+    """Fraction of the channels that have 4 bits, in every group of tokens; a whole number of channels."""
     select: Literal["mean_abs", "range", "static"] = "mean_abs"
     """How boosted channels are chosen: largest mean |k|, largest max-min, or the first ones."""
 
@@ -151,7 +151,7 @@ class CacheSpec(Model):
     layout: Literal["contiguous", "paged"] = "contiguous"
     """contiguous: one run of blocks per sequence. paged: pages found through a block table."""
     page: Annotated[int, Limits(gt=0, le=MAX_GROUP)] | None = None
-    """Tokens per page; a multiple of the residual block."""
+    """Tokens per page; a multiple of 16 and of every group of tokens."""
     sink: Annotated[int, Limits(ge=0, le=MAX_GROUP)] = 0
     """First tokens kept in `dtype` for good."""
     local: Annotated[int, Limits(ge=0, le=MAX_GROUP)] = 0
@@ -184,7 +184,7 @@ EQUAL = Lengths.trusted(distribution="equal")
 
 
 class Workload(Model):
-    """A shape that a variant is tuned for: one kind of traffic."""
+    """A shape of calls to tune for."""
 
     batch: Annotated[int, Limits(gt=0, le=MAX_BATCH)]
     """Sequences in a call."""
@@ -197,7 +197,7 @@ class Workload(Model):
     load: Literal["rested", "sustained"] = "rested"
     """rested: the GPU idles between calls, as between layers. sustained: it is busy without pauses, at its power limit."""
     weight: Annotated[float, Limits(ge=1e-6, le=1e6), UNSIGNED_ZERO] = 1.0
-    """Share in the geometric mean that picks the layout."""
+    """Weight in the geometric mean of times that selects the layout."""
 
     @property
     def shortest(self) -> int:
