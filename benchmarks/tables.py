@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,8 @@ FORMATS = {
     "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
 }
 
+WIDTH = 130
+"""Characters of a line of prose in the documents."""
 LLAMA_LAYERS = 32
 """Of Llama-3.1-8B, whose heads the presets have."""
 
@@ -258,14 +261,17 @@ def orders() -> str:
 
 def accuracy_source() -> str:
     """Machine, model and date of the table of accuracy."""
+    from kvgen.accuracy.row import longest
+
     rows, facts = accuracy_rows()
-    length = max(row.length for row in rows)
-    return (
-        f"{facts['device']}, {facts['date']}, torch {facts['torch']}: the {facts['model']} model, {length} tokens, perplexity"
-        f" {rows[0].unquantized_perplexity:.2f} over 16 bits at {rows[0].length} tokens. Its widest channels of K have"
-        f" {facts['outliers_trained']} times the median range as trained, and {facts['outliers']} times as evaluated"
-        f" (multiplied by {facts['outlier_factor']}).\n"
+    row = longest(rows)[0]
+    text = (
+        f"{facts['device']}, {facts['date']}, torch {facts['torch']}: the {facts['model']} model at {row.length} tokens, where its"
+        f" perplexity with a cache of 16 bits is {row.unquantized_perplexity:.2f}. The widest channel of a head of K has"
+        f" {facts['outliers_trained']} times the range of the median one as trained, and {facts['outliers']} times as evaluated"
+        f" ([multiplied by {facts['outlier_factor']}](#outlier-channels))."
     )
+    return textwrap.fill(text, WIDTH) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {
