@@ -42,7 +42,7 @@ def modules(entry: Entry) -> dict[str, Path]:
 
 def sources(entry: Entry) -> dict[str, Source]:
     """Sources by the file of the launches: the entry's own, rendered again where kvgen's headers have changed."""
-    return {launch.file: entry.codes[launch.file].source(entry.arch) or _rendered(entry, launch) for launch in entry.launches}
+    return {launch.file: entry.source(entry.codes[launch.file]) or _rendered(entry, launch) for launch in entry.every_launch}
 
 
 def _rendered(entry: Entry, launch: Launch) -> Source:

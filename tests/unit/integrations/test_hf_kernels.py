@@ -20,7 +20,12 @@ from kvgen.arch import Target
 from kvgen.errors import CheckError, KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.integrations.hf_kernels import export, levels, libraries, standalone
 from kvgen.integrations.hf_kernels.export import Exported, export_kernel
+from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
+from kvgen.lower.schedule import Schedule
+from kvgen.registry.dispatch import Cell, DispatchTable
+from kvgen.registry.entry import Entry
+from kvgen.registry.select import Selection
 from kvgen.runtime.calls import Calls
 from kvgen.toolchain import Artifact, Resources
 from kvgen.tune.regression.finding import Finding
@@ -175,6 +180,25 @@ def test_an_export_is_renewed_and_nothing_else_is_overwritten(tmp_path: Path):
         _export(other / "README.md", "sm90")
     with pytest.raises(KvgenError, match="cannot be the name of a kernel"):
         _export(tmp_path / "new", "sm90", name="4bit")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_launches_that_only_the_dispatch_table_names_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    backend = get_backend("cuda")
+    default, work = backend.default(SPEC, "sm90"), SPEC.workloads[0]
+    others = (Schedule("cuda", default.layout, launch) for launch in backend.space(SPEC, "sm90").launches(default.layout, work))
+    schedules = [default, next(one for one in others if one.launch != default.launch)]
+    one, more = ((work, schedule, backend.lower(SPEC, schedule, "sm90"), None) for schedule in schedules)
+    table = DispatchTable((), 0, (0, 1), (Cell("1x512", 1, (2.0, 1.0), 1.0),))
+    entry = Entry.of(SPEC, "sm90", [one], [more], table, device={})
+    monkeypatch.setattr(libraries, "select", lambda spec, target: Selection(entry, "exact", ()))
+    done = _export(tmp_path / "k", "sm90")
+    (variant,) = done.variants
+    (build,) = _facts(done)[variant]["builds"]
+    files = {launch["library"] for launch in build["launches"]}
+    assert len(files) == 2
+    assert all((done.folder / "build" / variant / file).is_file() for file in files)
+    assert build["dispatch"]["served"][-1]["launch"] == 1
 
 
 @pytest.mark.usefixtures("no_compiler")
