@@ -66,12 +66,12 @@ def _one_line(text: str) -> str:
 
 
 class UnsupportedError(KvgenError):
-    """A back end cannot compute the spec. It never computes something else instead."""
+    """A back end cannot compute the spec, or another part of kvgen the request. It never computes something else instead."""
 
-    def __init__(self, backend: str, reason: str) -> None:
+    def __init__(self, backend: str, reason: str, *, is_backend: bool = True) -> None:
         self.backend = backend
         self.reason = reason
-        super().__init__(f"the {backend} back end does not support this spec: {reason}")
+        super().__init__(f"the {backend} back end does not support this spec: {reason}" if is_backend else f"{backend}: {reason}")
 
 
 class ToolchainMissing(KvgenError):

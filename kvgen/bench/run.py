@@ -104,9 +104,9 @@ def compare(
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` is called
-    with the reason if a provider cannot run, once for each library that is not installed.
+    with the reason if a provider cannot run, once for each reason and workload, and for each library that is not installed.
     """
-    missing: set[str] = set()
+    said: set[str] = set()
     rows: list[Row] = []
     for workload in workloads:
         case = Case(spec, workload, target, length(workload))
@@ -116,12 +116,11 @@ def compare(
                 if workload.shortest < workload.kv_len and provider.name != "kvgen":
                     raise UnsupportedError(provider.name, "its sequences have one length")
                 series.append(_Series(provider, provider.prepare(case)))
-            except UnsupportedError as error:  # noqa: PERF203 - the others go on
-                told(f"{workload.key}: {error}")
-            except ToolchainMissing as error:
-                if str(error) not in missing:
-                    missing.add(str(error))
-                    told(str(error))
+            except (UnsupportedError, ToolchainMissing) as error:  # noqa: PERF203 - the others go on
+                reason = str(error) if isinstance(error, ToolchainMissing) else f"{workload.key}: {error.backend}: {error.reason}"
+                if reason not in said:
+                    said.add(reason)
+                    told(reason)
         _interleave(series, target, policy.under(workload.load), rounds)
         rows += [_row(case, one) for one in series]
     return rows

@@ -128,7 +128,7 @@ class Arguments:
     def extend(self, call: Call, cache: KVCache) -> None:
         """A call with more query tokens than modules are compiled for. Raises UnsupportedError if the GPU cannot compute it."""
         if reason := extend_refusal(self._spec, gpu=call.q.is_cuda):
-            raise UnsupportedError("extend attention", reason)
+            raise UnsupportedError("extend attention", reason, is_backend=False)
         if call.new is None:
             self._within_window(call, cache)
         self.tensors(call.q, call.new, cache, call.out)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import CompileError, CompilerCrash, HostError, KvgenError, host_errors
+from kvgen.errors import CompileError, CompilerCrash, HostError, KvgenError, UnsupportedError, host_errors
 
 
 def test_an_os_error_becomes_one_that_names_file_and_reason() -> None:
@@ -32,3 +32,8 @@ def test_a_failure_of_the_machine_is_never_one_of_the_kernel() -> None:
     assert issubclass(CompilerCrash, HostError)
     assert not issubclass(HostError, CompileError)
     assert not issubclass(CompileError, HostError)
+
+
+def test_a_refusal_names_what_refuses() -> None:
+    assert str(UnsupportedError("cpu", "it is Sunday")) == "the cpu back end does not support this spec: it is Sunday"
+    assert str(UnsupportedError("KvgenCache", "it is Sunday", is_backend=False)) == "KvgenCache: it is Sunday"

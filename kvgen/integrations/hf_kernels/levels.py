@@ -35,5 +35,6 @@ def cpu_levels() -> tuple[CpuLevel, ...]:
     """The levels of this machine's kind of processor. Raises UnsupportedError for a kind without any."""
     kind = platform.machine()
     if kind not in LEVELS:
-        raise UnsupportedError("export for the CPU", f"this processor is {kind}, and libraries are exported for {' and '.join(LEVELS)}")
+        reason = f"this processor is {kind}, and libraries are exported for {' and '.join(LEVELS)}"
+        raise UnsupportedError("export for the CPU", reason, is_backend=False)
     return LEVELS[kind]

@@ -26,7 +26,8 @@ def padding_mask(*_: Any, attention_mask: torch.Tensor | None = None, **given: A
     """
     function = given.get("mask_function")
     if given.get("allow_is_causal_skip") is False or given.get("use_vmap") or function is bidirectional_mask_function:
-        raise UnsupportedError(f'attn_implementation="{NAME}"', "the model's mask is more than causality, a sliding window and padding")
+        reason = "the model's mask is more than causality, a sliding window and padding"
+        raise UnsupportedError(f'attn_implementation="{NAME}"', reason, is_backend=False)
     if attention_mask is None or torch.compiler.is_compiling():
         return attention_mask
     return None if bool(attention_mask.all()) else attention_mask
@@ -83,7 +84,7 @@ def _refuse(module: torch.nn.Module, layer: KvgenLayer, mask: torch.Tensor | Non
     elif module.layer_idx != layer.layer_idx:
         reason = f"layer {module.layer_idx} reads the cache of layer {layer.layer_idx}"
     if reason is not None:
-        raise UnsupportedError(f'attn_implementation="{NAME}"', reason)
+        raise UnsupportedError(f'attn_implementation="{NAME}"', reason, is_backend=False)
 
 
 def _agree(layer: KvgenLayer, window: int | None, softcap: float, sinks: torch.Tensor | None) -> None:

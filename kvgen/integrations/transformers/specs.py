@@ -59,14 +59,15 @@ def _layer_types(config: Any) -> list[str]:
     """The type of every layer. Raises UnsupportedError for a model whose cache kvgen does not hold."""
     for field, meaning in (("kv_lora_rank", "latent attention (MLA)"), ("num_kv_shared_layers", "layers that share K and V of others")):
         if getattr(config, field, None):
-            raise UnsupportedError("KvgenCache", f"{config.model_type} has {meaning}, which kvgen does not cache")
+            raise UnsupportedError("KvgenCache", f"{config.model_type} has {meaning}, which kvgen does not cache", is_backend=False)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
         kinds = [SLIDING if sliding else FULL] * config.num_hidden_layers
     for layer, kind in enumerate(kinds):
         if kind not in (FULL, SLIDING):
-            raise UnsupportedError("KvgenCache", f"layer {layer} of {config.model_type} is of type {kind}; kvgen has {FULL} and {SLIDING}")
+            reason = f"layer {layer} of {config.model_type} is of type {kind}; kvgen has {FULL} and {SLIDING}"
+            raise UnsupportedError("KvgenCache", reason, is_backend=False)
     return list(kinds)
 
 

@@ -59,7 +59,7 @@ def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.Monk
         "bytes": 1_000_000, "tb_s": 0.1, "read_us": 5.0, "read_fraction": 0.5, "relative_l2": 1e-4,
         "watts": None, "clock_mhz": None,
     }  # fmt: skip
-    assert told == ["2x100: the fixed back end does not support this spec: it is Sunday"]
+    assert told == ["2x100: fixed: it is Sunday"]
 
 
 def test_other_providers_are_told_that_they_take_sequences_of_one_length(monkeypatch: pytest.MonkeyPatch):
@@ -71,11 +71,11 @@ def test_other_providers_are_told_that_they_take_sequences_of_one_length(monkeyp
     monkeypatch.setattr(Fixed, "_sample", lambda self, policy: (policies.append(policy), (1.0,))[1])
     works = [{"batch": 2, "kv_len": 100, "lengths": {"min": 20}, "load": "sustained"}]
     spec = tiny_spec(workloads=works)
-    (row,) = compare(spec, "cpu", spec.workloads, [ours, Fixed()], lambda work: 64, policy=POLICY, rounds=1, told=told.append)
+    (row,) = compare(spec, "cpu", spec.workloads, [ours, Fixed(), Fixed()], lambda work: 64, policy=POLICY, rounds=1, told=told.append)
     assert row.provider == "kvgen"
     assert row.to_json()["workload"]["lengths"]["min"] == 20
     assert policies[0].sustained_seconds > 0
-    assert told == ["2x20-100:sustained: the fixed back end does not support this spec: its sequences have one length"]
+    assert told == ["2x20-100:sustained: fixed: its sequences have one length"]
 
 
 def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.MonkeyPatch):
