@@ -11,7 +11,7 @@ import typer
 from kvgen.arch import Arch
 from kvgen.cli.exit import Exit
 from kvgen.cli.output import Arch as ArchOption
-from kvgen.cli.output import Json, print_json, print_table, resolve_spec
+from kvgen.cli.output import Json, print_json, print_table, require_writable, resolve_spec
 
 if TYPE_CHECKING:
     from kvgen.accuracy.run import Table
@@ -26,24 +26,29 @@ def register(app: typer.Typer) -> None:
 def accuracy(
     specs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SPEC...]", help="Spec files, presets, or formats of the suite, like k4v2; by default all of the suite."),
+        typer.Argument(metavar="SPEC", help="Spec files, presets, or formats of the suite, like k4v2; by default all of the suite."),
     ] = None,
     arch: ArchOption = None,
-    model: Annotated[str | None, typer.Option("--model", help="small (by default on a CPU) or large (on a GPU).")] = None,
-    lengths: Annotated[list[int] | None, typer.Option("--length", min=1, metavar="N", help="Tokens per sequence; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of model, training and data.")] = 0,
-    again: Annotated[bool, typer.Option("--train-again", help="Train the model even if its weights are in the cache.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The transformer: small (default on a CPU) or large (default on a GPU).")
+    ] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", min=257, metavar="N", help="Tokens per sequence; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of model, training and data.")] = 0,
+    again: Annotated[bool, typer.Option("--train-again", help="Train even if the weights are in the cache.")] = False,
     registered: Annotated[
-        bool, typer.Option("--registered", help="The formats of all entries of the user's registry, and record the result in them.")
+        bool, typer.Option("--registered", help="Measure the formats of the user's registry, and record the result in its entries.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file.")] = None,
     curve: Annotated[Path | None, typer.Option("--curve", metavar="FILE", help="Write the model's loss curve as CSV.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of tables and pictures.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture, and beside it FILE-dark.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture, and a dark one as FILE-dark.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Perplexity of a small transformer over each format's cache, and errors of outputs, through the real kernels. Exit code 1 if a kernel
-    is further from the reference than its dtype allows.
+    """Measure what formats cost in quality: perplexity of a small transformer over kvgen's kernels, and errors of outputs.
+
+    Exit code 1 if a kernel is further from the reference than its dtype allows.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads OpenMP: threads that spin take the cores from each other
     if html or png:
@@ -59,6 +64,7 @@ def accuracy(
         raise typer.BadParameter(f"--model is {' or '.join(RECIPES)}, not {model!r}")
     if registered and specs:
         raise typer.BadParameter("--registered takes the formats of the registry, and SPEC others")
+    require_writable(csv, curve, html, png)
     target = resolve(_known(arch))
     recipe = replace(RECIPES[model] if model else SMALL if target == "cpu" else LARGE, seed=seed)
     chosen = _registered() if registered else _named(specs)
@@ -99,13 +105,18 @@ def _known(name: str | None) -> Arch:
 
 
 def _named(names: list[str] | None) -> dict[str, KernelSpec]:
-    """Specs by their names. Raises BadParameter where two have the same."""
+    """Specs by their names. Raises BadParameter for an unknown name, and where two specs have the same."""
     from kvgen.accuracy.suite import suite
+    from kvgen.spec import presets
 
     if not names:
         return suite()
     found: dict[str, KernelSpec] = {}
     for name in names:
+        if not (name in suite() or name in presets() or Path(name).suffix or Path(name).is_file()):
+            raise typer.BadParameter(
+                f"{name!r} is neither a file nor a format; formats: {', '.join(dict.fromkeys([*suite(), *presets()]))}"
+            )
         spec = suite()[name] if name in suite() else resolve_spec(name)
         if spec.name in found:
             raise typer.BadParameter(f"two specs are called {spec.name!r}")

@@ -14,7 +14,7 @@ from kvgen.cli.exit import Exit, exit_code
 
 app = typer.Typer(
     name="kvgen",
-    help="From a description of a quantized KV cache to tuned, verified, registered attention kernels.",
+    help="Compile, verify and tune attention kernels over quantized KV caches. With --debug, every command shows tracebacks of errors.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

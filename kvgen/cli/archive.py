@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from kvgen import arch as archs
-from kvgen.cli.output import Json, print_json, resolve_spec
+from kvgen.cli.output import Json, print_json, require_keys, resolve_spec
 
 if TYPE_CHECKING:
     from kvgen.registry.transfer import ArchiveContents
@@ -30,9 +30,11 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    place: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="The archive to write, e.g. kernels.tar.gz, or the folder.")],
+    place: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="The archive to write, e.g. kernels.tar.gz; with hf-kernels the folder.")
+    ],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY...|SPEC]", help="Beginnings of keys, all by default; or the folder's spec.")
+        list[str] | None, typer.Argument(metavar="KEY|SPEC", help="Beginnings of keys, all by default; with hf-kernels one spec.")
     ] = None,
     form: Annotated[
         Format, typer.Option("--format", help="archive: for `kvgen import`. hf-kernels: a folder for Hugging Face `kernels`.")
@@ -45,7 +47,7 @@ def export(
     version: Annotated[int | None, typer.Option("--version", min=0, help="With hf-kernels: the kernel's version; 1 by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write entries of the user's registry and their compiled modules to a file, or the kernels of a spec to a folder."""
+    """Write entries of the user's registry and their compiled modules to a file, or a spec's kernels to a folder for `kernels`."""
     if form is Format.HF_KERNELS:
         _export_kernel(place, names or [], arch, name, 1 if version is None else version, as_json=as_json)
         return
@@ -55,7 +57,9 @@ def export(
     from kvgen.registry import transfer, user_store
     from kvgen.toolchain import ArtifactCache
 
-    found = [one for one in user_store().all() if not names or any(one.path.name.startswith(key) for key in names)]
+    every = user_store().all()
+    require_keys(names or [], [one.key for one in every])
+    found = [one for one in every if not names or any(one.key.startswith(key) for key in names)]
     _tell(transfer.export_archive(found, place, ArtifactCache()), f"wrote {place}", as_json=as_json)
 
 
@@ -86,7 +90,7 @@ def import_(
 ) -> None:
     """Read an archive: entries go into the user's registry, compiled modules into the cache.
 
-    A module is native code: it runs in your process, and kvgen does not know its author. docs/trust.md says what is checked.
+    A module is native code, which runs in your process, and an archive does not say who made it: docs/trust.md says what is checked.
     """
     from kvgen.registry import transfer, user_store
     from kvgen.toolchain import ArtifactCache

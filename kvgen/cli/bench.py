@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.output import Arch, Json, Workloads, microseconds, print_json, print_table, resolve_spec
+from kvgen.cli.output import Arch, Json, Workloads, microseconds, print_json, print_table, require_writable, resolve_spec
 from kvgen.cli.suite import run_suite
 
 if TYPE_CHECKING:
@@ -24,10 +24,14 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    spec_name: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="A spec file, or the name of a preset.")] = None,
-    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help="int8-kernels: the INT8 paper's kernels; no SPEC.")] = None,
-    against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name contains this.")] = None,
-    alone: Annotated[bool, typer.Option("--alone", help="Compare with the read roofline only.")] = False,
+    spec_name: Annotated[str | None, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")] = None,
+    suite: Annotated[
+        str | None, typer.Option("--suite", metavar="NAME", help="int8-kernels: the INT8 paper's kernels, instead of a SPEC.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name contains NAME; may be repeated.")
+    ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="No other providers: only kvgen and the read roofline.")] = False,
     arch: Arch = None,
     workload: Workloads = None,
     decode: Annotated[bool, typer.Option("--decode", help="Time decode (append, attend, flush) instead of attend.")] = False,
@@ -36,10 +40,14 @@ def bench(
         float,
         typer.Option("--sustained", metavar="S", min=0, help="Keep the GPU busy for S seconds before each sample (sustained timing)."),
     ] = 0.0,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file, too.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare our kernel with torch, FlashInfer and ONNX Runtime, and with the read roofline: A B C A B C …, in one run."""
+    """Compare a spec's kernel with torch, FlashInfer, ONNX Runtime and the read roofline, A B C A B C … in one run."""
+    for option, given in {"--against": against, "--alone": alone, "--decode": decode}.items():
+        if suite is not None and given:
+            raise typer.BadParameter("it goes with a SPEC, not with --suite", param_hint=option)
+    require_writable(csv)
     pin_threads()
     if spec_name is None or suite is not None:
         policy = _policy("attend", sustained)

@@ -39,30 +39,42 @@ def register(app: typer.Typer) -> None:
 
 
 def build(
-    specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of presets.")],
+    specs: Annotated[list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of presets.")],
     arch: Arch = None,
-    budget: Annotated[str | None, typer.Option("--budget", metavar="TIME", help="Wall-clock bound, e.g. 3m; 10m by default.")] = None,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Most measurements.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Order of the search.")] = 0,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="Bound of wall-clock time, e.g. 90s, 3m, 1h30m; 10m by default.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Bound of the number of measurements.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the order of the search.")] = 0,
     backend: BackendNames = None,
     workload: Workloads = None,
-    devices: Annotated[str | None, typer.Option("--devices", metavar="all|0,1", help="GPUs to measure on.")] = None,
-    storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of studies, for several hosts.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin with the defaults alone, whatever is registered.")] = False,
-    every: Annotated[bool, typer.Option("--all-schedules", help="Search what the space's hints leave out, too.")] = False,
+    devices: Annotated[str | None, typer.Option("--devices", metavar="all|0,1", help="GPUs to measure on; the first by default.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage", metavar="URL", help="Database of measurements that several hosts share, e.g. postgresql://user@host/name."
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore registered winners.")] = False,
+    every: Annotated[bool, typer.Option("--all-schedules", help="Also search what the hints of the search spaces exclude.")] = False,
     plane: Annotated[
         bool | None,
         typer.Option(
             "--plane/--no-plane",
-            help="Measure launches over batches and lengths beside the workloads; by default unless --trials alone bounds the build.",
+            help="Whether to measure launches over a grid of batches and lengths; by default unless --trials alone bounds the build.",
         ),
     ] = None,
-    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile without measuring; register as untuned.")] = False,
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Compile all schedules without measuring; register the default as untuned.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="With --compile-only: compiler processes.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N covering schedules.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N schedules per back end, of differing parameters."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tune specs for this machine and register the winners. Ctrl-C keeps the best so far; a later run goes on from there."""
+    """Tune specs for this machine and register the winners. Ctrl-C registers the best so far; a later run continues from there."""
 
     _agree(
         compile_only,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from kvgen.cli.exit import Exit
-from kvgen.cli.output import Json, print_json, print_table
+from kvgen.cli.output import Json, print_json, print_table, require_keys
 
 if TYPE_CHECKING:
     from kvgen.registry import Store
@@ -22,17 +22,19 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    registry: Annotated[Path | None, typer.Argument(metavar="[REGISTRY]", help="A registry's folder.")] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
-    arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="Only entries for this target.")] = None,
-    speed: Annotated[bool, typer.Option("--speed", help="Time entries whose machine code differs, too.")] = False,
-    accept: Annotated[bool, typer.Option("--accept", help="Write what renders and compiles now in place of what was registered.")] = False,
+    registry: Annotated[Path | None, typer.Argument(metavar="REGISTRY", help="A registry's folder.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins with KEY; may be repeated.")
+    ] = None,
+    arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="Only entries for this target; may be repeated.")] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Also time entries whose machine code differs from the registered one.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Replace registered sources and resources by the present ones.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Render, compile and verify every entry of the user's and the packaged registry, or of REGISTRY, again.
+    """Check whether entries still hold: render, compile and verify those of the user's and the packaged registry, or of REGISTRY.
 
-    Exit code 1 if one regressed and was not accepted: it is damaged, missing, different, wrong or slower, or get_kernel would not
-    use it. Else 3 if this machine failed: its disk, compiler or workers. If only a device is missing, this is reported, with code 0.
+    Exit code 1 if an entry regressed and was not accepted: it is damaged, missing, different, wrong or slower, or get_kernel would not
+    use it. Otherwise 3 if this machine failed: its disk, compiler or workers. If only a device is missing, 0, and the last line says so.
     """
     from kvgen.measure.worker import Worker
     from kvgen.tune.regression.run import check_registry, summary, unreachable
@@ -66,9 +68,7 @@ def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tupl
         raise typer.BadParameter(f"there is no target {unknown[0]!r}; choose from {', '.join(get_args(Target))}")
     read = [(store, _files(store)) for store in _stores(registry)]
     known = [key for _, files in read if not isinstance(files, Exception) for key in files.keys]
-    for key in keys:
-        if not any(one.startswith(key) for one in known):
-            raise typer.BadParameter(f"no entry has a key that begins with {key!r}{_close(key, known)}")
+    require_keys(keys, known)
     return read
 
 
@@ -80,14 +80,6 @@ def _files(store: Store) -> RegistryFiles | Exception:
         return RegistryFiles(store)
     except (HostError, OSError) as error:
         return error
-
-
-def _close(key: str, known: list[str]) -> str:
-    """The keys whose beginnings look most like `key`, as the rest of a sentence."""
-    from difflib import SequenceMatcher
-
-    ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
-    return f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
 
 
 def _stores(registry: Path | None) -> list[Store]:

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Compilers, GPU, back ends, extras, integrations, caches and registries here. Exit code 3 if not even a CPU kernel can be built."""
+    """Show compilers, GPU, back ends, extras, integrations, cache and registries here. Exit code 3 if no CPU kernel can be built."""
 
     facts = examine()
     if as_json:

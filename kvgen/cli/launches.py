@@ -40,7 +40,8 @@ def rows(entry: Entry) -> list[tuple[str, ...]]:
         told.append((launch.workload.key, launch.backend, *times, behind, str(launch.params)))
     served = shares(entry)
     for index, launch in list(enumerate(entry.every_launch))[len(entry.launches) :]:
-        what = f"{served[index]} of the grid" if served[index] else "beyond the grid"
+        cells = f"{served[index]} cell{'s' if served[index] > 1 else ''}"
+        what = f"{cells} of the grid" if served[index] else "beyond the grid"
         told.append((what, launch.backend, *["–"] * 6, str(launch.params)))
     return told
 

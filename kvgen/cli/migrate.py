@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(
-    path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="A registry's folder; the user's by default.")] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="PATH", help="A registry's folder; the user's by default.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes, and write nothing.")] = False,
     as_json: Json = False,
 ) -> None:

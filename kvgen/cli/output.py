@@ -22,7 +22,11 @@ Arch = Annotated[str | None, typer.Option("--arch", metavar="ARCH", help=f"{', '
 BackendNames = Annotated[list[str] | None, typer.Option("--backend", metavar="NAME", help="Only this back end; may be repeated.")]
 Workloads = Annotated[
     list[str] | None,
-    typer.Option("--workload", metavar="BxL", help="Batch x tokens: 1x32768, 48x300-24576, 8x32768:sustained; may be repeated."),
+    typer.Option(
+        "--workload",
+        metavar="BxL",
+        help="Batch x tokens: 1x32768, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels. May be repeated.",
+    ),
 ]
 
 
@@ -99,6 +103,32 @@ def parse_shape(text: str) -> MatrixShape:
     except SpecError as error:
         raise typer.BadParameter(f"shape {text!r} is out of range") from error
     raise typer.BadParameter(f"{text!r} is not a shape; write tokens x channels, e.g. 131072x1024")
+
+
+def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:
+    """Raises BadParameter where no key of `known` begins with one of `keys`; it names those that look most like it."""
+    from difflib import SequenceMatcher
+
+    for key in keys:
+        if not any(one.startswith(key) for one in known):
+            ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
+            close = f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
+            raise typer.BadParameter(f"no entry has a key that begins with {key!r}{close}")
+
+
+def require_writable(*files: Path | None) -> None:
+    """Raises HostError where a file cannot be written: before a command measures for minutes what it then could not write."""
+    from kvgen.errors import host_errors
+
+    for file in files:
+        if file is not None:
+            with host_errors("write", file):
+                if not file.parent.exists():
+                    file.parent.mkdir(parents=True)
+                new = not file.exists()
+                file.open("a").close()
+                if new:
+                    file.unlink()
 
 
 def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:

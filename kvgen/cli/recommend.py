@@ -21,23 +21,25 @@ def register(app: typer.Typer) -> None:
 
 def recommend(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL-SHAPE", help="layers x query heads / KV heads x head_dim, e.g. 32x32/8x128, or llama-3.1-8b.")
+        str, typer.Argument(metavar="MODEL-SHAPE", help="Layers x query heads / KV heads x head_dim, e.g. 32x32/8x128, or llama-3.1-8b.")
     ],
     budget: Annotated[
-        float | None, typer.Option("--budget-bytes-per-token", metavar="N", min=1, help="Most bytes of a packed token, all layers.")
+        float | None,
+        typer.Option("--budget-bytes-per-token", metavar="N", min=1, help="Bound of the bytes of a packed token in all layers."),
     ] = None,
     increase: Annotated[
-        str | None, typer.Option("--max-perplexity-increase", metavar="X", help="Most rise of perplexity, e.g. 0.5% or 0.005.")
+        str | None, typer.Option("--max-perplexity-increase", metavar="X", help="Bound of the rise of perplexity, e.g. 0.5% or 0.005.")
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="float16 or bfloat16.")] = "float16",
+    dtype: Annotated[str, typer.Option("--dtype", help="Of the printed spec: float16 or bfloat16.")] = "float16",
     table: Annotated[
         Path | None, typer.Option("--table", metavar="FILE", help="A table of `kvgen accuracy --csv` instead of the one that ships.")
     ] = None,
     chosen: Annotated[str | None, typer.Option("--spec", metavar="FORMAT", help="Print only the spec of this format, as YAML.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the formats on the Pareto front of size and quality that fit, with their tuned entries, and the spec of the best. Exit code 3
-    if none fits.
+    """List the formats that fit a bound of memory or of quality, with their entries, and print the spec of the best.
+
+    Only formats on the Pareto front of size and quality are listed. Exit code 3 if none fits.
     """
     if budget is None and increase is None and chosen is None:
         raise typer.BadParameter("give --budget-bytes-per-token or --max-perplexity-increase (or --spec)")
@@ -45,10 +47,13 @@ def recommend(
         raise typer.BadParameter(f"--dtype is float16 or bfloat16, not {dtype!r}")
     from kvgen.accuracy.recommend import best, model_shape, options, read_csv, results, spec_for
     from kvgen.accuracy.suite import suite
-    from kvgen.errors import RegistryMiss
+    from kvgen.errors import KvgenError, RegistryMiss
     from kvgen.spec import dump_spec
 
-    shape = model_shape(model)
+    try:
+        shape = model_shape(model)
+    except KvgenError as error:
+        raise typer.BadParameter(str(error)) from error
     if chosen is not None:
         if chosen not in suite():
             raise typer.BadParameter(f"there is no format {chosen!r}; formats: {', '.join(suite())}")

@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_entries(as_json: Json = False) -> None:
-    """Every entry of the user's, the site's and the packaged registry."""
+    """List every entry of the user's, the site's and the packaged registry."""
     from kvgen.registry import stores
 
     found = [one for store in stores() for one in store.all()]
@@ -77,7 +77,7 @@ def show(
     source: Annotated[bool, typer.Option("--source", help="Print the rendered source.")] = False,
     as_json: Json = False,
 ) -> None:
-    """One entry: schedule, resources, times, provenance."""
+    """Show one entry: schedule, resources, times, provenance."""
     from kvgen.errors import RegistryMiss
     from kvgen.registry import find
 
@@ -142,7 +142,7 @@ def _quality(entry: Entry) -> dict[str, str]:
 
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
-    """Which entry get_kernel returns for a spec, why, and which of its launches each workload takes. Exit code 3 if there is none."""
+    """Show which entry get_kernel returns for a spec, why, and which launch each workload takes. Exit code 3 if there is none."""
     from kvgen.registry.select import select
     from kvgen.registry.serving import serving
     from kvgen.spec import MatrixSpec, Workload

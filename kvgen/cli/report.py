@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.output import Json, print_json
+from kvgen.cli.output import Json, print_json, require_keys
 from kvgen.errors import host_errors
 from kvgen.extras import require
 from kvgen.pages.page import ACCURACY, REPORT
@@ -20,14 +20,16 @@ def register(app: typer.Typer) -> None:
 
 def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(REPORT),
-    keys: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins so.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins with KEY; may be repeated.")
+    ] = None,
     bench: Annotated[
         list[Path] | None,
-        typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show other libraries; may be repeated."),
+        typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`: shows other libraries; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a self-contained HTML page: times beside the read roofline, the plane of batch and length, the search, failures."""
+    """Write an HTML page about registered entries: times beside the read roofline, heat maps over batch and length, searches, failures."""
     require("kvgen report", "optuna")
     from dataclasses import asdict
 
@@ -40,6 +42,7 @@ def report(
     results = [result for file in bench or () for result in read_results(file)]
     cache = ArtifactCache()
     found = {one.entry.key: one.entry for store in reversed(stores()) for one in store.all() if one.entry is not None}
+    require_keys(keys or [], list(found))
     entries = [entry for key, entry in found.items() if not keys or any(key.startswith(start) for start in keys)]
     if as_json:
         print_json([{"key": e.key, "spec": e.spec.name, "studies": [asdict(view) for view in study_views(e, cache)]} for e in entries])

@@ -27,13 +27,13 @@ def register(app: typer.Typer) -> None:
 
 def space(
     spec_name: SpecName,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell which schedules are not searched, and why.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="List what constraints and hints exclude, with reasons.")] = False,
     schedules: Annotated[bool, typer.Option("--schedules", help="List every schedule.")] = False,
     arch: Arch = None,
     backend: BackendNames = None,
     as_json: Json = False,
 ) -> None:
-    """The search space of a spec: parameters, constraints, hints, sizes."""
+    """Show the search space of a spec: parameters, constraints, hints, sizes."""
     from kvgen.errors import UnsupportedError
     from kvgen.lower.backends import backends_for, refusal
     from kvgen.spec.target import resolve

@@ -17,9 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this preset as YAML.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this preset as YAML.")] = None, as_json: Json = False
 ) -> None:
-    """Formats that have names: the papers' and KIVI's."""
+    """List the named formats (BitDecoding, TurboMind, QServe, Kitty, KIVI, PyTorch's INT4 GQA), or print one as YAML."""
     from kvgen.spec import dump_spec
     from kvgen.spec import presets as all_presets
 
@@ -35,8 +35,8 @@ def presets(
         print_table("", ["preset", "format"], [(key, describe(spec)) for key, spec in shown.items()])
 
 
-def schema(matrix: Annotated[bool, typer.Option("--matrix", help="That of operations on a matrix.")] = False) -> None:
-    """JSON schema of the spec language, for editors."""
+def schema(matrix: Annotated[bool, typer.Option("--matrix", help="The schema of operations on a matrix.")] = False) -> None:
+    """Print a JSON schema of the spec language, for editors."""
     from kvgen.spec.schema import json_schema, matrix_schema
 
     print_json(matrix_schema() if matrix else json_schema())

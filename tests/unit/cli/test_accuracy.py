@@ -84,6 +84,13 @@ def test_accuracy_writes_what_it_is_told_to(kvgen: Command, measured: dict[str, 
     assert (tmp_path / "a-dark.png").exists()
 
 
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(kvgen: Command, measured: dict[str, Any]) -> None:
+    code, _, err = kvgen("accuracy", "k4v2", "--arch", "cpu", "--csv", "new/a.csv", "--curve", "tiny.yaml/c.csv")
+    assert (code, measured) == (3, {"error": 1e-4})
+    assert err.startswith("kvgen: cannot write tiny.yaml")
+    assert kvgen("accuracy", "k4v2", "--arch", "cpu", "--csv", "new/a.csv")[0] == 0
+
+
 def test_a_kernel_that_is_wrong_in_one_head_is_a_regression(kvgen: Command, measured: dict[str, Any]) -> None:
     measured["error"] = 0.03
     code, _, err = kvgen("accuracy", "tiny.yaml", "--arch", "cpu", "--json")
@@ -97,7 +104,8 @@ def test_a_kernel_that_is_wrong_in_one_head_is_a_regression(kvgen: Command, meas
         (["--model", "huge"], "--model is small or large"),
         (["kitty", "--registered"], "--registered takes the formats"),
         (["--registered"], "has no entries"),
-        (["no-such-format"], "neither a file nor a preset"),
+        (["no-such-format"], "is neither a file nor a format; formats: "),
+        (["--length", "256"], "257"),
         (["kitty", "kitty"], "two specs are called"),
         (["--arch", "sm10"], "--arch is one of"),
     ],
@@ -140,7 +148,7 @@ def test_recommend_prints_one_spec_alone(kvgen: Command) -> None:
         (["llama-3.1-8b", "--max-perplexity-increase", "much"], 2, "is a number like"),
         (["llama-3.1-8b", "--spec", "k3v3"], 2, "there is no format"),
         (["llama-3.1-8b", "--dtype", "int8", "--spec", "k4v2"], 2, "--dtype is float16 or bfloat16"),
-        (["gpt", "--budget-bytes-per-token", "5"], 3, "is no model shape"),
+        (["gpt", "--budget-bytes-per-token", "5"], 2, "is no model shape"),
         (["llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "the smallest takes 18432 bytes per token"),
         (["llama-3.1-8b", "--budget-bytes-per-token", "5", "--table", "none.csv"], 3, "none.csv"),
     ],

@@ -58,8 +58,22 @@ def test_help_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
-    for command in ("build", "list", "show", "why", "bench", "space", "doctor", "check", "report", "export", "import", "migrate"):
-        assert command in done.stdout
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+COMMANDS = (
+    "build", "list", "show", "why", "bench", "accuracy", "recommend", "space",
+    "doctor", "check", "report", "export", "import", "migrate", "presets", "schema",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_how_it_is_called(kvgen: Any, command: str):
+    answer = kvgen(command, "--help")
+    usage = next(line for line in answer.out.splitlines() if "Usage:" in line)
+    assert answer.code == 0
+    assert f"kvgen {command} " in usage
+    assert not any(doubled in usage for doubled in ("[[", "......", "...}"))  # typer marks what is optional and what may be repeated
 
 
 def test_a_bad_spec_is_exit_2_with_every_mistake(kvgen: Any, tmp_path: Path):
@@ -95,6 +109,10 @@ def test_errors_are_json_where_json_is_asked_for(kvgen: Any, tmp_path: Path):
         ("bench",),
         ("bench", "--suite", "no-such-suite"),
         ("bench", "tiny.yaml", "--suite", "int8-kernels"),
+        ("bench", "--suite", "int8-kernels", "--decode"),
+        ("bench", "--suite", "int8-kernels", "--against", "flash"),
+        ("report", "--key", "no-such-key"),
+        ("export", "out.tar.gz", "tiny.yaml"),
         ("import", "no-such-file.tar.gz"),
         ("check", "no-such-folder"),
         ("check", "--arch", "sm12"),
@@ -106,6 +124,18 @@ def test_bad_arguments_are_exit_2(kvgen: Any, words: tuple[str, ...]):
     answer = kvgen(*words)
     assert answer.code == 2, answer.err
     assert "Traceback" not in answer.err
+
+
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
+    from kvgen.cli import bench
+
+    monkeypatch.setattr(bench, "pin_threads", lambda: None)
+    monkeypatch.setattr(bench, "run", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(bench, "run_suite", lambda *_, **__: pytest.fail("it was measured"))
+    for words in (("tiny.yaml",), ("--suite", "int8-kernels")):
+        answer = kvgen("bench", *words, "--csv", "tiny.yaml/rows.csv")
+        assert (answer.code, answer.err.count("\n")) == (3, 1)
+        assert answer.err.startswith("kvgen: cannot write tiny.yaml")
 
 
 def test_debug_shows_the_traceback(kvgen: Any):
