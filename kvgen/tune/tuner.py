@@ -272,6 +272,8 @@ class _Run:
         entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts, table)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
+        before = [one.entry for one in self.store.find(self.spec) if one.entry is not None and one.entry.key == self.key]
+        lost = table is None and any(one.dispatch is not None for one in before)
         path = self.store.put(entry)
         for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
             if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
@@ -280,16 +282,21 @@ class _Run:
         self.tell("done", decision.why)
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records()), measured_last, self.clock.used, self.known,
-            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=self._notes(table),
+            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=self._notes(table, lost=lost),
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
 
-    def _notes(self, table: Table | None) -> tuple[str, ...]:
-        """That there is no dispatch table although one was wanted; calls beside the workloads take the launch of the nearest."""
-        if self.grid is None or table is not None:
-            return ()
-        reason = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
-        return (f"no dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)",)
+    def _notes(self, table: Table | None, *, lost: bool) -> tuple[str, ...]:
+        """That there is no dispatch table although one was wanted, or although the replaced entry had one (`lost`); calls beside the
+        workloads take the launch of the nearest.
+        """
+        notes = []
+        if self.grid is not None and table is None:
+            reason = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
+            notes.append(f"no dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)")
+        if lost:
+            notes.append("the replaced entry had a dispatch table, which is gone: a build that measures the grid makes another")
+        return tuple(notes)
 
     # --- progress ----------------------------------------------------------------------------------------------------
 

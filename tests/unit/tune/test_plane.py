@@ -204,6 +204,15 @@ def test_no_grid_where_trials_alone_bound_a_build_or_where_none_is_wanted(tmp_pa
     assert run(tmp_path / "wanted", FakeRunner(cost=cost), budget=Budget(trials=3), plane=True).entry.dispatch is not None
 
 
+def test_a_build_without_the_grid_says_that_the_table_of_the_replaced_entry_is_gone(tmp_path):
+    assert run(tmp_path, FakeRunner(cost=cost)).notes == ()
+    again = run(tmp_path, FakeRunner(cost=cost), plane=False)
+    assert again.entry.dispatch is None
+    (note,) = again.notes
+    assert "had a dispatch table, which is gone" in note
+    assert run(tmp_path, FakeRunner(cost=cost), plane=False).notes == ()
+
+
 def test_an_interrupt_leaves_the_decision_without_a_table(tmp_path):
     class Runner(FakeRunner):
         def measure_cell(self, entrants, rounds, device):
