@@ -19,7 +19,8 @@ def scales(x: torch.Tensor) -> torch.Tensor:
     """max |x| / 127 of every channel of x [tokens, channels]: float32 [channels]; 0 where there are no tokens."""
     if x.shape[0] == 0:
         return torch.zeros(x.shape[1], device=x.device)
-    return torch.maximum(x.amin(0).float().abs(), x.amax(0).float().abs()) / LEVELS
+    levels = torch.full((), float(LEVELS), device=x.device)  # a number would not do: on a GPU torch multiplies by its rounded reciprocal
+    return torch.maximum(x.amin(0).float().abs(), x.amax(0).float().abs()) / levels
 
 
 def codes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

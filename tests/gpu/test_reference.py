@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvgen.reference import matrix
 from kvgen.reference.attention import attend
 from kvgen.reference.data import structured
 from kvgen.reference.layout import packed_layout
@@ -27,3 +28,13 @@ def test_packing_and_attention_do_not_depend_on_the_device(name: str) -> None:
     got = attend(data.q.cuda(), *(from_blocks(x) for x in read_there))
     for a, b in zip(want, got, strict=True):
         torch.testing.assert_close(b.cpu(), a, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_scales_and_codes_of_a_matrix_do_not_depend_on_the_device(dtype: torch.dtype) -> None:
+    x = matrix.uniform(300, 1000, dtype, "cpu") * torch.logspace(-3, 3, 1000).to(dtype)
+    scale = matrix.scales(x)
+    assert torch.equal(matrix.scales(x.cuda()).cpu(), scale)
+    code = matrix.codes(x, scale)
+    assert torch.equal(matrix.codes(x.cuda(), scale.cuda()).cpu(), code)
+    assert torch.equal(matrix.dequantized(code.cuda(), scale.cuda(), dtype).cpu(), matrix.dequantized(code, scale, dtype))
