@@ -14,6 +14,8 @@ from filelock import FileLock
 from tests.support.kernel_cases import Compilation, KernelCase
 
 HERE = Path(__file__).parent
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""torch reads it at the first product of a process, and refuses deterministic training without it from then on."""
 COMPILATION = pytest.StashKey[Compilation]()
 
 
