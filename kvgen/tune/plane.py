@@ -94,6 +94,9 @@ class Plane:
         self._fill(cells, finalists, until(1 - VERIFYING))
         verified = {record.candidate.key for record in records if record.ok}
         while True:
+            if default in self._times.barred:  # calls beyond the grid take it
+                default = self._default(decision, winners)
+                finalists = list(dict.fromkeys([*finalists, default]))
             measured = [cell for cell in cells if self._serving(cell, finalists, decision)]
             portfolio = self._choose(measured, finalists, default, decision)
             if self._verified(portfolio, measured, finalists, verified):
@@ -111,7 +114,7 @@ class Plane:
                 continue
             if self._artifact(schedule) is not None:
                 return schedule
-        return winners[0]
+        return next((winner for winner in winners if winner not in self._times.barred), winners[0])
 
     def _pool(self, decision: Decision, records: Iterable[Record], first: Iterable[Schedule]) -> list[Schedule]:
         """Launches over the winning layout that were right, those first that came nearest to the best time of a workload."""
@@ -236,7 +239,7 @@ class Plane:
         further = [schedule for schedule in members if schedule not in order]
         index = {schedule: number for number, schedule in reversed(list(enumerate([*order, *further])))}
         timed = [cell for cell in cells if self._times.us(cell, serves[cell.key]) < float("inf")]
-        if not timed:
+        if all(cell.key in launches for cell in timed):  # of no use: all other calls would take the default, not the nearest launch
             return None
         rows = tuple(self._cell(cell, serves[cell.key], members, finalists, index) for cell in timed)
         numbers = tuple(index[schedule] for schedule in members)

@@ -150,6 +150,8 @@ class _Run:
         self.shared = False
         """Other hosts work on the same studies."""
         self.failures: Counter[str] = Counter()
+        self.without_table: str | None = None
+        """Why the grid could not be measured to its end."""
         self.known = 0
         self.planned: int | None = None
         self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
@@ -211,6 +213,8 @@ class _Run:
                     table = self._plane(self.grid, decision, [*self.records(), *last], runner, compile_queue)
                 except KeyboardInterrupt:  # what the final decided stands, without a table
                     interrupted = True
+                except KvgenError as error:  # no worker could be started, for example
+                    self.without_table = str(error)
             return self._register(decision, compile_queue, judged, last, runner, seed, table, interrupted=interrupted)
 
     def records(self) -> list[Record]:
@@ -242,7 +246,8 @@ class _Run:
         """Measure launches over the grid, for the dispatch table."""
         assert isinstance(self.spec, KernelSpec)
         stage = Plane(self.spec, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
-        return stage.measure(decision, records, self.clock.left, untried=self.clock.budget.trials is None)
+        budget = self.clock.budget
+        return stage.measure(decision, records, self.clock.left, untried=budget.trials is None or budget.seconds is not None)
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], runner: Runner) -> Decision:
         decision = decide(records, self.spec.workloads, self.default, present, runner.compare)
@@ -292,7 +297,8 @@ class _Run:
         """
         notes = []
         if self.grid is not None and table is None:
-            reason = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
+            late = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
+            reason = self.without_table or late
             notes.append(f"no dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)")
         if lost:
             notes.append("the replaced entry had a dispatch table, which is gone: a build that measures the grid makes another")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvgen.errors import MeasureError
 from kvgen.registry import Store
 from kvgen.spec.distance import mean_length
 from kvgen.spec.traffic import parse
@@ -170,6 +172,17 @@ def test_a_launch_that_only_verification_catches_serves_nowhere(tmp_path):
     assert "bits differ" in {record.detail for record in result.failures}
 
 
+def test_calls_beyond_the_grid_do_not_take_a_default_that_fails_over_it(tmp_path):
+    default = FakeBackend().default(tiny_spec(), "cpu").launch["threads"]
+
+    def outcome(candidate: Candidate) -> str:
+        return "wrong" if candidate.schedule.launch["threads"] == default and candidate.workload.batch == 16 else "ok"
+
+    entry = run(tmp_path, FakeRunner(cost=cost, outcome=outcome)).entry
+    assert default not in {launch.params["threads"] for launch in entry.every_launch}
+    assert entry.every_launch[entry.dispatch.default].params["threads"] == 1
+
+
 def test_a_workload_that_does_not_fit_into_memory_is_skipped_by_name(tmp_path):
     def outcome(candidate: Candidate) -> str:
         return "unsupported" if candidate.workload.batch == 16 else "ok"
@@ -188,6 +201,16 @@ def test_a_build_that_time_cuts_off_says_what_it_did_not_measure(tmp_path, monke
     assert {cell.workload for cell in table.cells} == measured
     assert set(table.skipped.values()) == {"the build's time was used up"}
     assert len(table.skipped) + len(table.cells) == len(SMALL.cells())
+
+
+def test_the_workloads_alone_make_no_table(tmp_path, monkeypatch):
+    """Calls beside them take the launch of the nearest, as without a grid. The clock jumps after the workload."""
+    runner = FakeRunner(cost=cost)
+    monkeypatch.setattr("kvgen.tune.times.time.monotonic", lambda: 1e12 if runner.cells else 0.0)
+    result = run(tmp_path, runner, budget=Budget(seconds=3600.0), grid=replace(SMALL, screened=()))
+    assert runner.cells == ["1x1024"]
+    assert result.entry.dispatch is None
+    assert result.notes
 
 
 def test_devices_share_the_cells(tmp_path):
@@ -222,6 +245,18 @@ def test_an_interrupt_leaves_the_decision_without_a_table(tmp_path):
     assert result.interrupted
     assert result.entry.dispatch is None
     assert result.entry.launches[0].params["threads"] == 1
+
+
+def test_a_grid_that_cannot_be_measured_leaves_the_decision_and_says_why(tmp_path):
+    class Runner(FakeRunner):
+        def measure_cell(self, entrants, rounds, device):
+            raise MeasureError("no worker process could be started")
+
+    result = run(tmp_path, Runner(cost=cost))
+    assert (result.interrupted, result.entry.dispatch) == (False, None)
+    assert result.entry.launches[0].params["threads"] == 1
+    (note,) = result.notes
+    assert "no worker process could be started" in note
 
 
 def test_nothing_measured_over_the_grid_is_no_table(tmp_path):
