@@ -8,7 +8,8 @@ Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, 
 is compiled is timed as replays of one CUDA graph. `attention_ms` and `weights_ms` are those parts of a step alone, in graphs of their own;
 `bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline; `kernels_ms` is the sum of a step's
 kernels, by the profiler. Rows go to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, with a picture beside it;
-what does not fit into `--budget` seconds, or into memory, gets a row that says so.
+what does not fit into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16
+bits, failed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ FORMATS: dict[str, dict[str, Any]] = {
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80
+FAILED = "not measured: "
+LATE = "no time left"
+"""Notes of loops without a time."""
 Row = dict[str, Any]
 
 
@@ -99,6 +103,7 @@ class Bench:
             each = 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * length
         else:
             each = KvgenCache(c, self.spec(name), 1, length + loops.MARGIN, device=self.device).nbytes
+        self.release()
         free = torch.cuda.mem_get_info()[0] if self.cuda else 64 << 20
         return max(1, int((free - self.options.reserve * (1 << 30 if self.cuda else 1)) // each))
 
@@ -110,19 +115,34 @@ class Bench:
         """Time one loop; its row, or why there is none."""
         row: Row = {"loop": name, "batch": batch, "tokens": length, "ms": "", "tokens_per_second": "", "attention_ms": "", "weights_ms": ""}
         row |= {"rest_ms": "", "bytes_ms": "", "kernels_ms": "", "cache_gib": "", "note": ""}
+        self.rows.append(row)
         if time.monotonic() - self.started > self.options.budget:
-            row["note"] = "not measured: no time left"
+            row["note"] = LATE
         else:
             try:
                 self.measure(name, batch, length, row)
-            except (RuntimeError, ValueError, ImportError) as error:
-                row["note"] = f"not measured: {str(error).strip().splitlines()[0][:160]}"
+            except Exception as error:  # the others go on
+                told = str(error).strip() or type(error).__name__
+                row["note"] = f"{FAILED}{told.splitlines()[0][:160]}"
+        self.release()
+        print({key: value for key, value in row.items() if value != ""}, f"{time.monotonic() - self.started:.0f} s", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """All rows so far."""
+        write_rows("h200_generate" if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
+
+    def release(self) -> None:
+        """Give the memory of the last loop back."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
-        self.rows.append(row)
-        print({key: value for key, value in row.items() if value != ""}, f"{time.monotonic() - self.started:.0f} s", flush=True)
-        write_rows("h200_generate" if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
+
+    @property
+    def good(self) -> bool:
+        """Whether something was measured, and no loop that this project answers for failed."""
+        ours = [str(row["note"]) for row in self.rows if row["loop"] not in STOCK]
+        return any(row["ms"] != "" for row in self.rows) and not any(note.startswith(FAILED) for note in ours)
 
     @torch.no_grad()
     def measure(self, name: str, batch: int, length: int, row: Row) -> None:
@@ -134,11 +154,12 @@ class Bench:
         row |= {"bytes_ms": round((self.weights + loop.cache_bytes) / self.bytes_per_ms, 3), "note": loop.note}
         if isinstance(loop, loops.Stock):
             return
-        if self.cuda:
-            row["kernels_ms"] = kernels_ms(loop.step)
         attention = loops.milliseconds(loops.captured(loop.attention, self.cuda), steps, self.cuda)
         weights = loops.milliseconds(loops.captured(self.products(batch), self.cuda), steps, self.cuda)
         row |= {"attention_ms": round(attention, 3), "weights_ms": round(weights, 3), "rest_ms": round(ms - attention - weights, 3)}
+        if self.cuda:
+            self.write()  # a profiler that crashes takes nothing with it
+            row["kernels_ms"] = kernels_ms(loop.step)
 
     def loop(self, name: str, batch: int, length: int) -> Any:
         """The loop of that name, its cache filled."""
@@ -164,12 +185,13 @@ class Bench:
 
 def kernels_ms(step: Callable[[], object]) -> float | str:
     """The sum of the durations of a step's kernels."""
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         step()
         torch.cuda.synchronize()
-    total = sum(event.self_device_time_total for event in found.key_averages())
+    total = sum(event.self_device_time_total for event in found.key_averages() if event.device_type == DeviceType.CUDA)
     return round(total / 1e3, 3) if total else ""
 
 
@@ -199,7 +221,7 @@ def main() -> int:
     bench.run()
     if not options.tiny:
         picture(bench.rows, folder() / "h200_generate.svg")
-    return 0
+    return 0 if bench.good else 1
 
 
 if __name__ == "__main__":

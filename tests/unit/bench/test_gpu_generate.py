@@ -1,0 +1,88 @@
+"""benchmarks/gpu_generate.py: its tiny model on the CPU, loops that fail or find no time, and both loops through torch.compile."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from benchmarks import generate_loops, gpu_generate
+from benchmarks.generate_picture import picture
+from tests.support.models import model_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::kvgen.FallbackWarning")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """One thread, one layer, no bandwidth measured, results in a folder of the test's own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(gpu_generate, "TINY", {**gpu_generate.TINY, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64})
+    monkeypatch.setattr(gpu_generate, "read_us", lambda target, nbytes: 100.0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu_generate.py", "--tiny", "--steps", "1", *words])
+    return gpu_generate.main()
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "generate_tiny.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_loop_has_a_row_with_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run(monkeypatch, "--cases", "fitx200", "--loops", "graph16,int4,dynamic,static") == 0
+    found = rows(tmp_path)
+    assert [row["loop"] for row in found] == ["graph16", "int4", "dynamic", "static"]
+    for row in found:
+        assert float(row["ms"]) > 0
+        assert float(row["tokens_per_second"]) > 0
+        assert row["batch"] == "3"
+        assert bool(row["attention_ms"]) == (row["loop"] in ("graph16", "int4"))
+    picture(found, tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").read_text().count("<rect") == 1 + len(found)
+
+
+def test_a_loop_that_fails_ends_no_other_and_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(generate_loops, "Plain", fail)
+    assert run(monkeypatch, "--cases", "1x40", "--loops", "graph16,dynamic") == 1
+    assert [row["note"] for row in rows(tmp_path)] == ["not measured: planted", "eager, SDPA"]
+
+
+def test_without_time_there_are_rows_that_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run(monkeypatch, "--cases", "1x40", "--loops", "graph16,dynamic", "--budget", "0") == 1
+    assert {row["note"] for row in rows(tmp_path)} == {"no time left"}
+
+
+def test_the_loop_over_16_bits_is_compiled_once_for_all_caches() -> None:
+    """On a GPU a step is captured after three others, and a capture must not compile."""
+    model = model_of("llama", num_hidden_layers=1)
+    torch._dynamo.reset()
+    forward = torch.compile(model.forward, fullgraph=True, dynamic=True, backend="aot_eager")
+    generate_loops.Plain(model, forward, 2, 40).step()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        loop = generate_loops.Plain(model, forward, 3, 50)
+        loop.step()
+    plain = generate_loops.Plain(model, model.forward, 3, 50)
+    for state, other in zip(plain.states, loop.states, strict=True):
+        state.copy_(other)
+    for tokens in (plain.tokens, loop.tokens):
+        tokens.fill_(7)
+    loop.step()
+    plain.step()
+    assert torch.equal(loop.tokens, plain.tokens)
