@@ -45,32 +45,40 @@ def committed_times() -> dict[str, float]:
     return {name: times[spec.format_id] for name, spec in suite().items() if spec.format_id in times}
 
 
-def measure(folder: Path) -> None:
-    """Write the table and the loss curve of this machine."""
+def measure(folder: Path) -> int:
+    """Write the table and the loss curve of this machine, after every format. 1 where a kernel is wrong."""
     from kvgen.accuracy.recipe import LARGE, SMALL
     from kvgen.accuracy.row import write_csv
-    from kvgen.accuracy.run import table
+    from kvgen.accuracy.run import Table, table
     from kvgen.accuracy.train import write_curve
     from kvgen.spec.target import resolve
 
     began, target = time.monotonic(), resolve("native")
     name, recipe = ("cpu", SMALL) if target == "cpu" else ("h200", LARGE)
     specs: dict[str, KernelSpec] = dict(suite())
-    found = table(specs, target, recipe, times=committed_times(), told=lambda message: print(message, flush=True))
+
+    def keep(found: Table) -> None:
+        write_csv(folder / f"{name}.csv", found.rows, found.facts)
+        facts = {fact: found.facts[fact] for fact in ("model", "text", "device", "torch", "date")}
+        write_curve(folder / f"{name}_loss.csv", found.curve, facts)
+
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"{name}.csv", found.rows, found.facts)
-    write_curve(
-        folder / f"{name}_loss.csv", found.curve, {fact: found.facts[fact] for fact in ("model", "text", "device", "torch", "date")}
-    )
+    found = table(specs, target, recipe, times=committed_times(), told=lambda message: print(message, flush=True), kept=keep)
     print(f"{len(specs)} formats in {time.monotonic() - began:.0f} s, {sum(os.times()[:4]):.0f} s of processors")
+    wrong = found.wrong(specs)
+    for one, error in wrong.items():
+        print(f"{one}: its kernel is {error:.1e} from the reference over the same cache, in one head or more")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:] not in ([], ["--draw"]):
         sys.exit(__doc__)
+    status = 0
     if not sys.argv[1:]:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        measure(Path(os.environ.get("OUT") or RESULTS) / "accuracy")
+        status = measure(Path(os.environ.get("OUT") or RESULTS) / "accuracy")
     if "OUT" not in os.environ:
         PICTURE.parent.mkdir(parents=True, exist_ok=True)
         write_pngs(PICTURE, read_csv(results())[0])
+    sys.exit(status)

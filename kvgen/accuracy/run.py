@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ import torch
 from kvgen._machine import cores
 from kvgen.accuracy.evaluate import Predictions, Prompt, predictions, prompt, require_text, score
 from kvgen.accuracy.outliers import Outliers, factor_for, outliers, with_outliers
-from kvgen.accuracy.outputs import outputs
+from kvgen.accuracy.outputs import HEAD_LIMIT, outputs
 from kvgen.accuracy.recipe import Recipe
 from kvgen.accuracy.row import Row
 from kvgen.accuracy.suite import for_model, unquantized
 from kvgen.accuracy.train import Point, Told, model_of, text_of
 from kvgen.arch import Target
 from kvgen.reference.sizes import bits_per_element
+from kvgen.reference.tolerance import tolerance
 from kvgen.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class Table:
     rows: tuple[Row, ...]
     curve: tuple[Point, ...]
     facts: Mapping[str, Any]
+
+    def wrong(self, specs: Mapping[str, KernelSpec]) -> dict[str, float]:
+        """By format, the error of a kernel that is further from the reference over the same cache than it may be, in one head or more."""
+        limits = {name: HEAD_LIMIT * tolerance(spec.attention.dtype) for name, spec in specs.items()}
+        return {row.name: row.kernel_error for row in self.rows if row.kernel_error > limits[row.name]}
 
 
 @dataclass
@@ -75,8 +81,9 @@ def table(
     seed: int = 0,
     again: bool = False,
     told: Told = print,
+    kept: Callable[[Table], None] = lambda _: None,
 ) -> Table:
-    """Rows of formats by name, at each length. `times` are µs of a step by name.
+    """Rows of formats by name, at each length. `times` are µs of a step by name. `kept` is given the table so far after every format.
 
     `seed` is that of the data; the model's is its recipe's. `again` trains the model even if its weights are cached.
     Raises KvgenError where a format does not fit the model's heads or this installation has no text, and as `get_kernel` does.
@@ -91,16 +98,19 @@ def table(
     over_wide = dict(zip(wide, kernels[len(formats) :], strict=True))
     model, curve = model_of(recipe, text, device, told, again=again)
     bench = prepared(model, text.held_out, lengths or recipe.lengths, over_wide)
-    rows: list[Row] = []
+    found = Table((), tuple(curve), {**facts(target), **_model_facts(recipe, text.digest, bench)})
     with one_thread(kernels):
         for (name, spec), kernel in zip(formats.items(), kernels, strict=False):
             errors = outputs(kernel, KV_LEN, seed)
+            rows = list(found.rows)
             for given in bench.prompts:
-                found = score(given.length, predictions(bench.model, kernel, given), bench.unquantized(spec, given))
-                rows.append(Row.of(name, bits_per_element(specs[name]), errors, found, (times or {}).get(name)))
+                scored = score(given.length, predictions(bench.model, kernel, given), bench.unquantized(spec, given))
+                rows.append(Row.of(name, bits_per_element(specs[name]), errors, scored, (times or {}).get(name)))
             last = rows[-1]
             told(f"{name}: perplexity {last.perplexity:.4f} at {last.length} tokens, {last.increase:+.3%}")
-    return Table(tuple(rows), tuple(curve), {**facts(target), **_model_facts(recipe, text.digest, bench)})
+            found = replace(found, rows=tuple(rows))
+            kept(found)
+    return found
 
 
 def prepared(model: Transformer, text: torch.Tensor, lengths: Sequence[int], wide: Mapping[str, Kernel]) -> Bench:

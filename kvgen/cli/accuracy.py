@@ -190,12 +190,8 @@ def show(found: Table) -> None:
 
 
 def _exit_if_wrong(found: Table, specs: dict[str, KernelSpec]) -> None:
-    from kvgen.accuracy.outputs import HEAD_LIMIT
-    from kvgen.reference.tolerance import tolerance
-
-    limits = {name: HEAD_LIMIT * tolerance(spec.attention.dtype) for name, spec in specs.items()}
-    worst = {row.name: row.kernel_error for row in found.rows if row.kernel_error > limits[row.name]}
-    for name, error in worst.items():
+    wrong = found.wrong(specs)
+    for name, error in wrong.items():
         typer.echo(f"kvgen: {name}: its kernel is {error:.1e} from the reference over the same cache, in one head or more", err=True)
-    if worst:
+    if wrong:
         raise typer.Exit(Exit.REGRESSION)

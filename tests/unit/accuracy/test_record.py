@@ -29,7 +29,10 @@ def measured(monkeypatch: pytest.MonkeyPatch, text: Corpus, trained: tuple[Trans
     monkeypatch.setattr("kvgen.accuracy.run.KV_LEN", 128)
     fields = base(key={"bits": 8, "axis": "channel", "group": 32}, value={"bits": 8, "axis": "token", "group": 64})
     own = load_spec({**fields, "attention": {**fields["attention"], "window": 64, "softcap": 30.0}})
-    return table({"one": own}, "cpu", TINY, lengths=(320,), times={"one": 7.5}, told=lambda message: None)
+    kept: list[Table] = []
+    found = table({"one": own}, "cpu", TINY, lengths=(320,), times={"one": 7.5}, told=lambda message: None, kept=kept.append)
+    assert kept == [found]
+    return found
 
 
 def test_a_run_has_rows_and_facts_and_leaves_threads_alone(measured: Table) -> None:
@@ -37,6 +40,8 @@ def test_a_run_has_rows_and_facts_and_leaves_threads_alone(measured: Table) -> N
     assert (row.name, row.length, row.step_us, row.bits) == ("one", 320, 7.5, 8 + (32 / 32 + 32 / 64) / 2)
     assert 0 < row.divergence < 1e-3
     assert row.kernel_error < 2e-3
+    assert measured.wrong({"one": load_spec(base())}) == {}
+    assert list(replace(measured, rows=(replace(row, kernel_error=0.1),)).wrong({"one": load_spec(base())})) == ["one"]
     assert measured.facts["model"] == "tiny"
     assert float(measured.facts["outliers"]) > float(measured.facts["outliers_trained"])
     assert torch.get_num_threads() == 1
