@@ -1,15 +1,17 @@
 """How far the launches that calls take are from the best ones, at batches and lengths that no build measured.
 
-    python benchmarks/gpu_plane.py [SPEC…] [--target sm90] [--whole 12] [--rounds 5] [--stride 2] [--seed 1] [--named-only]
-    python benchmarks/gpu_plane.py SPEC --target cpu --whole 2 --most-tokens 4096 --no-named --stride 9     a small run anywhere
+    python benchmarks/gpu_plane.py [SPEC…] [--target sm90] [--seconds 300] [--whole 4] [--rounds 5] [--stride 2] [--seed 1] [--named-only]
+    python benchmarks/gpu_plane.py SPEC --target cpu --whole 1 --most-tokens 4096 --no-named --stride 9     a small run anywhere
 
 Takes each spec's registered entry, which must have a dispatch table (`kvgen build SPEC`), and times all of its launches in turns, with
-reads of the same bytes, at points between those of the tuner's grid: batches and lengths a factor of 1.41 off, with equal lengths and with
-log-uniform ones of another seed; and at the named rows below. At `--whole` of the points every launch over the entry's layout that the
-search spaces allow there takes part, of every back end: they are compiled first. A launch whose output differs from that of the launch that
-serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
+reads of the same bytes, at the named rows below and at points between those of the tuner's grid: batches and lengths a factor of 1.41 off,
+with equal lengths and with log-uniform ones of another seed, in random order. At `--whole` of the points every launch over the entry's
+layout that the search spaces allow there takes part, of every back end: they are compiled meanwhile, timed once, and the best of them in
+turns with the entry's. A launch whose output differs from that of the launch that serves is told and not counted. Sequences of unequal
+lengths have a plan, made before, as all layers of a step share one.
 
-Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv; the last lines are worst regret and geometric mean of each spec.
+Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point; the last lines are worst regret and geometric mean of
+each spec. No point is begun after `--seconds`, of which every spec has an equal part; what is left is told.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.command import add_rounds, parser, processors
-from benchmarks.compiling import build_sources
 from benchmarks.gpu_evidence import PLANES
 from benchmarks.output import write_rows
 from benchmarks.turns import take_turns
 from kvgen.arch import device_type
 from kvgen.cli.bench import facts
+from kvgen.errors import CompileError, CompilerCrash, UnsupportedError
 from kvgen.lower.backends import backends_for, refusal
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
@@ -48,11 +53,16 @@ from kvgen.registry.select import select
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload, load_spec
-from kvgen.toolchain import Artifact
+from kvgen.toolchain import ArtifactCache
+from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.grid import Grid, grid_of
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.005, samples=7)
+FINALISTS = 8
+"""Launches of the search spaces that are timed in turns with the entry's, after all of them were timed once."""
+COMPILING = 0.6
+"""Of a spec's time, the end of compiling the launches of the search spaces; then they are measured."""
 Row = dict[str, Any]
 
 
@@ -111,11 +121,16 @@ class Launches:
         self.own = [(entry.schedule(launch), self._load(paths[launch.file])) for launch in entry.every_launch]
         self.look_up = entry.look_up(spec)
         self._spaces = {b.name: b.space(spec, entry.arch) for b in backends_for(entry.arch) if refusal(b, spec, entry.arch) is None}
-        self._sources = Sources(spec, entry.arch, {b.name: b for b in backends_for(entry.arch)})
-        self._variants: dict[Schedule, Variant] = dict(self.own)
+        self._variants: dict[Schedule, Variant | None] = dict(self.own)
+        """None: it does not compile."""
 
     def _load(self, path: Path) -> Variant:
         return Variant(self.spec, self.entry.packed, load(path))
+
+    def queue(self) -> CompileQueue:
+        """Compilers for launches of the search spaces; TileLang takes seconds to lower each, which they do, too."""
+        sources = Sources(self.spec, self.entry.arch, {b.name: b for b in backends_for(self.entry.arch)})
+        return CompileQueue(sources, ArtifactCache(), processors())
 
     def serving(self, point: Point) -> int:
         """Index of the launch that a call takes, whose tokens the host knows."""
@@ -126,20 +141,24 @@ class Launches:
         layout = self.entry.layout
         return [Schedule(name, layout, launch) for name, space in self._spaces.items() for launch in space.launches(layout, work)]
 
-    def compile(self, schedules: Sequence[Schedule]) -> None:
-        """Make variants; what does not compile is told."""
+    def take(self, schedules: Sequence[Schedule], queue: CompileQueue, until: float) -> None:
+        """Make variants of what is compiled by `until` (of `time.monotonic`); what does not compile is told."""
         fresh = [schedule for schedule in dict.fromkeys(schedules) if schedule not in self._variants]
-        print(f"{self.spec.name}: compiling {len(fresh)} launches of the search spaces", flush=True)
-        for schedule, built in zip(fresh, build_sources([self._sources.of(s) for s in fresh], processors()), strict=True):
-            if isinstance(built, Artifact):
-                self._variants[schedule] = self._load(built.path)
-            else:
-                print(f"- {schedule}: {built}", flush=True)
+        for schedule in queue.done(fresh, max(0.0, until - time.monotonic())):
+            try:
+                self._variants[schedule] = self._load(queue.artifact(schedule).path)
+            except (CompileError, CompilerCrash, UnsupportedError) as error:  # noqa: PERF203 - the others go on
+                self._variants[schedule] = None
+                print(f"- {schedule}: {error}", flush=True)
+
+    def known(self, schedules: Sequence[Schedule]) -> bool:
+        """Whether all of them have been compiled, or cannot be."""
+        return all(schedule in self._variants for schedule in schedules)
 
     def at(self, point: Point, *, whole: bool) -> dict[Schedule, Variant]:
         """The launches that take part at a point: the entry's, and if `whole` those of the search spaces."""
         chosen = [schedule for schedule, _ in self.own] + (self.space(point.work) if whole else [])
-        return {schedule: self._variants[schedule] for schedule in chosen if schedule in self._variants}
+        return {schedule: variant for schedule in chosen if (variant := self._variants.get(schedule)) is not None}
 
 
 def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Row | None:
@@ -147,44 +166,49 @@ def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Ro
     entry, target = launches.entry, launches.entry.arch
     serving = launches.serving(point)
     served_by, first = launches.own[serving]
-    entrants = launches.at(point, whole=whole)
     try:
         inputs = WorkloadInputs(first, point.work, device_type(target), None, point.lengths)
     except NoRoom as error:
         print(f"- {launches.spec.name} {point.name}: {error}", flush=True)
         return None
-    entrants = {schedule: variant for schedule, variant in entrants.items() if _agrees(schedule, variant, first, inputs)}
-    policy = POLICY.under(point.work.load)
+    want = first.attend(inputs.q, inputs.caches[0], sinks=inputs.sinks)
+    entrants = {s: variant for s, variant in launches.at(point, whole=whole).items() if _agrees(s, variant, want, inputs)}
+    candidates, own = len(entrants), {schedule for schedule, _ in launches.own}
+    if whole:
+        once = {schedule: median(inputs.time(variant, POLICY)) for schedule, variant in entrants.items() if schedule not in own}
+        best = sorted(once, key=lambda schedule: once[schedule])[:FINALISTS]
+        entrants = {schedule: variant for schedule, variant in entrants.items() if schedule in own or schedule in best}
     found, reads = take_turns(
         {schedule: partial(inputs.time, variant, POLICY) for schedule, variant in entrants.items()},
         1 if point.load == "sustained" else rounds,
-        {inputs.nbytes: partial(read_roofline(target).samples, inputs.nbytes, policy)},
+        {inputs.nbytes: partial(read_roofline(target).samples, inputs.nbytes, POLICY.under(point.work.load))},
     )
     power = None
     if point.load == "sustained":  # the last one timed is not the one that serves
         inputs.time(first, POLICY)
         power = inputs.power
     times = {schedule: median(samples) for schedule, samples in found.items()}
-    own = {schedule for schedule, _ in launches.own}
     default = entry.dispatch.default if entry.dispatch else 0
+    default_us = times.get(launches.own[default][0])
     us, read = times[served_by], median(reads[inputs.nbytes])
-    best, best_own = min(times, key=lambda s: times[s]), min(own & times.keys(), key=lambda s: times[s])
+    best_of_all, best_own = min(times, key=lambda s: times[s]), min(own & times.keys(), key=lambda s: times[s])
     return {
         "spec": launches.spec.name, "point": point.name, "traffic": point.load, "batch": len(point.lengths), "longest": max(point.lengths),
         "tokens": sum(point.lengths), "launch": serving, "us": round(us, 3), "best_own_us": round(times[best_own], 3),
-        "regret_own": round(us / times[best_own], 4), "candidates": len(times), "best_us": round(times[best], 3),
-        "regret": round(us / times[best], 4), "best_launch": str(best), "default_us": round(times[launches.own[default][0]], 3),
+        "regret_own": round(us / times[best_own], 4), "candidates": candidates, "best_us": round(times[best_of_all], 3),
+        "regret": round(us / times[best_of_all], 4), "best_launch": str(best_of_all),
+        "default_us": None if default_us is None else round(default_us, 3),
         "bytes": inputs.nbytes, "read_us": round(read, 3), "read_fraction": round(read / us, 4),
         "watts": power.watts if power else None, "clock_mhz": power.clock_mhz if power else None, "whole": whole,
     }  # fmt: skip
 
 
-def _agrees(schedule: Schedule, variant: Variant, first: Variant, inputs: WorkloadInputs) -> bool:
+def _agrees(schedule: Schedule, variant: Variant, want: torch.Tensor, inputs: WorkloadInputs) -> bool:
     """Whether a launch computes the same as the one that serves; told if not."""
-    outs = [one.attend(inputs.q, inputs.caches[0], sinks=inputs.sinks) for one in (first, variant)]
+    out = variant.attend(inputs.q, inputs.caches[0], sinks=inputs.sinks)
     variant.release(inputs.caches[0])
-    error = relative_l2(outs[1], outs[0])
-    if error <= 2 * tolerance(first.spec.attention.dtype):  # each may be as far as that from the reference
+    error = relative_l2(out, want)
+    if error <= 2 * tolerance(variant.spec.attention.dtype):  # each may be as far as that from the reference
         return True
     print(f"- {schedule}: WRONG at {inputs.workload.key} ({error:.1e})", flush=True)
     return False
@@ -212,7 +236,8 @@ def main() -> int:
     command = parser(__doc__)
     command.add_argument("specs", nargs="*", default=[str(ROOT / "examples" / f"{name}.yaml") for name in PLANES], help="spec files")
     command.add_argument("--target", default="sm90")
-    command.add_argument("--whole", type=int, default=12, help="points with every launch of the search spaces")
+    command.add_argument("--seconds", type=float, default=300.0, help="of all specs together, after which no point is begun")
+    command.add_argument("--whole", type=int, default=4, help="points with every launch of the search spaces")
     command.add_argument("--stride", type=int, default=2, help="every how many points")
     command.add_argument("--seed", type=int, default=1)
     command.add_argument("--most-tokens", type=int, default=1 << 22)
@@ -221,31 +246,62 @@ def main() -> int:
     add_rounds(command)
     command.set_defaults(rounds=5)
     options = command.parse_args()
-    rows: list[Row] = []
-    for file in options.specs:
+    end, rows, good = time.monotonic() + options.seconds, list[Row](), True
+    for number, file in enumerate(options.specs):
         spec = load_spec(Path(file))
         entry = select(spec, options.target).entry
         if entry is None or entry.dispatch is None:
             print(f"{spec.name} has no entry with a dispatch table for {options.target}: kvgen build {file}", file=sys.stderr)
-            return 1
-        launches = Launches(spec, entry)
+            good = False
+            continue
         points = [] if options.named_only else between(grid_of(entry.arch), options.most_tokens, options.seed, options.stride)
-        whole = {point.name for point in points[:: max(1, len(points) // max(1, options.whole))][: options.whole]}
-        launches.compile([schedule for point in points if point.name in whole for schedule in launches.space(point.work)])
-        for point in points + ([] if options.no_named else named()):
-            row = measure(launches, point, options.rounds, whole=point.name in whole)
-            torch.cuda.empty_cache()
-            if row is not None:
-                rows.append(row)
-                print(
-                    f"{row['spec']:24}{row['point']:24}{row['traffic']:10}{row['us']:10.2f} µs  {row['read_fraction']:.3f} of the read  "
-                    f"regret {row['regret']:.3f} of {row['candidates']}",
-                    flush=True,
-                )
-        mine = [row for row in rows if row["spec"] == spec.name]
-        write_rows(f"{'cpu' if entry.arch == 'cpu' else 'h200'}_plane.{spec.name}", mine, facts(entry.arch, POLICY))
+        random.Random(options.seed).shuffle(points)
+        whole = points[: options.whole]
+        points = ([] if options.no_named else named()) + points[options.whole :]
+        seconds = (end - time.monotonic()) / (len(options.specs) - number)
+        mine = run(Launches(spec, entry), points, whole, options.rounds, seconds)
+        good, rows = good and bool(mine), rows + mine
     print("\n".join(summary(rows)))
-    return 0 if rows else 1
+    return 0 if good else 1
+
+
+def run(launches: Launches, points: Sequence[Point], whole: Sequence[Point], rounds: int, seconds: float) -> list[Row]:
+    """The rows of one spec, as many as fit into the time. The `whole` points come once their launches are compiled."""
+    began, rows, waiting = time.monotonic(), list[Row](), deque(points)
+    name = f"{'cpu' if launches.entry.arch == 'cpu' else 'h200'}_plane.{launches.spec.name}"
+
+    def one(point: Point, *, with_space: bool) -> None:
+        row = measure(launches, point, rounds, whole=with_space)
+        torch.cuda.empty_cache()
+        if row is not None:
+            rows.append(row)
+            write_rows(name, rows, facts(launches.entry.arch, POLICY))
+            print(
+                f"{row['spec']:24}{row['point']:24}{row['traffic']:10}{row['us']:10.2f} µs  {row['read_fraction']:.3f} of the read  "
+                f"regret {row['regret']:.3f} of {row['candidates']}",
+                flush=True,
+            )
+
+    def some(until: float) -> None:
+        while waiting and time.monotonic() < until:
+            one(waiting.popleft(), with_space=False)
+
+    end, late = began + seconds, []
+    with launches.queue() as queue:
+        spaces = {point: launches.space(point.work) for point in whole}
+        for schedule in chain.from_iterable(spaces.values()):
+            queue.start(schedule)
+        some(began + COMPILING * seconds if whole else end)
+        launches.take(list(chain.from_iterable(spaces.values())), queue, began + COMPILING * seconds)
+        for point, space in spaces.items():
+            if time.monotonic() < end and launches.known(space):
+                one(point, with_space=True)
+            else:
+                late.append(point)
+        some(end)
+    if left := [*late, *waiting]:
+        print(f"{launches.spec.name}: not measured for want of time: {', '.join(point.name for point in left)}", flush=True)
+    return rows
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import gpu_plane
 from benchmarks.gpu_plane import Launches, Point, between, measure, named, summary
 from kvgen.errors import CompileError
 from kvgen.lower.schedule import Params, Schedule
@@ -72,23 +73,67 @@ def test_a_point_is_measured_beside_all_launches_of_the_entry(launches, monkeypa
     assert launches.serving(Point("1x500", (500,))) == 0
 
 
+class Queue:
+    """Compilers of which one ends well, one badly, and one not in time."""
+
+    def __init__(self, built: Schedule, broken: Schedule) -> None:
+        self.built, self.broken = built, broken
+        self.asked: list[Schedule] = []
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, schedule: Schedule) -> None:
+        self.asked.append(schedule)
+
+    def done(self, schedules, seconds):
+        return [schedule for schedule in schedules if schedule in (self.built, self.broken)]
+
+    def artifact(self, schedule: Schedule):
+        if schedule == self.broken:
+            raise CompileError("no such instruction", "")
+        return naive_artifact()
+
+
+def threads(launches: Launches, count: int) -> Schedule:
+    return Schedule("cpu", launches.entry.layout, Params(threads=count))
+
+
 def test_the_launches_of_the_search_spaces_take_part_once_they_are_compiled(launches, monkeypatch, capsys):
-    known, built, broken = (Schedule("cpu", launches.entry.layout, Params(threads=count)) for count in (7, 8, 9))
+    known, built, broken, late = (threads(launches, count) for count in (7, 8, 9, 10))
     monkeypatch.setattr(launches, "space", lambda work: [known, built, broken])
-    monkeypatch.setattr(launches, "_sources", SimpleNamespace(of=lambda schedule: schedule))
-    asked = []
-
-    def build(sources, workers):
-        asked.extend(sources)
-        return [naive_artifact() if schedule == built else CompileError("no such instruction", "") for schedule in sources]
-
-    monkeypatch.setattr("benchmarks.gpu_plane.build_sources", build)
-    point = Point("1x60", (60,))
-    launches.compile(launches.space(point.work))
-    assert asked == [built, broken]
+    launches.take([known, built, broken, late], Queue(built, broken), 0.0)
     assert "no such instruction" in capsys.readouterr().out
+    assert launches.known([known, built, broken])
+    assert not launches.known([late])
+    point = Point("1x60", (60,))
     assert len(launches.at(point, whole=False)) == 2
     assert set(launches.at(point, whole=True)) == {schedule for schedule, _ in launches.own} | {built}
+
+
+def test_rows_are_written_as_they_come_until_the_time_is_over(launches, monkeypatch, tmp_path, capsys):
+    """Whole points come last, and only those whose launches are compiled by then."""
+    small, whole, never = Point("1x60", (60,)), Point("1x70", (70,)), Point("1x80", (80,))
+    late = threads(launches, 11)
+    monkeypatch.setattr(launches, "queue", lambda: Queue(threads(launches, 8), threads(launches, 9)))
+    monkeypatch.setattr(launches, "space", lambda work: [late] if work.kv_len == 80 else [threads(launches, 8)])
+    monkeypatch.setattr("benchmarks.gpu_plane.read_roofline", lambda target: SimpleNamespace(samples=lambda nbytes, policy: [1.0]))
+    monkeypatch.setenv("OUT", str(tmp_path))
+    file, seen = tmp_path / f"cpu_plane.{launches.spec.name}.csv", []
+
+    def spy(*args, **options):
+        seen.append(len(file.read_text().splitlines()) if file.exists() else 0)
+        return measure(*args, **options)
+
+    monkeypatch.setattr("benchmarks.gpu_plane.measure", spy)
+    rows = gpu_plane.run(launches, [small], [whole, never], 1, 3600.0)
+    assert [(row["point"], row["whole"], row["candidates"]) for row in rows] == [("1x60", False, 2), ("1x70", True, 3)]
+    assert seen == [0, 2]
+    assert "not measured for want of time: 1x80" in capsys.readouterr().out
+    assert gpu_plane.run(launches, [small], [], 1, 0.0) == []
 
 
 def test_the_summary_tells_the_worst_point_and_both_comparisons():
