@@ -1,10 +1,17 @@
+"""benchmarks/gpu_evidence.py: what is run in which order, what becomes of tasks that fail or take too long, and what is kept."""
+
 from __future__ import annotations
 
+import json
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_evidence import ROOT, Task, collect, run, tasks
+from benchmarks.gpu_evidence import GRACE_S, ROOT, Task, collect, pack, run, tasks
+
+MOST_S = 600 - 2 * GRACE_S
+"""What a command on a lent GPU may take is ten minutes."""
 
 
 def test_every_task_runs_once_and_a_bad_one_stops_no_other(
@@ -15,33 +22,92 @@ def test_every_task_runs_once_and_a_bad_one_stops_no_other(
     chosen = [
         Task("endless", 1, ("python -c 'import time; time.sleep(60)'",)),
         Task("bad", 20, ("python -c 'raise SystemExit(3)'", "touch OUT/never")),
-        *(Task(name, 20, (say, f"touch OUT/{name}.done")) for name in ("build-a", "b", "c")),
+        *(Task(name, 20, (say, f"touch OUT/{name}.done")) for name in ("build-a", "tests-b", "c")),
     ]
     assert not run(chosen, ["4", "7"], tmp_path)
-    assert sorted(file.stem for file in tmp_path.glob("*.done")) == ["b", "build-a", "c"]
+    assert sorted(file.stem for file in tmp_path.glob("*.done")) == ["build-a", "c", "tests-b"]
     assert not (tmp_path / "never").exists()
     told = {line.split("] ")[1] for line in capsys.readouterr().out.splitlines()}
-    assert {line.split(":")[0] for line in told} == {"endless", "bad", "build-a", "b", "c"}
+    assert {line.split(":")[0] for line in told} == {"endless", "bad", "build-a", "tests-b", "c"}
     assert any(line.startswith("endless: out of time") for line in told)
     assert any(line.startswith("bad: exit status 3") for line in told)
     device, registry = (tmp_path / "build-a.txt").read_text().strip().split(" ", 1)
     assert device in ("4", "7")
     assert registry == str(tmp_path / "registry")
-    assert (tmp_path / "b.txt").read_text().split()[1] == "None"
+    assert (tmp_path / "tests-b.txt").read_text().split()[1] == "None"
     assert run(chosen[2:], ["0"], tmp_path)
 
 
 def test_a_task_waits_for_the_one_it_comes_after(tmp_path: Path) -> None:
     first = Task("first", 20, ("python -c 'import time; time.sleep(0.5)'", "touch OUT/first.done"))
-    then = Task("then", 20, ("test -e OUT/first.done",), after="first")
+    then = Task("then", 20, ("test -e OUT/first.done",), after=("first",))
     assert run([then, first], ["0", "1"], tmp_path)
 
 
-def test_what_is_run_exists() -> None:
-    for task in tasks():
+def test_nothing_comes_after_a_task_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, then = Task("bad", 20, ("false",)), Task("then", 20, ("touch OUT/never",), after=("bad",))
+    assert not run([then, bad], ["0"], tmp_path)
+    assert not (tmp_path / "never").exists()
+    assert "then: not begun, because bad failed" in capsys.readouterr().out
+
+
+def test_a_task_that_takes_too_long_may_keep_what_it_has(tmp_path: Path) -> None:
+    """It is interrupted as by Ctrl-C, and what it started is ended with it."""
+    patient = tmp_path / "patient.py"
+    patient.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "try:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    pathlib.Path(sys.argv[1]).write_text(str(child.pid))\n"
+    )
+    assert not run([Task("patient", 2, (f"python {patient} OUT/kept",))], ["0"], tmp_path)
+    child = Path("/proc") / (tmp_path / "kept").read_text() / "stat"
+    assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_the_same_command_again_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [
+        Task("short", 5, ("python -c 'print(1)'",)),
+        Task("long", 5000, ("touch OUT/long.done",)),
+        Task("then", 5, ("false",), after=("long",)),
+        Task("last", 5, ("true",)),
+    ]
+    assert run(chosen, ["0"], tmp_path, seconds=100.0)
+    assert "not begun, for want of time: long (5000 s), then (5 s)" in capsys.readouterr().out
+    known = json.loads((tmp_path / "outcomes.json").read_text())
+    assert {name: outcome["outcome"] for name, outcome in known.items()} == {"short": "good", "last": "good"}
+    assert known["short"]["seconds"] >= 0
+    (tmp_path / "short.txt").unlink()
+    assert not run(chosen, ["0"], tmp_path)
+    assert (tmp_path / "long.done").exists()
+    assert not (tmp_path / "short.txt").exists()
+    run(chosen[:1], ["0"], tmp_path, again=True)
+    assert (tmp_path / "short.txt").exists()
+
+
+def test_what_is_run_exists_and_fits_into_a_command_of_ten_minutes() -> None:
+    found = {task.name: task for task in tasks()}
+    assert len(found) == len(tasks())
+    for task in found.values():
+        assert task.seconds <= MOST_S, task.name
+        assert set(task.after) <= set(found), task.name
         for word in " ".join(task.commands).split():
             if word.endswith((".py", ".yaml")):
                 assert (ROOT / word).exists(), task.name
+
+
+def test_every_gpu_test_is_in_a_task() -> None:
+    run_by = [word for task in tasks() for word in " ".join(task.commands).split() if word.startswith("tests/gpu/")]
+    assert sorted(run_by) == sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "gpu").glob("test_*.py"))
+
+
+def test_everything_is_packed_into_one_file(tmp_path: Path) -> None:
+    (tmp_path / "registry" / "deep").mkdir(parents=True)
+    (tmp_path / "registry" / "deep" / "entry.json").write_text("{}")
+    for _ in range(2):  # the second time, the first archive is there
+        pack(tmp_path, tmp_path / "all.tar.gz")
+    with tarfile.open(tmp_path / "all.tar.gz") as archive:
+        assert archive.getnames() == ["registry/deep/entry.json"]
 
 
 def test_rows_and_reports_are_collected(tmp_path: Path) -> None:
