@@ -8,7 +8,7 @@ Every build is a process of its own, with an empty registry and no measurement o
 Rows: devices, seconds until the first measurement ended, seconds and candidates of the search, candidates per second, and the winners'
 times by workload. The last lines say how many times the candidates of one device were measured, and the largest ratio of a winner's
 time to one device's.
-Writes gpu_devices.csv into $OUT or benchmarks/results.
+Writes gpu_devices.csv into $OUT or benchmarks/results, after every build.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def main() -> int:
         print(json.dumps(build(options.spec, options.arch, options.budget, options.one)))
         return 0
     counts = sorted({int(word) for word in options.counts.split(",")} if options.counts else {1, max(1, len(visible_gpus()))})
+    facts = {"spec": options.spec.stem, "budget": options.budget, "processors": processors(), **gpu_identity()}
+    facts["date"] = datetime.now(timezone.utc).date().isoformat()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for modules in ("cold", "compiled"):
@@ -62,12 +64,10 @@ def main() -> int:
                 if options.only in (None, modules):
                     rows.append({"modules": modules, "devices": count, **answer})
                     print(rows[-1], flush=True)
+                    write_rows("gpu_devices", [{**row, "winners_us": json.dumps(row["winners_us"])} for row in rows], facts)
     for modules in dict.fromkeys(row["modules"] for row in rows):
         for line in compared([row for row in rows if row["modules"] == modules]):
             print(f"{modules}: {line}")
-    facts = {"spec": options.spec.stem, "budget": options.budget, "processors": processors(), **gpu_identity()}
-    facts["date"] = datetime.now(timezone.utc).date().isoformat()
-    write_rows("gpu_devices", [{**row, "winners_us": json.dumps(row["winners_us"])} for row in rows], facts)
     return 0
 
 
@@ -105,7 +105,8 @@ def build(spec: Path, arch: str, budget: str, devices: int) -> dict[str, Any]:
 
     given = {**load_spec(spec).to_json(), "arch": arch}
     chosen = list(range(devices)) if visible_gpus() else None
-    result = tune(load_spec(given), budget=Budget(None, parse_duration(budget)), progress=watch, devices=chosen, fresh=True)
+    bound = Budget(None, parse_duration(budget))
+    result = tune(load_spec(given), budget=bound, progress=watch, devices=chosen, fresh=True, plane=False)
     (end,) = search
     seconds = end.elapsed - first[0] if first else end.elapsed
     return {

@@ -127,7 +127,7 @@ def tasks(warm: float | None = None) -> list[Task]:
         *map(bench, names),
         Task("accuracy", 560, ("python -m benchmarks.accuracy",), threads=True),
         *map(tests, list(TESTS)[1:]),
-        Task("shapes", 400, ("python benchmarks/gpu_shapes.py",)),
+        Task("shapes", 540, ("python benchmarks/gpu_shapes.py",)),
         Task("backends", 150, ("python benchmarks/gpu_backends.py",)),
         Task("prompts", 120, ("python benchmarks/gpu_prompt.py",)),
         Task("reads", 60, ("python benchmarks/gpu_reads.py",)),

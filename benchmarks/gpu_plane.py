@@ -130,7 +130,7 @@ class Launches:
     def queue(self) -> CompileQueue:
         """Compilers for launches of the search spaces; TileLang takes seconds to lower each, which they do, too."""
         sources = Sources(self.spec, self.entry.arch, {b.name: b for b in backends_for(self.entry.arch)})
-        return CompileQueue(sources, ArtifactCache(), processors())
+        return CompileQueue(sources, ArtifactCache(), max(1, processors() - 2))  # what launches the timed kernels must not wait for one
 
     def serving(self, point: Point) -> int:
         """Index of the launch that a call takes, whose tokens the host knows."""

@@ -4,11 +4,11 @@ torch SDPA.
     python benchmarks/gpu_shapes.py [CASE…] [--backend cuda,tilelang] [--rounds 9] [--no-torch]
     python benchmarks/gpu_shapes.py --lower-only          on any machine with TileLang: fills $KVGEN_CACHE_DIR/lowered, which may be carried
 
-Compiles a few schedules per shape (shape_cases.py) and back end in parallel, verifies and times them in this process, all in turns, and
-keeps the fastest right one of each back end. A case's sibling has the same bytes in a plainer shape; it is that of the same back end, and
-for `best`, the faster back end, the faster of the sibling's. torch's time is that of its fastest 16-bit kernel for the same attention; for
-a ragged batch, the faster of one call per length and of its kernel for packed sequences. Rows go to $OUT (or benchmarks/results) as
-h200_shapes.csv.
+Compiles a few schedules per shape (shape_cases.py) and back end in parallel, verifies and times those of a shape in this process, all in
+turns, as soon as they are compiled, and keeps the fastest right one of each back end. A case's sibling has the same bytes in a plainer
+shape; it is that of the same back end, and for `best`, the faster back end, the faster of the sibling's. torch's time is that of its
+fastest 16-bit kernel for the same attention; for a ragged batch, the faster of one call per length and of its kernel for packed
+sequences. Rows go to $OUT (or benchmarks/results) as h200_shapes.csv, after every case.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.command import add_rounds, parser, processors
-from benchmarks.compiling import attend_usage, build_sources, lower_all
+from benchmarks.compiling import attend_usage, lower_all
 from benchmarks.gpu_measure import Caches, Runner, capture, make_caches, replayed
 from benchmarks.gpu_words import lengths_of, schedule_word, spec_of, workload_of
 from benchmarks.output import gpu_facts, write_rows
@@ -35,7 +36,7 @@ from benchmarks.shape_cases import SHAPES, TARGET, Shape
 from benchmarks.turns import take_turns
 from kvgen.bench.case import Case
 from kvgen.bench.torch_sdpa import cuda_providers
-from kvgen.errors import KvgenError, UnsupportedError
+from kvgen.errors import CompileError, CompilerCrash, KvgenError, UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure import read_roofline
@@ -44,9 +45,12 @@ from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
 from kvgen.reference.tolerance import tolerance
 from kvgen.spec import KernelSpec, Workload
-from kvgen.toolchain import Artifact
+from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain.pool import CompilePool
 
 BACKENDS = ("cuda", "tilelang")
+FREE = 2
+"""Processors without a compiler: what launches the kernels that are timed must not wait for one."""
 BEST = "best"
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.02, samples=10)
 Row = dict[str, Any]
@@ -71,22 +75,30 @@ def main() -> int:
     print(f"lowered {len(tasks)} schedules in {time.monotonic() - started:.0f} s, {refused} could not be", flush=True)
     if options.lower_only:
         return 1 if refused else 0
-    compile_all(tasks)
-    print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
+    read_roofline.artifact(TARGET)
     rows: dict[tuple[str, str], Row] = {}
     faults = refused
-    for shape in shapes:
-        if not shape.modules:
-            continue
-        found, wrong = measure(shape, options.rounds)
-        faults += wrong
-        shared: Row = {"torch_us": "", "torch_kernel": ""} if options.no_torch or not found else torch_columns(shape)
-        for mine in with_best(found):
-            speedup = round(shared["torch_us"] / mine["us"], 2) if shared["torch_us"] else ""
-            row = {**mine, **beside(mine, rows), **shared, "speedup": speedup}
-            rows[row["case"], row["backend"]] = row
-            show(row)
-        write(list(rows.values()))
+    with CompilePool(ArtifactCache(), max(1, processors() - FREE)) as pool:
+        compiling = {source: pool.run(partial(pool.build, source)) for source in dict.fromkeys(source for _, _, source in tasks)}
+        for shape in shapes:
+            fill_modules(shape, [(schedule, compiling[source]) for other, schedule, source in tasks if other is shape])
+            if not shape.modules:
+                continue
+            shared: Row = {"torch_us": "", "torch_kernel": ""}
+            try:
+                found, wrong = measure(shape, options.rounds)
+                shared = shared if options.no_torch or not found else torch_columns(shape)
+            except Exception as error:  # the others go on
+                print(f"{shape.name}: {type(error).__name__}: {error}", flush=True)
+                found, wrong = [], 1
+            torch.cuda.empty_cache()
+            faults += wrong
+            for mine in with_best(found):
+                speedup = round(shared["torch_us"] / mine["us"], 2) if shared["torch_us"] else ""
+                row = {**mine, **beside(mine, rows), **shared, "speedup": speedup}
+                rows[row["case"], row["backend"]] = row
+                show(row)
+            write(list(rows.values()))
     summary(rows)
     print(f"{time.monotonic() - started:.0f} s", flush=True)
     return 0 if rows and not faults and all((shape.name, BEST) in rows for shape in shapes) else 1
@@ -105,12 +117,13 @@ def lowered(shapes: Sequence[Shape], backends: Sequence[str]) -> tuple[list[Task
     return tasks, len(points) - len(tasks)
 
 
-def compile_all(tasks: Sequence[Task]) -> None:
-    """Fill the shapes' modules; what cannot be built is told."""
-    read_roofline.artifact(TARGET)
-    for (shape, schedule, _), artifact in zip(tasks, build_sources([source for _, _, source in tasks], processors()), strict=True):
-        if not isinstance(artifact, Artifact):
-            print(f"- {shape.name} {schedule.backend} {schedule_word(schedule)}: {artifact}", flush=True)
+def fill_modules(shape: Shape, compiling: Sequence[tuple[Schedule, Future[Artifact]]]) -> None:
+    """Fill a shape's modules as they are compiled; what cannot be built is told."""
+    for schedule, job in compiling:
+        try:
+            artifact = job.result()
+        except (CompileError, CompilerCrash) as error:
+            print(f"- {shape.name} {schedule.backend} {schedule_word(schedule)}: {error}", flush=True)
             continue
         registers, spill_bytes = attend_usage(artifact)
         shape.modules.append({"schedule": schedule, "path": artifact.path, "registers": registers, "spill_bytes": spill_bytes})

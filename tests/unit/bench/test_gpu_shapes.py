@@ -1,0 +1,64 @@
+"""benchmarks/gpu_shapes.py without a GPU: cases are measured as they are compiled, and one that fails ends no other."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_shapes
+from benchmarks.shape_cases import Shape
+from kvgen.errors import CompileError
+from kvgen.toolchain.pool import CompilePool
+from tests.support.naive import naive_artifact
+
+ROW = {"workload": "8x32768", "us": 10.0, "low_us": 9.0, "read_fraction": 0.9, "relative_l2": 1e-4, "spill_bytes": 0}
+
+
+def rows_of(shape: Shape, rounds: int) -> tuple[list[dict[str, Any]], int]:
+    assert rounds == 9
+    if shape.name == "faulty":
+        raise RuntimeError("an illegal memory access was encountered")
+    assert [module["registers"] for module in shape.modules] == [0]
+    return [{"case": shape.name, "spec": shape.words, "backend": "cuda", "schedule": "default", **ROW}], 0
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Shape]:
+    """One that is right, one that fails, one of whose schedules one does not compile."""
+    found = [Shape("right", "k4v4"), Shape("faulty", "k8v8"), Shape("partly", "k2v2", sibling="right")]
+    schedule = found[0].points("cuda")[0]
+    tasks = [(shape, schedule, source) for shape, sources in zip(found, ("a", "b", "ac"), strict=True) for source in sources]
+
+    def build(self: CompilePool, source: str) -> object:
+        if source == "c":
+            raise CompileError("no such instruction", "")
+        return naive_artifact()
+
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpu_shapes.py", "--no-torch"])
+    monkeypatch.setattr(gpu_shapes, "SHAPES", found)
+    monkeypatch.setattr(gpu_shapes, "lowered", lambda shapes, backends: (tasks, 0))
+    monkeypatch.setattr(gpu_shapes.read_roofline, "artifact", lambda target: None)
+    monkeypatch.setattr(gpu_shapes, "gpu_facts", lambda policy: {"device": "none"})
+    monkeypatch.setattr(CompilePool, "build", build)
+    monkeypatch.setattr(gpu_shapes, "measure", rows_of)
+    return found
+
+
+def test_a_case_that_fails_ends_no_other(shapes: list[Shape], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_shapes.main() == 1
+    told = capsys.readouterr().out
+    assert "faulty: RuntimeError: an illegal memory access" in told
+    assert "no such instruction" in told
+    with (tmp_path / "h200_shapes.csv").open(newline="") as file:
+        found = [(row["case"], row["backend"], row["relative"]) for row in csv.DictReader(file)]
+    assert found == [("right", "cuda", ""), ("right", "best", ""), ("partly", "cuda", "1.0"), ("partly", "best", "1.0")]
+
+
+def test_all_right_is_success(shapes: list[Shape]) -> None:
+    shapes[1].name = "also right"
+    assert gpu_shapes.main() == 0
