@@ -177,7 +177,7 @@ def _require_room(spec: MatrixSpec, shape: MatrixShape, target: Target) -> None:
     """Raises UnsupportedError where the matrix, what is read back, codes and the copy's buffers do not fit the free memory."""
     import torch
 
-    from kvgen.bench.torch_sdpa import free_bytes
+    from kvgen.measure.device import free_bytes
 
     need = 4 * call_bytes(spec, shape, "quantize")
     free = free_bytes(torch.device(device_type(target)))

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
 from kvgen.errors import UnsupportedError
-from kvgen.measure.device import cold_bytes
+from kvgen.measure.device import cold_bytes, free_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.reference.tolerance import relative_l2
@@ -120,12 +120,3 @@ def cuda_providers(dtype: str) -> list[Provider]:
     short = "bf16" if dtype == "bfloat16" else "fp16"
     forms: tuple[Form, ...] = ("gqa", "folded")
     return [TorchSdpa(short, form, kernel) for kernel in KERNELS for form in forms]
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory of a device in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    from kvgen._machine import available_bytes
-
-    return available_bytes()

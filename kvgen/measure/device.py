@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvgen._machine import cores, llc_bytes
+from kvgen._machine import available_bytes, cores, llc_bytes
 from kvgen._nvml import ask, gpu_identity, nvml_device
 from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.toolchain.compilers import cpu_features, cpu_name
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
 CUDA_COLD_FACTOR = 3
@@ -72,6 +75,15 @@ def _gpu_notes(nvml: Any, handle: Any) -> dict[str, Any]:
     if reasons:
         notes["throttle_reasons"] = hex(reasons)
     return notes
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory in bytes; on a GPU also what torch has cached, and gives back to the driver when an allocation fails."""
+    if device.type != "cuda":
+        return available_bytes()
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def cold_bytes(device: str) -> int:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kvgen._machine import available_bytes
 from kvgen.errors import MeasureError
 from kvgen.measure.bytes import must_read, timed_lengths
-from kvgen.measure.device import cold_bytes
+from kvgen.measure.device import cold_bytes, free_bytes
 from kvgen.measure.filled import FilledCache
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.power import Power, metered
@@ -148,6 +147,6 @@ def _require_room(variant: Variant, workload: Workload, room: int, copies: int, 
     blocks = window_places(variant.spec, layout.tokens) or -(-room // layout.tokens)
     residual = 2 * rows * layout.head_dim * (4 if attention.dtype == "float32" else 2)
     nbytes = copies * workload.batch * attention.kv_heads * (blocks * layout.block_bytes + residual)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    free = free_bytes(device)
     if nbytes > FREE_SHARE * free:
         raise NoRoom(f"the caches of {workload.key} take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")

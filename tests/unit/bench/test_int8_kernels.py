@@ -39,7 +39,7 @@ def test_entrants_are_verified_timed_and_printed(capsys: pytest.CaptureFixture[s
 
 
 def test_a_shape_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgen.bench.torch_sdpa.free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("kvgen.measure.device.free_bytes", lambda device: 1 << 20)
     told: list[str] = []
     rows, errors = int8_kernels.run([entrant("naive", 1)], [("", MatrixShape(tokens=1024, channels=1024))], POLICY, 1, told.append)
     assert not rows

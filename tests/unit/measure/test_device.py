@@ -4,10 +4,11 @@ import json
 import os
 
 import pytest
+import torch
 
 from kvgen._machine import cores
 from kvgen.measure import device
-from kvgen.measure.device import cold_bytes, conditions, fingerprint
+from kvgen.measure.device import cold_bytes, conditions, fingerprint, free_bytes
 from kvgen.measure.memory import data_bytes, resident_bytes, threads
 
 
@@ -64,3 +65,10 @@ def test_without_a_driver_a_gpu_has_no_facts_and_no_notes(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert fingerprint("sm90") == {"kind": "cuda"}
     assert conditions("sm90") == {}
+
+
+def test_what_torch_has_cached_of_a_gpus_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after many workloads, whose caches were of different sizes: the driver has little left, and torch gives its part back."""
+    for name, answer in (("mem_get_info", (5, 140)), ("memory_reserved", 120), ("memory_allocated", 20)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    assert free_bytes(torch.device("cuda")) == 105

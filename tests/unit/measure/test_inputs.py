@@ -61,7 +61,7 @@ def test_given_lengths_stand_in_for_the_workloads() -> None:
 
 
 def test_caches_that_do_not_fit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(measured, "free_bytes", lambda device: 1 << 20)
     with pytest.raises(NoRoom, match=r"the caches of 4x4096 take 0.0 GB, and 0.0 GB are free"):
         WorkloadInputs(naive_variant(), Workload(batch=4, kv_len=4096), "cpu", cold=1)
     WorkloadInputs(naive_variant(), Workload(batch=1, kv_len=64), "cpu", cold=1)
