@@ -55,7 +55,7 @@ GRID_S, PLANE_S = 480, 300
 LATE_S = 40
 """What a build or a comparison takes beside its budget: processes that start, the entry."""
 TESTS = {
-    "others": (200, ("matrix", "accuracy", "api", "reference", "steps", "mixed", "call_order")),
+    "others": (200, ("matrix", "decode_loop", "accuracy", "api", "reference", "steps", "mixed", "call_order")),
     "lives": (300, ("properties", "unquantized", "window", "decode", "pack")),
     "extend": (240, ("extend", "extremes")),
     "formats": (360, ("formats",)),
@@ -101,7 +101,7 @@ def tasks(warm: float | None = None) -> list[Task]:
     def bench(name: str) -> Task:
         command = f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv"
         entry = f"grid-{name}" if name in PLANES else f"build-{name}"
-        return Task(f"bench-{name}", 120 if name in WIDE else 40, (command,), after=(entry,))
+        return Task(f"bench-{name}", 180 if name in WIDE else 60, (command,), after=(entry,))
 
     def tests(name: str) -> Task:
         seconds, files = TESTS[name]
@@ -159,6 +159,7 @@ def main() -> int:
     devices = visible_gpus()
     if not devices:
         command.error("no NVIDIA GPU is visible")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes would ignore it, and so would the tasks
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -253,14 +254,14 @@ def perform(task: Task, device: str, processors: Sequence[int], out: Path) -> st
             try:
                 status = started.wait(max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _interrupt(started)
+                interrupt(started)
                 return f"out of time: {command}"
             if status:
                 return f"exit status {status}: {command}"
     return GOOD
 
 
-def _interrupt(started: subprocess.Popen[bytes]) -> None:
+def interrupt(started: subprocess.Popen[bytes]) -> None:
     """End a command as Ctrl-C does, so that it keeps what it has; after GRACE_S, and with what it started, by force."""
     with suppress(ProcessLookupError):
         started.send_signal(signal.SIGINT)

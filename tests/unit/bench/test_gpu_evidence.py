@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_evidence import GRACE_S, ROOT, Task, collect, pack, run, tasks
+from benchmarks.gpu_evidence import GRACE_S, ROOT, Task, collect, interrupt, pack, run, tasks
 
 MOST_S = 600 - 2 * GRACE_S
 """What a command on a lent GPU may take is ten minutes."""
@@ -51,18 +55,35 @@ def test_nothing_comes_after_a_task_that_failed(tmp_path: Path, capsys: pytest.C
     assert "then: not begun, because bad failed" in capsys.readouterr().out
 
 
-def test_a_task_that_takes_too_long_may_keep_what_it_has(tmp_path: Path) -> None:
+def test_a_command_that_takes_too_long_may_keep_what_it_has(tmp_path: Path) -> None:
     """It is interrupted as by Ctrl-C, and what it started is ended with it."""
-    patient = tmp_path / "patient.py"
-    patient.write_text(
-        "import pathlib, subprocess, sys, time\n"
+    code = (
+        "import pathlib, subprocess, time\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
-        "try:\n    time.sleep(60)\n"
-        "except KeyboardInterrupt:\n    pathlib.Path(sys.argv[1]).write_text(str(child.pid))\n"
+        "try:\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    pathlib.Path('kept').write_text(str(child.pid))\n"
     )
-    assert not run([Task("patient", 2, (f"python {patient} OUT/kept",))], ["0"], tmp_path)
-    child = Path("/proc") / (tmp_path / "kept").read_text() / "stat"
-    assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # these tests may run where it is ignored
+    try:
+        started = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    while not (tmp_path / "begun").exists():
+        assert started.poll() is None
+        time.sleep(0.01)
+    interrupt(started)
+    child, deadline = (tmp_path / "kept").read_text(), time.monotonic() + 30
+    while runs(child) and time.monotonic() < deadline:  # a signal takes a moment
+        time.sleep(0.01)
+    assert not runs(child)
+
+
+def runs(process: str) -> bool:
+    """Whether a process is there; one that nobody has waited for has no command line any more."""
+    try:
+        return bool((Path("/proc") / process / "cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_the_same_command_again_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
