@@ -55,7 +55,7 @@ GRID_S, PLANE_S = 480, 300
 LATE_S = 40
 """What a build or a comparison takes beside its budget: processes that start, the entry."""
 TESTS = {
-    "others": (200, ("matrix", "decode_loop", "accuracy", "api", "reference", "steps", "mixed", "call_order")),
+    "others": (240, ("matrix", "decode_loop", "accuracy", "api", "reference", "steps", "mixed", "call_order")),
     "lives": (300, ("properties", "unquantized", "window", "decode", "pack")),
     "extend": (240, ("extend", "extremes")),
     "formats": (360, ("formats",)),
@@ -92,15 +92,15 @@ def tasks(warm: float | None = None) -> list[Task]:
 
     def grid(name: str) -> Task:  # of what the search found: --trials leaves the time to the grid
         command = f"python -m kvgen build examples/{name}.yaml --arch sm90 --budget {GRID_S}s --trials 1 --plane"
-        return Task(f"grid-{name}", GRID_S + LATE_S, (command,), after=(f"build-{name}",))
+        return Task(f"build-{name}-grid", GRID_S + LATE_S, (command,), after=(f"build-{name}",))
 
     def plane(name: str) -> Task:
         command = f"python benchmarks/gpu_plane.py examples/{name}.yaml --seconds {PLANE_S}"
-        return Task(f"plane-{name}", PLANE_S + 2 * LATE_S, (command,), after=(f"grid-{name}",))
+        return Task(f"plane-{name}", PLANE_S + 2 * LATE_S, (command,), after=(f"build-{name}-grid",))
 
     def bench(name: str) -> Task:
         command = f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv"
-        entry = f"grid-{name}" if name in PLANES else f"build-{name}"
+        entry = f"build-{name}-grid" if name in PLANES else f"build-{name}"
         return Task(f"bench-{name}", 180 if name in WIDE else 60, (command,), after=(entry,))
 
     def tests(name: str) -> Task:
@@ -128,11 +128,11 @@ def tasks(warm: float | None = None) -> list[Task]:
         Task("accuracy", 560, ("python -m benchmarks.accuracy",), threads=True),
         *map(tests, list(TESTS)[1:]),
         Task("shapes", 540, ("python benchmarks/gpu_shapes.py",)),
-        Task("backends", 150, ("python benchmarks/gpu_backends.py",)),
-        Task("prompts", 120, ("python benchmarks/gpu_prompt.py",)),
-        Task("reads", 60, ("python benchmarks/gpu_reads.py",)),
-        Task("packing", 60, ("python benchmarks/gpu_pack.py k4v4,k8v8,k2v2 8x32768",)),
-        Task("sanitizers", 240, (f"{live} --compile", f"{sanitizer} memcheck {live}", f"{sanitizer} racecheck {live}")),
+        Task("backends", 300, ("python benchmarks/gpu_backends.py",)),
+        Task("prompts", 180, ("python benchmarks/gpu_prompt.py",)),
+        Task("reads", 90, ("python benchmarks/gpu_reads.py",)),
+        Task("packing", 120, ("python benchmarks/gpu_pack.py k4v4,k8v8,k2v2 8x32768",)),
+        Task("sanitizers", 400, (f"{live} --compile", f"{sanitizer} memcheck {live}", f"{sanitizer} racecheck {live}")),
     ]
 
 
