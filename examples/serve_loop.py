@@ -48,11 +48,8 @@ def main() -> None:
     while waiting or serving:
         while waiting and loop.free:
             request = waiting.pop(0)
-            place = loop.add(request.prompt)  # prefills, and chooses the first token
-            request.found.append(int(loop.tokens[place]))
-            serving[place] = request
-        newest = loop.step().tolist()
-        steps += 1
+            serving[loop.add(request.prompt)] = request  # prefills, and chooses the first token
+        newest = loop.tokens.tolist()
         for place, request in list(serving.items()):
             request.found.append(newest[place])
             if len(request.found) >= request.wanted:  # or an end-of-sequence token
@@ -60,6 +57,9 @@ def main() -> None:
                 del serving[place]
                 tokens += len(request.found)
                 print(f"step {steps:3}: place {place} finished a prompt of {len(request.prompt)} with {len(request.found)} tokens")
+        if serving:
+            loop.step()
+            steps += 1
     print(f"{tokens} tokens in {steps} steps of up to {PLACES} sequences, {time.perf_counter() - started:.1f} s on {device}")
 
 

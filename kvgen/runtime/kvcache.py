@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -43,6 +44,13 @@ class KVCache(_Referable):
         self.device = self.packed.device
         self.gpu = self.sequences.gpu
         self.sequences.layers.add(self)
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Of a copy. Caches that are deeply copied together share their sequences again; a shallow copy is the same layer."""
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        if all(layer.packed is not self.packed for layer in self.sequences.layers):
+            self.sequences.layers.add(self)
 
     def __repr__(self) -> str:
         known = f"batch={self.batch}, max_len={self.max_len}, {self.sequences.lengths_known}"

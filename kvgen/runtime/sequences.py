@@ -57,7 +57,7 @@ class CallOrder:
 
 
 class Layers(WeakSet["KVCache"]):
-    """The caches that have the same sequences, as long as they live. A deep copy of a cache stands alone."""
+    """The caches that have the same sequences, as long as they live. Copied caches enter the copied set by themselves."""
 
     def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
         return Layers, ()
@@ -123,7 +123,7 @@ class Sequences:
     uniform: bool = True
     """Whether the host knows that all lengths are equal. As long as nothing was captured, all of them are `bound` then."""
     loose: bool = False
-    """Whether a sequence as long as `bound` may have been forgotten."""
+    """Whether the longest sequence may be shorter than `bound`: one was forgotten or replaced, or they grew by different numbers."""
     version: int = 0
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
@@ -174,18 +174,19 @@ class Sequences:
         """An upper bound of all lengths, without asking the device."""
         return self.max_len if self.captured else self.bound
 
-    def after(self, tokens: int) -> int:
-        """An upper bound of all lengths after `tokens` more. Raises CacheMismatch if it exceeds `max_len`.
+    def after(self, tokens: int, counts: torch.Tensor | None = None) -> int:
+        """An upper bound of all lengths after `tokens` more, or at most as many: `counts`. Raises CacheMismatch if it exceeds `max_len`.
 
-        Where some sequences were forgotten, the host's bound may be of one of those: before it refuses, it asks the device, which waits.
-        If it cannot know, because a change of lengths was or is being captured, the device refuses such a step.
+        Where some sequences were forgotten, replaced, or grew less than others, the longest one may be shorter than the host's bound:
+        before it refuses, it asks the device, which waits. If it cannot know, because a change of lengths was or is being captured, the
+        device refuses such a step.
         """
         if self.captured or self.capturing:
             return self.max_len
         bound = self.bound + tokens
-        if bound > self.max_len and self.loose:
-            self.bound, self.loose = min(self.bound, int(self.lengths.max())), False
-            bound = self.bound + tokens
+        if bound > self.max_len and (self.loose or counts is not None):
+            self.bound, self.loose = int(self.lengths.max()), False
+            bound = int((self.lengths + (tokens if counts is None else counts)).max())
         if bound > self.max_len:
             raise CacheMismatch(f"the cache holds {self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more")
         return bound
@@ -193,6 +194,7 @@ class Sequences:
     def appended(self, bound: int, *, uniform: bool = True) -> None:
         """Record a change of lengths that was enqueued. `bound`: the result of `after`; `uniform`: whether all grew by the same number."""
         self.uniform = self.uniform and uniform
+        self.loose = self.loose or not uniform
         if self.capturing:
             self.captured = True
         else:
@@ -204,7 +206,7 @@ class Sequences:
         self.version += 1
         if self.whole is not None:
             self.whole.bound = max(self.whole.bound, self.bound)
-            self.whole.uniform = False
+            self.whole.uniform, self.whole.loose = False, True
             self.whole.captured = self.whole.captured or self.captured
             self.whole._changed()
 
@@ -224,7 +226,7 @@ class Sequences:
             counts, most, uniform = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
         with self.call_order.lock:
             self.check()
-            bound = self.max_len if tokens is counts else self.after(most)  # of numbers on a GPU, the host knows nothing
+            bound = self.max_len if tokens is counts else self.after(most, counts)  # of numbers on a GPU, the host knows nothing
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
@@ -313,6 +315,7 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.copy_(tensor[index])
+            self.loose = self.loose or not self.uniform
             self._changed()
 
     def clear(self) -> None:

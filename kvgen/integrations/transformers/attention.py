@@ -8,9 +8,9 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function
 
-from kvgen.errors import UnsupportedError
 from kvgen.integrations.transformers.cache import NAME, Appended, KvgenLayer, layer_of
 from kvgen.integrations.transformers.forwards import States
+from kvgen.integrations.transformers.specs import refusal
 
 
 def register() -> None:
@@ -20,24 +20,21 @@ def register() -> None:
 
 
 def padding_mask(*_: Any, attention_mask: torch.Tensor | None = None, **given: Any) -> torch.Tensor | None:
-    """The attention_mask, bool [batch, positions], where it hides any position, else None. Causality and windows are the kernel's.
+    """The attention_mask, bool [batch, positions], 0 for padding. Causality and windows are the kernel's.
 
     Raises UnsupportedError for masks that are more than causality, a window and padding.
     """
     function = given.get("mask_function")
     if given.get("allow_is_causal_skip") is False or given.get("use_vmap") or function is bidirectional_mask_function:
-        reason = "the model's mask is more than causality, a sliding window and padding"
-        raise UnsupportedError(f'attn_implementation="{NAME}"', reason, is_backend=False)
-    if attention_mask is None or torch.compiler.is_compiling():
-        return attention_mask
-    return None if bool(attention_mask.all()) else attention_mask
+        raise refusal("the model's mask is more than causality, a sliding window and padding")
+    return attention_mask
 
 
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: Any,
-    value: torch.Tensor,  # noqa: ARG001
+    value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -59,8 +56,10 @@ def attention(
             'model.set_attn_implementation("sdpa")'
         )
     layer = key.layer
+    if not torch.compiler.is_compiling() and value is not key.v:
+        raise refusal("the model changes V after the cache has taken it")
     _refuse(module, layer, attention_mask, dropout, more)
-    _agree(layer, sliding_window, softcap or 0.0, s_aux)
+    _agree(layer, query, key.k, {"window": sliding_window, "softcap": softcap or 0.0, "sinks": s_aux is not None})
     q, k, v = (x.transpose(1, 2) for x in (query, key.k, key.v))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if torch.compiler.is_compiling():
@@ -74,7 +73,11 @@ def _refuse(module: torch.nn.Module, layer: KvgenLayer, mask: torch.Tensor | Non
     if mask is not None and mask.dim() != 2:
         reason = f"attention_mask has {mask.dim()} dimensions; kvgen takes [batch, positions], 0 for padding"
     elif more.get("output_attentions"):
-        reason = "the kernels do not return attention weights (output_attentions)"
+        reason = "the kernels do not return attention weights (output_attentions); eager attention over a DynamicCache does"
+    elif more.get("cu_seq_lens_q") is not None:
+        reason = "packed sequences (cu_seq_lens_q); give each a row of the batch, and an attention_mask"
+    elif more.get("use_cache") is False:
+        reason = "use_cache=False with a cache, which appends every token that the model runs; pass use_cache=True"
     elif more.get("position_bias") is not None:
         reason = "the model adds a position bias to the scores"
     elif more.get("is_causal") is False or getattr(module, "is_causal", True) is False:
@@ -84,15 +87,17 @@ def _refuse(module: torch.nn.Module, layer: KvgenLayer, mask: torch.Tensor | Non
     elif module.layer_idx != layer.layer_idx:
         reason = f"layer {module.layer_idx} reads the cache of layer {layer.layer_idx}"
     if reason is not None:
-        raise UnsupportedError(f'attn_implementation="{NAME}"', reason, is_backend=False)
+        raise refusal(reason)
 
 
-def _agree(layer: KvgenLayer, window: int | None, softcap: float, sinks: torch.Tensor | None) -> None:
+def _agree(layer: KvgenLayer, query: torch.Tensor, key: torch.Tensor, masks: dict[str, Any]) -> None:
     """Raises ValueError where the module computes something else than the layer's spec says."""
-    facts = (("window", window, layer.window), ("softcap", softcap, layer.softcap), ("sinks", sinks is not None, layer.sinks))
-    for name, mine, spec in facts:
-        if mine != spec:
-            raise ValueError(f"layer {layer.layer_idx} runs with {name} {mine}, and attention.{name} of its spec is {spec}")
+    heads = {"q_heads": query.shape[1], "kv_heads": key.shape[1], "head_dim": query.shape[3]}
+    for name, mine in {"dtype": str(query.dtype).removeprefix("torch."), **heads, **masks}.items():
+        given = getattr(layer.spec.attention, name)
+        if mine != given:
+            advice = f": put attention: {{{name}: {str(mine).lower()}}} into the spec" if name in ("dtype", "sinks") else ""
+            raise ValueError(f"layer {layer.layer_idx} runs with {name} {mine}, and attention.{name} of its spec is {given}{advice}")
 
 
 def _run(
@@ -104,7 +109,7 @@ def _run(
     sinks: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    if torch.is_grad_enabled() and q.requires_grad:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
         raise ValueError("kvgen's kernels have no gradient: call the model within torch.no_grad()")
     return layer.run(States(q, k, v, float(scale), None if sinks is None else sinks.detach().float().contiguous()), mask)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -13,11 +13,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from kvgen.api.fetch import get_kernel
 from kvgen.integrations.transformers.forwards import States
 from kvgen.integrations.transformers.group import LayerGroup
+from kvgen.integrations.transformers.passes import Passes
 from kvgen.integrations.transformers.specs import Format, layer_specs
 from kvgen.spec import KernelSpec
 
 NAME = "kvgen"
 """Of the attention function: `attn_implementation`."""
+WRONG_ATTENTION = (
+    f'KvgenCache needs the attention function "{NAME}", and the model has {{}}: load the model with attn_implementation="{NAME}" or call '
+    f'model.set_attn_implementation("{NAME}"), and make the cache of model.config'
+)
 
 _caches: WeakValueDictionary[int, KvgenCache] = WeakValueDictionary()
 _numbers = count()
@@ -30,29 +35,39 @@ class Appended(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raises ValueError for what another attention function reads of K: its shape, say."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ValueError(WRONG_ATTENTION.format("another one"))
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        """Raises ValueError for an attention function that gives it to torch as it is."""
+        raise ValueError(WRONG_ATTENTION.format("another one"))
+
 
 class KvgenLayer(CacheLayerMixin):
-    """One layer of a `KvgenCache`. The lengths of a group's layers change together, by its first layer."""
+    """One layer of a `KvgenCache`. What changes all layers at once is the cache's task: `reset`, `crop`, `reorder_cache`."""
 
     is_compileable = False
     """`generate` would compile by itself, anew for every length."""
     supports_early_init = False
 
-    def __init__(self, group: LayerGroup, index: int, layer_idx: int, number: torch.Tensor) -> None:
+    def __init__(self, passes: Passes, layer_idx: int, number: torch.Tensor, config: Any) -> None:
+        """`number` is that of the `KvgenCache`, for the operator of compiled models."""
         super().__init__()
-        self.group, self.index, self.layer_idx, self.number = group, index, layer_idx, number
-        self.cache = group.caches[index]
-        attention = group.kernel.spec.attention
-        self.window, self.softcap, self.sinks = attention.window, attention.softcap, attention.sinks
-        self.is_sliding = attention.window is not None
-        self.is_croppable = group.kernel.spec.cache.rollback > 0
+        self.passes, self.layer_idx, self.number, self.config = passes, layer_idx, number, config
+        self.group, index = passes.layers[layer_idx]
+        self.cache = self.group.caches[index]
+        self.spec = self.group.kernel.spec
+        self.is_sliding = self.spec.attention.window is not None
+        self.is_croppable = self.spec.cache.rollback > 0
         self.is_initialized = True
-        self.config: Any = None
         self.batch = self.batch_size = self.max_batch_size = self.cache.batch
-        self.max_len = self.cache.max_len
 
     def __repr__(self) -> str:
-        return f"KvgenLayer({self.group.kernel.spec.name}, {self.cache!r})"
+        return f"KvgenLayer({self.spec.name}, {self.cache!r})"
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: the cache is allocated when it is made."""
@@ -60,10 +75,7 @@ class KvgenLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, torch.Tensor]:
         """The new K and V, [batch, kv_heads, tokens, head_dim], on their way to the attention function, which appends them."""
         if self.config._attn_implementation != NAME:
-            raise ValueError(
-                f'KvgenCache needs the attention function "{NAME}", and the model has "{self.config._attn_implementation}": load the model '
-                f'with attn_implementation="{NAME}" or call model.set_attn_implementation("{NAME}"), and make the cache of model.config'
-            )
+            raise ValueError(WRONG_ATTENTION.format(f'"{self.config._attn_implementation}"'))
         if not torch.compiler.is_compiling() and key_states.shape[0] != self.batch:  # a compiled model is compiled for every batch
             raise ValueError(
                 f"the cache holds {self.batch} sequences, and the model runs {key_states.shape[0]}: with beams or several answers to a "
@@ -73,53 +85,25 @@ class KvgenLayer(CacheLayerMixin):
 
     def run(self, x: States, mask: torch.Tensor | None) -> torch.Tensor:
         """Attention over the cache and the new tokens, which are appended: [batch, tokens, q_heads, head_dim]."""
-        return self.group.run(self.index, x, mask)
+        return self.passes.run(self.layer_idx, x, mask)
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
         """(kv_length, kv_offset) of masks: all positions, also those before a window, because the mask says which of them are padding."""
         tokens = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return (self.group.positions or 0) + tokens, 0
+        return (self.passes.positions or 0) + tokens, 0
 
     def get_seq_length(self) -> int:
         """Positions that the model has seen, padding included. Raises ValueError where sequences were filled one by one."""
-        if self.group.positions is None:
+        if self.passes.positions is None:
             raise ValueError("these sequences were filled one by one and have lengths of their own: pass position_ids to the model")
-        return self.group.positions
+        return self.passes.positions
 
     def get_max_length(self) -> int:
         """Most tokens of a sequence, padding not counted."""
-        return self.max_len
+        return self.cache.max_len
 
     get_max_cache_shape = get_max_length
     """The name in the first releases of transformers 5."""
-
-    def crop(self, tokens: int | torch.Tensor) -> None:
-        """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
-
-        Raises ValueError beyond `cache.rollback` of the spec.
-        """
-        tokens = int(tokens)  # some releases count drafts on the device
-        if self.index == 0 and tokens:
-            self.group.crop(-tokens if tokens < 0 else max(0, self.get_seq_length() - tokens))
-
-    def reset(self) -> None:
-        """Forget every token."""
-        if self.index == 0:
-            self.group.reset()
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Sequence b continues what sequence `beam_idx[b]` was. Raises ValueError for paged formats."""
-        if self.index == 0:
-            self.cache.reorder(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Refused: the memory is allocated for a fixed batch."""
-        if repeats != 1:
-            raise ValueError("a KvgenCache has a fixed batch: make it for all sequences, and prefill them all")
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:  # noqa: ARG002
-        """Refused: the memory is allocated for a fixed batch."""
-        raise ValueError("a KvgenCache has a fixed batch: reorder_cache keeps the number of sequences")
 
     def offload(self) -> None:
         """Refused."""
@@ -131,6 +115,7 @@ class KvgenCache(Cache):
 
     `model.generate(..., past_key_values=KvgenCache(model.config, spec, batch, max_len))` with `attn_implementation="kvgen"`. Prompts run
     on torch's attention or kvgen's extend attention and are packed; decode steps read the packed cache. Padding is not stored.
+    `copy.deepcopy` copies it, for prompts that begin alike.
     """
 
     def __init__(
@@ -153,49 +138,93 @@ class KvgenCache(Cache):
         if len(rollbacks) > 1:
             raise ValueError(f"the layers of a model are cropped together: cache.rollback must be one number, not {rollbacks}")
         groups = {each: _group(each, specs.count(each), batch, max_len, device) for each in dict.fromkeys(specs)}
-        self._fill(config.get_text_config(decoder=True), [groups[each] for each in specs])
+        self._fill(config.get_text_config(decoder=True), Passes([groups[each] for each in specs]))
 
-    def _fill(self, config: Any, groups: Sequence[LayerGroup]) -> None:
-        """Make layers of the group of each."""
-        self.config, self.number = config, next(_numbers)
+    def _fill(self, config: Any, passes: Passes) -> None:
+        """Make layers over the caches that `passes` runs."""
+        self.config, self.passes, self.number = config, passes, next(_numbers)
         _caches[self.number] = self
         number = torch.tensor(self.number)
-        self.groups = list(dict.fromkeys(groups))
-        layers = []
-        for layer_idx, group in enumerate(groups):
-            layers.append(KvgenLayer(group, groups[:layer_idx].count(group), layer_idx, number))
-            layers[-1].config = config
-        super().__init__(layers=layers)
+        super().__init__(layers=[KvgenLayer(passes, layer_idx, number, config) for layer_idx in range(len(passes.layers))])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KvgenCache:
+        """The same tokens in other memory. The copy is for the same model, so kernels and configuration are shared."""
+        copied = memo[id(self)] = object.__new__(KvgenCache)
+        copied._fill(self.config, self.passes.copy())
+        return copied
+
+    def __getstate__(self) -> tuple[Any, Passes]:
+        return self.config, self.passes
+
+    def __setstate__(self, state: tuple[Any, Passes]) -> None:
+        self._fill(*state)  # an unpickled cache has a number of its own
+
+    @property
+    def groups(self) -> list[LayerGroup]:
+        """The layers by spec."""
+        return self.passes.groups
 
     @property
     def device(self) -> torch.device:
         """Of the caches."""
-        device: torch.device = self.groups[0].caches[0].device
-        return device
+        return self.groups[0].first.device
 
     @property
     def batch(self) -> int:
         """Sequences."""
-        return self.groups[0].caches[0].batch
+        return self.groups[0].first.batch
 
     @property
     def max_len(self) -> int:
         """Most tokens of a sequence."""
-        return self.groups[0].caches[0].max_len
+        return self.groups[0].first.max_len
 
     @property
     def lengths(self) -> torch.Tensor:
         """Tokens of every sequence, padding not counted: int32 [batch] on the device."""
-        return self.groups[0].caches[0].lengths
+        return self.groups[0].first.lengths
 
     @property
     def nbytes(self) -> int:
         """Bytes of packed blocks and residuals of all layers."""
         return sum(cache.nbytes for group in self.groups for cache in group.caches)
 
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, torch.Tensor]:
+        """As `KvgenLayer.update`. Raises ValueError for a layer that the cache does not have."""
+        if layer_idx >= len(self.layers):
+            raise ValueError(f"the model runs layer {layer_idx}, and the cache has {len(self.layers)} layers: make it of model.config")
+        found: tuple[Any, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
+        return found
+
     def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """0: kvgen's masks are padding alone, and causality is the kernel's."""
         return 0
+
+    def crop(self, tokens: int | torch.Tensor) -> None:
+        """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
+
+        Raises ValueError beyond `cache.rollback` of the spec, and at padding.
+        """
+        tokens = int(tokens)  # some releases count drafts on the device
+        if tokens:
+            self.passes.crop(-tokens if tokens < 0 else max(0, self.get_seq_length() - tokens))
+
+    def reset(self) -> None:
+        """Forget every token."""
+        self.passes.reset()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Sequence b continues what sequence `beam_idx[b]` was. Raises ValueError for paged formats."""
+        self.passes.reorder(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refused: the memory is allocated for a fixed batch."""
+        if repeats != 1:
+            raise ValueError("a KvgenCache has a fixed batch: make it for all sequences, and prefill them all")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:  # noqa: ARG002
+        """Refused: the memory is allocated for a fixed batch."""
+        raise ValueError("a KvgenCache has a fixed batch: reorder_cache keeps the number of sequences")
 
     def row(self, index: int) -> KvgenCache:
         """Sequence `index` as a cache of batch 1 over the same memory: a prompt for it is prefilled by `model(..., past_key_values=row)`.
@@ -203,20 +232,20 @@ class KvgenCache(Cache):
         From then on the sequences have lengths of their own, so the whole cache takes decode steps with `position_ids` and without an
         attention_mask. Waits for the device. A row is for use until the lengths of the whole cache change otherwise.
         """
-        made = {group: group.row(index) for group in self.groups}
         row = object.__new__(KvgenCache)
-        row._fill(self.config, [made[layer.group] for layer in self.layers])
+        row._fill(self.config, self.passes.row(index))
         return row
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        """Forget every token of some sequences, which take no part in steps from then on."""
+        """Forget every token of some sequences, which take no part in steps from then on. The others have lengths of their own."""
+        self.passes.one_by_one()
         for group in self.groups:
-            group.caches[0].reset(rows)
+            group.first.reset(rows)
 
     def check(self) -> None:
         """Raises CacheMismatch where the device refused an earlier step, in a replay of a CUDA graph too, for lack of room."""
         for group in self.groups:
-            group.caches[0].sequences.check()
+            group.first.sequences.check()
 
 
 def _group(spec: KernelSpec, layers: int, batch: int, max_len: int, device: torch.device | str | None) -> LayerGroup:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from kvgen.integrations.transformers.cache import KvgenCache
+from kvgen.runtime import checks
+from kvgen.runtime.sequences import described
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Logits [batch, vocabulary] to tokens, int64 [batch]; on a GPU it is captured with the step."""
@@ -22,8 +24,9 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 class DecodeLoop:
     """Decodes up to `cache.batch` sequences at a time. A step is one replay of a CUDA graph; on the CPU the same code runs without it.
 
-    Each of the cache's sequences is a *place*. `add` prefills a prompt into a free place, `remove` frees it; neither needs another capture.
-    Free places take no part in attention. Every step appends the newest token of each sequence and chooses the next one.
+    Each of the cache's sequences is a *place*. `add` prefills a prompt into a free place, `remove` frees it, and `cache.reset()` frees all
+    of them; none of these needs another capture. Free places take no part in attention. Every step appends the newest token of each
+    sequence and chooses the next one.
     """
 
     def __init__(
@@ -40,77 +43,96 @@ class DecodeLoop:
         """Capture a step of `model` over an empty cache of its configuration.
 
         `compile` runs the model through `torch.compile(fullgraph=True)`, with its options where it is a mapping; prompts run as they are.
-        `uniform` promises that no place is free
-        whenever `step` is called, and that all sequences have one length: such steps have a static schedule. `bound` is what no length
-        exceeds (see `Kernel.plan`). Prompts are prefilled `chunk` tokens at a time, all at once by default.
+        `uniform` promises that no place is free whenever `step` is called, and that all sequences have one length: such steps have a
+        static schedule. `bound` is what no length exceeds (see `Kernel.plan`). Prompts are prefilled `chunk` tokens at a time, all at once
+        by default.
 
-        Raises ValueError for a cache that is not empty.
+        Raises ValueError for a cache that is not empty or on another device than the model.
         """
-        if any(group.caches[0].bound for group in cache.groups):
+        if bool(cache.lengths.any()):
             raise ValueError("the loop captures a step over an empty cache: call cache.reset() first")
+        if model.device != cache.device:
+            raise ValueError(f"the model is on {model.device}, and the cache on {cache.device}: give KvgenCache the model's device")
         self.cache = cache
         self.tokens = torch.full((cache.batch,), -1, dtype=torch.int64, device=cache.device)
         """The newest token of every place, int64 [batch] on the device; -1 for free ones."""
-        self._model, self._choose, self._chunk = model, choose, chunk
+        self._model, self._choose = model, choose
+        self._chunk = None if chunk is None else checks.whole("chunk", chunk, 1)
         options = compile if isinstance(compile, Mapping) else {}
         self._forward = model.forward if compile is False else torch.compile(model.forward, fullgraph=True, **options)
         self._free = list(range(cache.batch))[::-1]
         self._extra = {"cache_position": torch.zeros(1, dtype=torch.int64, device=cache.device)} if _positioned(model) else {}
-        for group in cache.groups:
-            group.positions = None
-            group.uniform = True if uniform or cache.batch == 1 else None
-            group.bound = bound
+        self._uniform = uniform or cache.batch == 1
+        self._unproven = self._uniform
+        """Whether places were taken or freed since the last step that checked the promise."""
+        self._bound = bound
         self._graph = self._captured()
 
     @property
     def free(self) -> int:
         """Free places."""
+        self._follow_reset()
         return len(self._free)
 
     @torch.no_grad()
     def add(self, prompt: torch.Tensor | Sequence[int]) -> int:
         """Prefill a prompt into a free place and choose its next token, `tokens[place]`; the place.
 
-        Raises ValueError if none is free, or on an empty prompt, CacheMismatch for a prompt that is longer than the cache.
+        Raises ValueError if none is free, or on a wrong prompt, CacheMismatch for a prompt that is longer than the cache.
         """
-        ids = torch.as_tensor(prompt, dtype=torch.int64, device=self.cache.device).reshape(1, -1)
-        if not self._free or not ids.numel():
-            raise ValueError("no place is free: remove a sequence first" if ids.numel() else "a prompt has at least one token")
+        ids = self._ids(prompt)
+        if not self.free:
+            raise ValueError("no place is free: remove a sequence first")
         place = self._free[-1]
+        row = self.cache.row(place)
+        if row.get_seq_length():
+            raise ValueError(f"place {place} holds {row.get_seq_length()} tokens that the loop did not add: take them, or reset the cache")
         try:
-            logits = self._prefill(ids, self.cache.row(place))
-        except Exception:
+            self.tokens[place] = self._chosen(self._prefill(ids, row))[0]
+        except BaseException:
             self.cache.reset_rows([place])
             raise
         self._free.pop()
-        self.tokens[place] = self._choose(logits)[0]
+        self._unproven = self._uniform
         return place
 
     def take(self, newest: torch.Tensor) -> None:
         """Take every place for sequences that the cache holds by now, with the newest token of each, int64 [batch], not yet in the cache.
 
-        For sequences that were filled otherwise: prompts of one batch, or a cache that was stored. Raises ValueError if a place is taken.
+        For sequences that were filled otherwise: prompts of one batch, or a copied cache. Waits for the device.
+
+        Raises ValueError if a place is taken, a sequence is empty, or the tokens are not int64 [batch].
         """
-        if len(self._free) != self.cache.batch:
+        if self.free != self.cache.batch:
             raise ValueError("take fills every place, and some are taken already")
+        checks.tensor("newest", newest, (self.cache.batch,), torch.int64, self.cache.device)
+        if not bool(self.cache.lengths.all()):
+            raise ValueError("take is for a cache whose sequences all hold tokens, and some are empty: prefill them first")
         self.tokens.copy_(newest)
         self._free.clear()
+        self.cache.passes.one_by_one()
+        self._unproven = self._uniform
 
     def remove(self, place: int) -> None:
         """Free a place. Raises ValueError if it is free."""
+        self._follow_reset()
         if place in self._free or not 0 <= place < self.cache.batch:
             raise ValueError(f"place {place} holds no sequence")
         self.cache.reset_rows([place])
         self.tokens[place] = -1
         self._free.append(place)
+        self._unproven = self._uniform
 
     def step(self) -> torch.Tensor:
         """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait.
 
-        Raises ValueError if all places are free, CacheMismatch if an earlier step had no room for a sequence: it keeps its length.
+        Raises ValueError if all places are free, and where `uniform` was promised in vain, CacheMismatch if an earlier step had no room
+        for a sequence: it keeps its length.
         """
-        if len(self._free) == self.cache.batch:
+        if self.free == self.cache.batch:
             raise ValueError("all places are free: add a prompt first")
+        if self._unproven:
+            self._check_uniform()
         self.cache.check()
         if self._graph is None:
             self._step()
@@ -120,7 +142,38 @@ class DecodeLoop:
 
     def run(self, steps: int) -> torch.Tensor:
         """The tokens of several steps, int64 [steps, batch]; -1 for free places."""
-        return torch.stack([self.step().clone() for _ in range(steps)])
+        found = torch.empty(steps, self.cache.batch, dtype=torch.int64, device=self.cache.device)
+        for row in found:
+            row.copy_(self.step())
+        return found
+
+    def _ids(self, prompt: torch.Tensor | Sequence[int]) -> torch.Tensor:
+        """A prompt as int64 [1, tokens]. Raises ValueError for anything but one sequence of token ids."""
+        ids = torch.as_tensor(prompt, device=self.cache.device)
+        if not ids.numel():
+            raise ValueError("a prompt has at least one token")
+        if ids.dtype not in (torch.int64, torch.int32) or ids.numel() != ids.shape[-1]:
+            raise ValueError(f"a prompt is one sequence of token ids, not {described(ids)}: add several one after the other")
+        return ids.reshape(1, -1).long()
+
+    def _follow_reset(self) -> None:
+        """Free every place once the cache was reset: no sequence is left."""
+        if self.cache.passes.positions is not None and len(self._free) < self.cache.batch:
+            self._free = list(range(self.cache.batch))[::-1]
+            self.tokens.fill_(-1)
+
+    def _check_uniform(self) -> None:
+        """Raises ValueError where a static schedule would attend to wrong tokens; waits for the device, which knows the lengths."""
+        if self._free or len(set(self.cache.lengths.tolist())) > 1:
+            raise ValueError("uniform=True promises that no place is free and that all sequences have one length, and they do not")
+        self._unproven = False
+
+    def _chosen(self, logits: torch.Tensor) -> torch.Tensor:
+        """The caller's choice. Raises ValueError unless it is one token for each row of the logits."""
+        tokens = self._choose(logits)
+        if tokens.shape != logits.shape[:1] or tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"choose made {described(tokens)} of logits {list(logits.shape)}, and must make int64 {[len(logits)]}")
+        return tokens
 
     def _prefill(self, ids: torch.Tensor, row: KvgenCache) -> torch.Tensor:
         """Logits after the last token of a prompt, [1, vocabulary]."""
@@ -135,27 +188,27 @@ class DecodeLoop:
         taken = self.tokens >= 0
         positions = self.cache.lengths.long().unsqueeze(1)
         ids = self.tokens.clamp(min=0).unsqueeze(1)
-        out = self._forward(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **self._extra)
-        self.tokens.copy_(torch.where(taken, self._choose(out.logits[:, -1]), -1))
+        with self.cache.passes.promised(uniform=self._uniform or None, bound=self._bound):
+            out = self._forward(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **self._extra)
+        self.tokens.copy_(torch.where(taken, self._chosen(out.logits[:, -1]), -1))
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         """The graph of a step, on a GPU. Steps over free places compile and allocate what a capture must not."""
         if self.cache.device.type != "cuda":
             return None
+        self.cache.passes.one_by_one()
         side = torch.cuda.Stream(self.cache.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.cache.device))
         with torch.cuda.stream(side):
             for _ in range(3):
                 self._step()
-            self._clear()  # a static schedule appends to free places, too
+            self.cache.reset_rows(range(self.cache.batch))  # a static schedule appends to free places, too
         torch.cuda.current_stream(self.cache.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._step()
+        self.cache.reset()
         return graph
-
-    def _clear(self) -> None:
-        self.cache.reset_rows(range(self.cache.batch))
 
 
 def _positioned(model: Any) -> bool:

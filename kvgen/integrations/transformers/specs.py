@@ -45,30 +45,39 @@ def layer_specs(
     Raises UnsupportedError for layers that are no causal attention, ValueError where a format contradicts the configuration, SpecError
     for formats with mistakes.
     """
+    if getattr(config, "is_encoder_decoder", False):
+        raise refusal(f"{config.model_type} is an encoder-decoder model, and kvgen caches causal self-attention alone")
     text = config.get_text_config(decoder=True)
-    kinds = _layer_types(text)
+    configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers  # a model's layers may have other heads
+    kinds = _layer_types(text, configs)
     formats = _by_layer(spec, kinds)
-    made: dict[tuple[int, str], KernelSpec] = {}
-    for layer, (kind, form) in enumerate(zip(kinds, formats, strict=True)):
-        if (id(form), kind) not in made:
-            made[id(form), kind] = _spec_of(layer, _facts(text, kind), form, text, {"batch": batch, "kv_len": max_len})
-    return [made[id(form), kind] for kind, form in zip(kinds, formats, strict=True)]
+    facts = [_facts(each, kind) for each, kind in zip(configs, kinds, strict=True)]
+    made: dict[tuple[int, LayerFacts], KernelSpec] = {}
+    for layer, (form, fact) in enumerate(zip(formats, facts, strict=True)):
+        if (id(form), fact) not in made:
+            made[id(form), fact] = _spec_of(layer, fact, form, text, {"batch": batch, "kv_len": max_len})
+    return [made[id(form), fact] for form, fact in zip(formats, facts, strict=True)]
 
 
-def _layer_types(config: Any) -> list[str]:
+def refusal(reason: str) -> UnsupportedError:
+    """The error for a model, or a call of one, that needs something else of its cache than causal self-attention."""
+    return UnsupportedError("KvgenCache", reason, is_backend=False)
+
+
+def _layer_types(config: Any, layers: Sequence[Any]) -> list[str]:
     """The type of every layer. Raises UnsupportedError for a model whose cache kvgen does not hold."""
     for field, meaning in (("kv_lora_rank", "latent attention (MLA)"), ("num_kv_shared_layers", "layers that share K and V of others")):
         if getattr(config, field, None):
-            raise UnsupportedError("KvgenCache", f"{config.model_type} has {meaning}, which kvgen does not cache", is_backend=False)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-        kinds = [SLIDING if sliding else FULL] * config.num_hidden_layers
+            raise refusal(f"{config.model_type} has {meaning}, which kvgen does not cache")
+    kinds = getattr(config, "layer_types", None) or [SLIDING if _slides(each) else FULL for each in layers]
     for layer, kind in enumerate(kinds):
         if kind not in (FULL, SLIDING):
-            reason = f"layer {layer} of {config.model_type} is of type {kind}; kvgen has {FULL} and {SLIDING}"
-            raise UnsupportedError("KvgenCache", reason, is_backend=False)
+            raise refusal(f"layer {layer} of {config.model_type} is of type {kind}, and kvgen has {FULL} and {SLIDING}")
     return list(kinds)
+
+
+def _slides(config: Any) -> bool:
+    return getattr(config, "sliding_window", None) is not None and bool(getattr(config, "use_sliding_window", True))
 
 
 def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Sequence[str]) -> list[Format]:

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 
-from kvgen.api.fetch import FallbackWarning
 from kvgen.errors import CacheMismatch
-from tests.support.models import model_of, plain, random_ids
+from tests.support.models import model_of, padded, plain, random_ids
 
 pytest.importorskip("transformers")
 
-from kvgen.integrations.transformers import DecodeLoop, KvgenCache
+from kvgen.integrations.transformers import DecodeLoop
 
 EXACT = plain(16, rollback=8)
-
-
-@pytest.fixture(autouse=True)
-def small() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        yield
-    torch.set_num_threads(threads)
+CacheOf = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
     return model_of("llama")
-
-
-def cache_of(model: Any, batch: int, max_len: int = 256) -> KvgenCache:
-    model.set_attn_implementation("kvgen")
-    cache = KvgenCache(model.config, EXACT, batch, max_len)
-    cache.groups[0].kernel.set_threads(1)
-    return cache
 
 
 def alone(model: Any, prompt: torch.Tensor, tokens: int) -> list[int]:
@@ -51,9 +33,9 @@ def alone(model: Any, prompt: torch.Tensor, tokens: int) -> list[int]:
     return found[0, len(prompt) :].tolist()
 
 
-def placed(model: Any, tokens: int) -> dict[str, torch.Tensor]:
-    """The first positions, for sequences whose lengths differ; the first releases of transformers 5 ask for more of them."""
-    places = torch.arange(tokens)
+def placed(model: Any, tokens: int, since: int = 0) -> dict[str, torch.Tensor]:
+    """Positions, for sequences whose lengths differ; the first releases of transformers 5 ask for more of them."""
+    places = torch.arange(since, tokens)
     more = {"cache_position": places} if "cache_position" in signature(model.forward).parameters else {}
     return {"position_ids": places[None], **more}
 
@@ -98,20 +80,20 @@ def serve(model: Any, loop: DecodeLoop) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 50])
-def test_sequences_take_the_places_of_finished_ones(model: Any, chunk: int | None) -> None:
-    serve(model, DecodeLoop(model, cache_of(model, 2), chunk=chunk))
+def test_sequences_take_the_places_of_finished_ones(model: Any, chunk: int | None, cache_of: CacheOf) -> None:
+    serve(model, DecodeLoop(model, cache_of(model, EXACT, 2), chunk=chunk))
 
 
-def test_a_compiled_step_serves_every_cache() -> None:
+def test_a_compiled_step_serves_every_cache(cache_of: CacheOf) -> None:
     model = model_of("llama", num_hidden_layers=1)
     torch._dynamo.reset()
-    serve(model, DecodeLoop(model, cache_of(model, 2), compile={"backend": "aot_eager"}))
+    serve(model, DecodeLoop(model, cache_of(model, EXACT, 2), compile={"backend": "aot_eager"}))
     with torch._dynamo.config.patch(error_on_recompile=True):  # another cache, and its steps, run what the first compiled
-        serve(model, DecodeLoop(model, cache_of(model, 2), compile={"backend": "aot_eager"}))
+        serve(model, DecodeLoop(model, cache_of(model, EXACT, 2), compile={"backend": "aot_eager"}))
 
 
-def test_free_places_are_left_alone(model: Any) -> None:
-    cache = cache_of(model, 3)
+def test_free_places_are_left_alone(model: Any, cache_of: CacheOf) -> None:
+    cache = cache_of(model, EXACT, 3)
     loop = DecodeLoop(model, cache)
     first, place = loop.add(random_ids(1, 20)[0]), loop.add([7, 8])
     loop.remove(first)
@@ -123,15 +105,15 @@ def test_free_places_are_left_alone(model: Any) -> None:
     )
 
 
-def test_a_choice_of_tokens_is_the_callers(model: Any) -> None:
-    loop = DecodeLoop(model, cache_of(model, 2), choose=lambda logits: logits.argmin(-1))
+def test_a_choice_of_tokens_is_the_callers(model: Any, cache_of: CacheOf) -> None:
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2), choose=lambda logits: logits.argmin(-1))
     place = loop.add([5, 6])
-    assert loop.step()[place] != DecodeLoop(model, cache_of(model, 1)).add([5, 6])
+    assert loop.step()[place] != DecodeLoop(model, cache_of(model, EXACT, 1)).add([5, 6])
     assert int(loop.tokens[place]) >= 0
 
 
-def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any) -> None:
-    loop = DecodeLoop(model, cache_of(model, 2, max_len=24))
+def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any, cache_of: CacheOf) -> None:
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2, max_len=24))
     loop.add(random_ids(1, 20)[0])
     loop.run(4)
     with pytest.raises(CacheMismatch, match="24"):
@@ -146,9 +128,9 @@ def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any) -> No
     assert sorted(loop.cache.lengths.tolist()) == [0, 5]
 
 
-def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any) -> None:
+def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any, cache_of: CacheOf) -> None:
     prompts = random_ids(2, 30)
-    loop = DecodeLoop(model, cache_of(model, 2))
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
     with torch.no_grad():
         logits = model(prompts, past_key_values=loop.cache, **placed(model, 30)).logits
     loop.take(logits[:, -1].argmax(-1))
@@ -159,8 +141,120 @@ def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any) -> None:
         loop.take(loop.tokens)
 
 
-def test_wrong_calls_are_refused(model: Any) -> None:
-    cache = cache_of(model, 2)
+def test_a_padded_batch_is_taken(model: Any, cache_of: CacheOf) -> None:
+    prompts, mask = random_ids(2, 30), padded([slice(0, 0), slice(0, 7)], 30)
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    with torch.no_grad():
+        logits = model(prompts, attention_mask=mask, past_key_values=loop.cache, **places).logits
+    loop.take(logits[:, -1].argmax(-1))
+    found = torch.cat([loop.tokens[None].clone(), loop.run(5)])
+    assert found[:, 0].tolist() == alone(model, prompts[0], 6)
+    assert found[:, 1].tolist() == alone(model, prompts[1, 7:], 6)
+
+
+def test_a_reset_of_the_cache_frees_all_places(model: Any, cache_of: CacheOf) -> None:
+    loop, prompt = DecodeLoop(model, cache_of(model, EXACT, 2)), random_ids(1, 20)[0]
+    loop.add([5, 6])
+    loop.step()
+    loop.cache.reset()
+    assert (loop.free, loop.tokens.tolist()) == (2, [-1, -1])
+    with pytest.raises(ValueError, match="all places are free"):
+        loop.step()
+    served = Served(loop)
+    served.add("a", prompt)
+    served.run(3)
+    assert served.found["a"] == alone(model, prompt, 4)
+
+
+def test_a_prompt_whose_prefill_broke_off_leaves_its_place_free(model: Any, cache_of: CacheOf) -> None:
+    loop, prompt = DecodeLoop(model, cache_of(model, EXACT, 2)), random_ids(1, 20)[0]
+    hook = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.add(prompt)
+    hook.remove()
+    assert loop.free == 2
+    served = Served(loop)
+    served.add("a", prompt)
+    served.run(3)
+    assert served.found["a"] == alone(model, prompt, 4)
+
+
+def test_sampling_follows_its_generator(model: Any, cache_of: CacheOf) -> None:
+    found = []
+    for _ in range(2):
+        random = torch.Generator().manual_seed(1)
+        loop = DecodeLoop(
+            model, cache_of(model, EXACT, 2), choose=lambda x, random=random: torch.multinomial(x.softmax(-1), 1, generator=random)[:, 0]
+        )
+        place = loop.add([5, 6, 7])
+        found.append(loop.run(6)[:, place].tolist())
+    assert found[0] == found[1]
+    assert found[0] != alone(model, torch.tensor([5, 6, 7]), 7)[1:]
+
+
+def test_free_places_take_no_part_in_several_tokens_either(model: Any, cache_of: CacheOf) -> None:
+    cache, ids = cache_of(model, EXACT, 3), random_ids(3, 24)
+    with torch.no_grad():
+        model(ids[1:2, :20], past_key_values=cache.row(1))
+        found = model(ids[:, 20:], past_key_values=cache, **placed(model, 24, since=20)).logits
+        want = model(ids[1:2], past_key_values=cache_of(model, EXACT, 1)).logits[:, 20:]
+    assert cache.lengths.tolist() == [0, 24, 0]
+    torch.testing.assert_close(found[1:2], want, rtol=0, atol=2e-4)
+    cache.reset_rows([1])
+    with torch.no_grad(), pytest.raises(ValueError, match="no sequence has tokens"):
+        model(ids[:, 20:], past_key_values=cache, **placed(model, 24, since=20))
+
+
+def test_wrong_prompts_and_choices_are_refused(model: Any, cache_of: CacheOf) -> None:
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
+    for prompt in (random_ids(2, 5), [1.5, 2.0], [True]):
+        with pytest.raises(ValueError, match="a prompt is one sequence of token ids, not"):
+            loop.add(prompt)
+    for choose in (lambda x: x.argmax(-1, keepdim=True), lambda x: x.argmax(-1).float(), lambda x: (x / torch.ones(2, 1)).argmax(-1)):
+        loop = DecodeLoop(model, loop.cache, choose=choose)
+        with pytest.raises(ValueError, match=r"choose made .* of logits \[1, 97\], and must make int64 \[1\]"):
+            loop.add([5, 6])
+        assert (loop.free, loop.cache.lengths.tolist()) == (2, [0, 0])
+
+
+def test_what_the_loop_did_not_put_into_the_cache_is_refused(model: Any, cache_of: CacheOf) -> None:
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
+    newest = torch.tensor([5, 6])
+    with pytest.raises(ValueError, match="some are empty"):
+        loop.take(newest)
+    with torch.no_grad():
+        model(random_ids(2, 8), past_key_values=loop.cache)
+    with pytest.raises(ValueError, match="holds 8 tokens that the loop did not add"):
+        loop.add([5])
+    for wrong in (newest[:1], newest.float()):
+        with pytest.raises(ValueError, match="newest must"):
+            loop.take(wrong)
+    with pytest.raises(ValueError, match="captures a step over an empty cache"):
+        DecodeLoop(model, loop.cache)
+    with pytest.raises(ValueError, match=r"chunk \(0\) must be at least 1"):
+        DecodeLoop(model, cache_of(model, EXACT, 2), chunk=0)
+    with pytest.raises(ValueError, match="the model is on meta, and the cache on cpu"):
+        DecodeLoop(model_of("llama").to("meta"), cache_of(model, EXACT, 2))
+
+
+def test_a_uniform_loop_checks_its_promise(model: Any, cache_of: CacheOf) -> None:
+    loop = DecodeLoop(model, cache_of(model, EXACT, 2), uniform=True)
+    loop.add([5, 6])
+    for prompt in ([5, 6, 7], [7, 8]):
+        with pytest.raises(ValueError, match="uniform=True promises that no place is free and that all sequences have one length"):
+            loop.step()
+        place = loop.add(prompt)
+        if len(prompt) == 3:
+            with pytest.raises(ValueError, match="uniform=True promises"):
+                loop.step()
+            loop.remove(place)
+    loop.run(2)
+    assert loop.cache.lengths.tolist() == [4, 4]
+
+
+def test_wrong_calls_are_refused(model: Any, cache_of: CacheOf) -> None:
+    cache = cache_of(model, EXACT, 2)
     loop = DecodeLoop(model, cache)
     with pytest.raises(ValueError, match="all places are free"):
         loop.step()

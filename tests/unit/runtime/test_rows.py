@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -90,6 +94,40 @@ def test_sequences_change_places_in_every_layer(variant: Variant) -> None:
             assert all(torch.equal(a, b) for a, b in zip(held(variant, cache, row), rows[source], strict=True))
     with pytest.raises(ValueError, match="before lengths changed"):
         variant.decode(random(BATCH, 1, 4, 0), random(BATCH, 1, 2, 0), random(BATCH, 1, 2, 0), caches[0], plan=plan)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda caches: pickle.loads(pickle.dumps(caches))], ids=["deepcopy", "pickle"])
+def test_caches_that_are_copied_together_share_their_sequences(copied: Callable[[list[KVCache]], list[KVCache]], variant: Variant) -> None:
+    caches = filled(variant, [100, 7, 40])
+    before = [held(variant, cache, 1) for cache in caches]
+    others = copied(caches)
+    with pytest.raises(ValueError, match="several caches share"):
+        variant.prefill(others[0], random(BATCH, 1, 2, 0), random(BATCH, 1, 2, 0))
+    others[0].reorder([1, 1, 1])
+    assert (caches[0].lengths.tolist(), others[1].lengths.tolist()) == ([100, 7, 40], [7, 7, 7])
+    for cache, source in zip(others, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(held(variant, cache, 0), source, strict=True))
+
+
+def test_sequences_that_grow_by_turns_fill_the_cache(variant: Variant) -> None:
+    """The host's bound, 200 + 150, is beyond max_len, and no sequence is."""
+    first = variant.new_cache(BATCH, 256)
+    caches = [first, variant.new_cache(like=first)]
+    for counts in ([200, 50, 0], [50, 150, 256]):
+        for cache in caches:
+            for row, count in enumerate(counts):
+                if count:
+                    variant.prefill(*row_of([cache], row), random(1, count, 2, 0), random(1, count, 2, 1), advance=False)
+        first.advance(counts)
+    assert first.lengths.tolist() == [250, 200, 256]
+    with pytest.raises(CacheMismatch, match="256 tokens per sequence, and 257 could be needed"):
+        first.advance([6, 6, 1])
+    first.reset([2])
+    first.advance(6)
+    assert first.lengths.tolist() == [256, 206, 0]
+    first.reorder([1, 1, 1])
+    first.advance(50)
+    assert first.lengths.tolist() == [256, 256, 256]
 
 
 def test_wrong_places_are_refused(variant: Variant, paged: Variant) -> None:

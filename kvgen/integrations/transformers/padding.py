@@ -1,0 +1,73 @@
+"""Which positions of a batch are padding, as the attention_mask said when they came."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Padding:
+    """The padding among a batch's positions. Caches hold real tokens alone; the model counts *positions*, padding included."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._shown = torch.ones(batch, 0, dtype=torch.bool)
+        """Which positions are real tokens, on the host, up to the last one at which any sequence has padding."""
+
+    @property
+    def end(self) -> int:
+        """From this position on no sequence has padding."""
+        return self._shown.shape[1]
+
+    def lengths(self, positions: int) -> list[int]:
+        """Real tokens of each sequence."""
+        if not self.end:
+            return [positions] * self._batch
+        lengths: list[int] = (self._shown.sum(1) + (positions - self.end)).tolist()
+        return lengths
+
+    def of_new(self, positions: int, tokens: int, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Which new tokens are real, bool [batch, tokens] on the host; None where all of them are.
+
+        Raises ValueError for a mask of the wrong shape, and where it, or its absence, disagrees with the padding that has come.
+        """
+        wanted = [self._batch, positions + tokens]
+        if mask is None:
+            if self.end:
+                raise ValueError(f"past positions hold padding: give an attention_mask of shape {wanted} that hides it, as when it came")
+            return None
+        if list(mask.shape) != wanted:
+            raise ValueError(f"attention_mask must have shape {wanted}, past and new positions, not {list(mask.shape)}")
+        if not self.end and bool(mask.all()):
+            return None
+        host = mask.bool().cpu()
+        self._agrees(host[:, :positions])
+        new = host[:, positions:]
+        return None if bool(new.all()) else new
+
+    def append(self, positions: int, new: torch.Tensor | None) -> None:
+        """Count tokens that `of_new` described, after so many positions."""
+        if new is not None:
+            known = torch.nn.functional.pad(self._shown, (0, positions - self.end), value=True)
+            self._shown = _up_to_padding(torch.cat([known, new], 1))
+
+    def reorder(self, index: torch.Tensor) -> None:
+        """Sequence b becomes a copy of sequence `index[b]`."""
+        self._shown = _up_to_padding(self._shown[index.cpu()])
+
+    def _agrees(self, past: torch.Tensor) -> None:
+        wrong = past.clone()
+        wrong[:, : self.end] ^= self._shown
+        wrong[:, self.end :] ^= True
+        if bool(wrong.any()):
+            row, position = wrong.nonzero()[0].tolist()
+            verb, was = ("shows", "padding") if past[row, position] else ("hides", "a token")
+            raise ValueError(
+                f"attention_mask {verb} position {position} of sequence {row}, which came as {was}: kvgen drops padding when it is "
+                "appended, and cannot hide or show tokens later"
+            )
+
+
+def _up_to_padding(shown: torch.Tensor) -> torch.Tensor:
+    """The positions up to the last one at which any sequence has padding."""
+    padded = (~shown).any(0).nonzero().flatten()
+    return shown[:, : int(padded[-1]) + 1 if len(padded) else 0]

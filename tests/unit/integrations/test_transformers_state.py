@@ -1,0 +1,186 @@
+"""What a cache keeps between calls of a model: padding, several turns, copies, a forward pass that broke off."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen.errors import KvgenError
+from tests.support.models import generated, model_of, padded, plain, random_ids, stock_of
+
+pytest.importorskip("transformers")
+
+CacheOf = Callable[..., Any]
+EXACT = plain(16, rollback=8)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return model_of("llama")
+
+
+def widened(mask: torch.Tensor, *more: torch.Tensor | int) -> torch.Tensor:
+    """A mask, and behind it others or so many tokens that are not padding."""
+    return torch.cat([mask, *(torch.ones(len(mask), x, dtype=torch.long) if isinstance(x, int) else x for x in more)], 1)
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_not_taken_back(model: Any, cache_of: CacheOf) -> None:
+    mask = padded([slice(0, 0), slice(18, 20)], 20)
+    cache = cache_of(model, EXACT, 2)
+    with torch.no_grad():
+        model(random_ids(2, 20), attention_mask=mask, past_key_values=cache)
+        model(random_ids(2, 1), attention_mask=widened(mask, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match="only the newest 1 positions have no padding"):
+        cache.crop(-2)
+    cache.crop(-1)
+    assert (cache.get_seq_length(), cache.lengths.tolist()) == (20, [20, 18])
+    with pytest.raises(ValueError, match="only the newest 0 positions"):
+        cache.crop(-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("mask", "match"),
+    [
+        (None, r"past positions hold padding: give an attention_mask of shape \[2, 9\]"),
+        (padded([], 9), r"must have shape \[2, 9\]"),
+        (padded([slice(0, 0)] * 2, 1), r"must have shape \[2, 9\], past and new positions, not \[2, 1\]"),
+        (padded([slice(0, 0)] * 2, 9), "shows position 0 of sequence 0, which came as padding"),
+        (padded([slice(1, 3), slice(0, 0)], 9), "shows position 0 of sequence 0"),  # as many tokens, at other places
+        (padded([slice(0, 2), slice(5, 6)], 9), "hides position 5 of sequence 1, which came as a token"),
+    ],
+)
+def test_masks_that_disagree_with_the_padding_that_came_are_refused(
+    mask: torch.Tensor | None, match: str, model: Any, cache_of: CacheOf
+) -> None:
+    first, ids = padded([slice(0, 2), slice(0, 0)], 8), random_ids(2, 9)
+    cache = cache_of(model, EXACT, 2)
+    model(ids[:, :8], attention_mask=first, past_key_values=cache)
+    with pytest.raises(ValueError, match=match):
+        model(ids[:, 8:], attention_mask=mask, past_key_values=cache)
+    found = model(ids[:, 8:], attention_mask=widened(first, 1), past_key_values=cache).logits
+    whole = model(ids, attention_mask=widened(first, 1), past_key_values=cache_of(model, EXACT, 2)).logits
+    torch.testing.assert_close(found, whole[:, 8:], rtol=0, atol=2e-4)
+
+
+def test_a_mask_without_padding_covers_the_past_too(model: Any, cache_of: CacheOf) -> None:
+    cache = cache_of(model, EXACT, 2)
+    with torch.no_grad():
+        model(random_ids(2, 8), past_key_values=cache)
+        with pytest.raises(ValueError, match=r"must have shape \[2, 9\]"):
+            model(random_ids(2, 1), attention_mask=torch.ones(2, 1), past_key_values=cache)
+
+
+def test_beams_of_padded_prompts_carry_their_padding(model: Any, cache_of: CacheOf) -> None:
+    """Beams of one prompt have one mask; here rows of different prompts change places."""
+    mask, ids = padded([slice(0, 2), slice(0, 0)], 8), random_ids(2, 9)
+    cache = cache_of(model, EXACT, 2)
+    with torch.no_grad():
+        model(ids[:, :8], attention_mask=mask, past_key_values=cache)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        with pytest.raises(ValueError, match="position 0 of sequence 0, which came as a token"):
+            model(ids[:, 8:], attention_mask=widened(mask, 1), past_key_values=cache)
+        model(ids[:, 8:], attention_mask=widened(mask.flip(0), 1), past_key_values=cache)
+        assert cache.lengths.tolist() == [9, 7]
+        cache.reorder_cache(torch.tensor([0, 0]))  # no padding is left
+        model(ids[:, 8:], past_key_values=cache)
+    assert cache.lengths.tolist() == [10, 10]
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_goes_on(model: Any, cache_of: CacheOf) -> None:
+    """Each sequence fits into the cache in the end, though the longest tokens of both turns together do not."""
+    turns = [random_ids(2, 30), random_ids(2, 24)]
+    mask, more = padded([slice(0, 0), slice(0, 20)], 30), padded([slice(0, 20), slice(0, 0)], 24)
+    found = []
+    for cache in (stock_of(model), cache_of(model, EXACT, 2, max_len=60)):
+        model.set_attn_implementation("kvgen" if found else "eager")
+        first = generated(model, cache, turns[0], mask, max_new_tokens=2)
+        found.append(generated(model, cache, torch.cat([first, turns[1]], 1), widened(mask, 2, more), max_new_tokens=20))
+    assert torch.equal(*found)
+    assert cache.lengths.tolist() == [55, 55]
+
+
+def test_a_sequence_of_padding_alone_may_begin_later(model: Any, cache_of: CacheOf) -> None:
+    cache, ids = cache_of(model, EXACT, 2), random_ids(2, 9)
+    mask = padded([slice(0, 0), slice(0, 8)], 8)
+    places = torch.tensor([[8], [0]])
+    with torch.no_grad():
+        model(ids[:, :8], attention_mask=mask, past_key_values=cache)
+        found = model(ids[:, 8:], attention_mask=widened(mask, 1), position_ids=places, past_key_values=cache).logits
+        want = model(ids[1:, 8:], past_key_values=cache_of(model, EXACT, 1)).logits
+    torch.testing.assert_close(found[1:], want, rtol=0, atol=2e-4)
+    assert cache.lengths.tolist() == [9, 1]
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))], ids=["deepcopy", "pickle"])
+def test_a_copy_goes_on_by_itself(copied: Callable[[Any], Any], model: Any, cache_of: CacheOf) -> None:
+    prefix, mask = random_ids(4, 20), padded([slice(0, 0), slice(0, 3), slice(0, 0), slice(0, 3)], 20)
+    ids = torch.cat([prefix, random_ids(4, 25)[:, 20:]], 1)[:2]
+    cache = cache_of(model, EXACT, 4)
+    twice, places = [0, 0, 1, 1], (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        model(prefix[twice], attention_mask=mask[twice], position_ids=places[twice], past_key_values=cache)
+    other = copied(cache)
+    want = generated(model, cache, ids, widened(mask[:2], 5), num_beams=2)
+    assert (cache.lengths.tolist(), other.lengths.tolist()) == ([32, 32, 29, 29], [20, 20, 17, 17])
+    assert torch.equal(generated(model, other, ids, widened(mask[:2], 5), num_beams=2), want)
+    assert torch.equal(generated(model, stock_of(model), ids, widened(mask[:2], 5), num_beams=2), want)
+
+
+def test_a_compiled_model_runs_over_the_copy(cache_of: CacheOf) -> None:
+    torch._dynamo.reset()
+    model = model_of("llama", num_hidden_layers=1)
+    cache, ids = cache_of(model, EXACT, 2), random_ids(2, 9)
+    compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        model(ids[:, :8], past_key_values=cache)
+        other = copy.deepcopy(cache)
+        compiled(ids[:, 8:], past_key_values=other)
+    assert (cache.lengths.tolist(), other.lengths.tolist()) == ([8, 8], [9, 9])
+
+
+# --- forward passes ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_pass_that_broke_off_counts_for_no_layer(cache_of: CacheOf) -> None:
+    """Gemma-2's layers have two specs: the full layer has run when the last sliding one fails."""
+    model, ids = model_of("gemma2"), random_ids(2, 9)
+    cache = cache_of(model, plain(16), 2)
+    want = generated(model, cache, ids)
+    cache.reset()
+    model(ids[:, :8], past_key_values=cache)
+    hook = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(ids[:, 8:], past_key_values=cache)
+    hook.remove()
+    assert [group.first.lengths.tolist() for group in cache.groups] == [[8, 8]] * 2
+    with pytest.raises(KvgenError, match=r"ended after 2 of 3 layers: call cache.reset\(\) if it broke off"):
+        model(ids[:, 8:], past_key_values=cache)
+    cache.reset()
+    assert torch.equal(generated(model, cache, ids), want)
+
+
+def test_a_refused_pass_changes_nothing(model: Any, cache_of: CacheOf) -> None:
+    cache = cache_of(model, EXACT, 2, max_len=10)
+    with torch.no_grad():
+        model(random_ids(2, 8), past_key_values=cache)
+        for _ in range(2):
+            with pytest.raises(KvgenError, match="the cache holds 10 tokens per sequence, and 13 could be needed"):
+                model(random_ids(2, 5), past_key_values=cache)
+        model(random_ids(2, 2), past_key_values=cache)
+    assert cache.lengths.tolist() == [10, 10]
