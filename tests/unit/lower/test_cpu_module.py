@@ -22,6 +22,7 @@ from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of, variant
+from tests.support.packed import meaningful_bytes
 
 POLICY = CheckPolicy(long_tokens=300, most_tokens=1 << 13)
 
@@ -279,6 +280,19 @@ def test_codes_survive_extremes() -> None:
     got = unpack_blocks(v.layout, cache.packed, v.dtype)
     want = unpack_blocks(v.layout, pack_blocks(v.layout, to_blocks(k, 32), to_blocks(val, 32)), v.dtype)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
+
+
+def test_the_scale_of_zeros_is_zero_without_a_sign() -> None:
+    """To the bit, as other back ends store it."""
+    spec = spec_of(k="8c32s", v="8t1s")
+    v = variant(spec, (("block", 32),))
+    k, val = (draw(torch.Generator().manual_seed(i), 1, 32, 2, 64, dtype=v.dtype) for i in (5, 6))
+    k[..., 3], val[:, ::4] = 0.0, 0.0
+    cache = v.new_cache(1, 32)
+    v.prefill(cache, k, val)
+    kept = meaningful_bytes(v.layout)
+    want = pack_blocks(v.layout, to_blocks(k, 32), to_blocks(val, 32))
+    assert torch.equal(cache.packed[..., kept], want[..., kept])
 
 
 # --- mistakes of callers ---------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ struct Quantizer {
       at[0] = saturated((high - low) / static_cast<float>(most));
       at[Op::param_extent] = saturated(low);
     } else {
-      const float magnitude = high > -low ? high : -low;
+      const float magnitude = high > -low ? high : std::fabs(low);  // of zeros it is 0 and not -0
       at[0] = saturated(magnitude / static_cast<float>(half - 1));
     }
   }
