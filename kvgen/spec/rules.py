@@ -15,6 +15,8 @@ S = TypeVar("S")
 
 TOKEN_STEP = 16
 """Tokens that every back end handles together: groups and pages are multiples of it."""
+WHOLE = 1e-9
+"""A product of a fraction and channels that is as near as this to a whole number is meant to be one."""
 SMALLEST_SOFTCAP = 0.001
 """Kernels divide by it in float32, where far smaller ones are 0."""
 
@@ -130,8 +132,10 @@ def _group(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:
 
 def _boosted_channels(spec: KernelSpec) -> Iterator[Problem]:
     dim, fraction = spec.attention.head_dim, spec.key.boost.fraction
-    if (fraction * dim) % 1:
-        yield ("key", "boost", "fraction"), f"{fraction:g} of {dim} channels is {fraction * dim:g}, not a whole number"
+    channels = fraction * dim  # 29 / 112 * 112 is a little less than 29
+    whole = round(channels)
+    if 0 < fraction < 1 and (abs(channels - whole) > WHOLE or not 0 < whole < dim):
+        yield ("key", "boost", "fraction"), f"{fraction:g} of {dim} channels is {channels:g}, not a whole number"
 
 
 def _local(spec: KernelSpec) -> Iterator[Problem]:

@@ -141,3 +141,18 @@ def test_every_broken_rule_is_an_issue_of_its_own() -> None:
             base(key={"bits": 4, "axis": "channel", "group": 40}, value={**TOKEN, "group": 48}, cache={"layout": "paged", "page": 64})
         )
     assert [issue.path for issue in caught.value.issues] == ["key.group", "cache.page", "value.group"]
+
+
+@pytest.mark.parametrize("dim", [112, 176, 208, 256])
+def test_every_number_of_channels_can_be_boosted(dim: int) -> None:
+    """Also those whose fraction times head_dim is no whole number in binary: 29 of 112."""
+    for channels in range(1, dim):
+        key = {**KEY2, "boost": {"fraction": channels / dim}}
+        spec = load_spec(base(attention=attention(head_dim=dim), key=key, value={"bits": 16}))
+        assert spec.key.boosted(dim) == channels
+
+
+@pytest.mark.parametrize("fraction", [1e-12, 1 - 1e-12, 0.3])
+def test_a_fraction_is_of_some_channels_and_not_of_all(fraction: float) -> None:
+    with pytest.raises(SpecError, match="not a whole number"):
+        load_spec(base(key={**KEY2, "boost": {"fraction": fraction}}))
