@@ -269,8 +269,13 @@ class Sequences:
     def check(self) -> None:
         """Raises CacheMismatch where the device refused an earlier change of lengths."""
         self.overflow.check()
-        if self.rollback:
+        if not self.rollback:
+            return
+        try:
             self.cropped.check()
+        except CacheMismatch:
+            self.bound, self.uniform, self.loose = self.max_len, False, True  # the host has counted tokens as taken back that were not
+            raise
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device."""

@@ -322,6 +322,21 @@ def test_a_refusal_of_the_device_is_raised_once(croppable: Variant) -> None:
     croppable.attend(random(1, 4, 0), cache)
 
 
+def test_after_a_crop_that_the_device_refused_the_host_counts_no_sequence_too_short(croppable: Variant) -> None:
+    """It has counted tokens as taken back that some sequences still have."""
+    cache = prefilled(croppable, [60, 60, 60])[0]
+    sequences = cache.sequences
+    sequences.appended(55)  # as of a crop of 5, which a GPU refuses later
+    ctypes.c_int32.from_address(sequences.cropped.address).value = 1
+    with pytest.raises(CacheMismatch):
+        croppable.attend(random(1, 4, 0), cache)
+    assert cache.bound >= 60
+    assert not sequences.uniform
+    assert sequences.after(cache.max_len - 60) == cache.max_len
+    with pytest.raises(CacheMismatch, match="the cache holds"):
+        sequences.after(cache.max_len - 59)
+
+
 def test_a_cache_without_rollback_refuses_crops_and_layers_with_one(variant: Variant, croppable: Variant) -> None:
     cache = prefilled(variant, [40, 50, 60])[0]
     with pytest.raises(ValueError, match=r"cannot be cropped: its spec has no cache.rollback"):
