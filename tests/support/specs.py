@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 from hypothesis import strategies as st
@@ -36,38 +37,50 @@ def kv4_spec(**sections: Any) -> KernelSpec:
 
 
 def _quants(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
-    divisors = [g for g in (16, 32, 48, 64, 96, 128) if head_dim % g == 0]
+    divisors = [group for group in range(1, head_dim + 1) if head_dim % group == 0]
+    bits, tokens = st.sampled_from([2, 4, 8]), st.sampled_from([16, 32, 48, 64, 128, 512])
     return st.one_of(
         st.just({"bits": 16}),
-        st.fixed_dictionaries(
-            {"bits": st.sampled_from([2, 4, 8]), "axis": st.just("channel"), "group": st.sampled_from([16, 32, 64]), "zero": st.booleans()}
-        ),
-        st.fixed_dictionaries(
-            {"bits": st.sampled_from([2, 4, 8]), "axis": st.just("token"), "group": st.sampled_from(divisors), "zero": st.booleans()}
-        ),
+        st.fixed_dictionaries({"bits": bits, "axis": st.just("channel"), "group": tokens, "zero": st.booleans()}),
+        st.fixed_dictionaries({"bits": bits, "axis": st.just("token"), "group": st.sampled_from(divisors), "zero": st.booleans()}),
     )
+
+
+@st.composite
+def _caches(draw: st.DrawFn, key: dict[str, Any], value: dict[str, Any], window: int | None) -> dict[str, Any]:
+    """Pages of whole groups, and unquantized tokens where something is quantized."""
+    cache: dict[str, Any] = {"rollback": draw(st.sampled_from([0, 0, 1, 40]))}
+    whole = lcm(16, *(quant["group"] for quant in (key, value) if quant.get("axis") == "channel"))
+    if draw(st.booleans()):
+        cache |= {"layout": "paged", "page": whole * draw(st.integers(1, 4))}
+    if {key["bits"], value["bits"]} != {16}:
+        cache["local"] = draw(st.sampled_from([0, 0, 1, min(100, window or 100)]))
+        cache["sink"] = 0 if window is not None else draw(st.sampled_from([0, 0, 1, 16, 70]))
+    return cache
 
 
 @st.composite
 def spec_data(draw: st.DrawFn) -> dict[str, Any]:
     """Data of a valid spec."""
-    head_dim = draw(st.sampled_from([16, 32, 48, 64, 96, 128]))
+    head_dim = draw(st.integers(1, 8).map(lambda n: 16 * n) | st.sampled_from([192, 256]))
     kv_heads = draw(st.integers(1, 3))
     q_len = draw(st.integers(1, 4))
+    window = draw(st.none() | st.integers(1, 300))
+    key, value = draw(_quants(head_dim)), draw(_quants(head_dim))
     data = base(
         attention={
-            "q_heads": kv_heads * draw(st.integers(1, 5)),
+            "q_heads": kv_heads * draw(st.integers(1, 5) | st.just(32)),
             "kv_heads": kv_heads,
             "head_dim": head_dim,
             "dtype": draw(st.sampled_from(["float16", "bfloat16", "float32"])),
             "q_len": q_len,
-            "softcap": draw(st.sampled_from([0.0, 30.0])),
-            "window": draw(st.none() | st.integers(1, 300)),
+            "softcap": draw(st.sampled_from([0.0, 0.001, 30.0, 1e6])),
+            "window": window,
             "sinks": draw(st.booleans()),
         },
-        key=draw(_quants(head_dim)),
-        value=draw(_quants(head_dim)),
-        cache=draw(st.sampled_from([{}, {"layout": "paged", "page": 64}, {"layout": "paged", "page": 128}])),
+        key=key,
+        value=value,
+        cache=draw(_caches(key, value, window)),
         workloads=draw(
             st.lists(
                 st.fixed_dictionaries(
@@ -84,8 +97,9 @@ def spec_data(draw: st.DrawFn) -> dict[str, Any]:
             )
         ),
     )
-    if data["key"].get("bits") == 2 and data["key"].get("axis") == "channel" and data["key"].get("zero"):
-        data["key"]["boost"] = {"fraction": draw(st.sampled_from([0.0, 0.125, 0.25, 0.75])), "select": "mean_abs"}
+    if key.get("bits") == 2 and key.get("axis") == "channel" and key.get("zero"):
+        channels, select = draw(st.integers(0, head_dim - 1)), draw(st.sampled_from(["mean_abs", "range", "static"]))
+        data["key"] = {**key, "boost": {"fraction": channels / head_dim, "select": select}}
     return data
 
 

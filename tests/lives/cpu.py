@@ -1,0 +1,81 @@
+"""Random lives of caches on the CPU: specs of the whole language, schedules of the whole space, calls in any order.
+
+    python -m tests.lives.cpu --count 1500 [--seed 0] [--only N]
+
+Each number is a spec, its launches and some lives; a failure is printed with the command that repeats it. Exit code 1 where one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from random import Random
+
+from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
+from kvgen.spec import KernelSpec
+from kvgen.toolchain import build
+from tests.lives.drawn import CPU, drawn_schedule, drawn_spec
+from tests.lives.life import Life
+
+LIVES = 8
+"""Of a compiled spec."""
+CALLS = 9
+
+
+def compiled(spec: KernelSpec, schedules: Sequence[Schedule]) -> list[Variant]:
+    """Launches over caches of one layout."""
+    layout = layout_of(spec, schedules[0].layout)
+    return [Variant(spec, layout, load(build(CPU.lower(spec, schedule, "cpu")).path)) for schedule in schedules]
+
+
+def drawn(seed: int) -> tuple[KernelSpec, list[Schedule]]:
+    """The spec of a number, and one or two schedules of one layout."""
+    draw = Random(seed)
+    spec = drawn_spec(draw)
+    first = drawn_schedule(draw, spec)
+    more = [drawn_schedule(draw, spec, first.layout)] if draw.random() < 0.25 else []
+    return spec, [first, *more]
+
+
+def lives(seed: int, count: int = LIVES) -> list[str]:
+    """What failed of the lives of a number."""
+    spec, schedules = drawn(seed)
+    launches = compiled(spec, schedules)
+    failures = []
+    for number in range(count):
+        life = Life(launches, Random(seed * 1000 + number))
+        try:
+            life.live(CALLS)
+        except Exception as error:
+            what = "".join(traceback.format_exception_only(error)).strip()
+            named = f"{spec.format()}\n{[str(schedule) for schedule in schedules]}"
+            failures.append(f"life {number} of {seed}: {what}\n{named}\n  {'; '.join(life.calls)}")
+    return failures
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Live; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lives.cpu", description=__doc__)
+    parser.add_argument("--count", type=int, default=1500, help="lives in all")
+    parser.add_argument("--seed", type=int, default=0, help="the first number")
+    parser.add_argument("--only", type=int, help="a number")
+    args = parser.parse_args(argv)
+    numbers = [args.only] if args.only is not None else range(args.seed, args.seed + -(-args.count // LIVES))
+    failed = lived = 0
+    start = time.monotonic()
+    for seed in numbers:
+        failures = lives(seed)
+        failed, lived = failed + len(failures), lived + LIVES
+        for failure in failures:
+            print(failure, flush=True)
+    print(f"{lived} lives from {numbers[0]} on, {failed} failed, {time.monotonic() - start:.0f} s")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Specs of the whole spec language, schedules of the CPU's whole space, and hard data, drawn at random."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import torch
+
+from kvgen.errors import SpecError
+from kvgen.lower.backends import get_backend
+from kvgen.lower.cuda.support import BOOST_STEP, CHANNEL_GROUPS
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.reference.quantize import torch_dtype
+from kvgen.spec import KernelSpec, load_spec
+
+CPU, CUDA = get_backend("cpu"), get_backend("cuda")
+TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
+LARGEST_SCORE = 30.0
+KINDS = ("normal", "normal", "outliers", "ties", "constant", "tiny")
+
+
+def drawn_spec(draw: Random) -> KernelSpec:
+    """A spec that the CPU back end supports. Every field of the language takes every kind of value that it allows."""
+    while True:
+        spec = load_spec(spec_data(draw))
+        if CPU.unsupported(spec, "cpu") is None:
+            return spec
+
+
+def drawn_gpu_spec(draw: Random) -> KernelSpec:
+    """A spec that the CUDA back end supports."""
+    while True:
+        data = spec_data(draw)
+        attention = data["attention"]
+        dim, group = attention["head_dim"], attention["q_heads"] // attention["kv_heads"]
+        data["arch"], attention["kv_heads"] = "sm90", min(2, attention["kv_heads"])
+        attention["q_heads"] = group * attention["kv_heads"]
+        attention["dtype"] = draw.choice(["float16", "float16", "bfloat16"])
+        attention["q_len"] = draw.choice([1, 1, 2, draw.randint(1, 8)])
+        for name in ("key", "value"):
+            if data[name]["axis"] == "channel":
+                data[name]["group"] = draw.choice([*CHANNEL_GROUPS, 64, 128])
+        if "boost" in data["key"] and dim > BOOST_STEP:
+            data["key"]["boost"]["fraction"] = BOOST_STEP * draw.randint(1, dim // BOOST_STEP - 1) / dim
+        if data["cache"].get("page"):
+            groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
+            data["cache"]["page"] = draw.choice([16, 32, 48, 64, 96, 128]) if not groups else max(groups) * draw.randint(1, 3)
+        with suppress(SpecError):
+            spec = load_spec(data)
+            if CUDA.unsupported(spec, "sm90") is None:
+                return spec
+
+
+def spec_data(draw: Random) -> dict[str, Any]:
+    """Data of a valid spec of one workload."""
+    dim = 16 * (draw.randint(1, 16) if draw.random() < 0.95 else draw.randint(17, 64))
+    attention = _attention(draw, dim)
+    window = attention["window"]
+    key, value = _quant(draw, dim), _quant(draw, dim)
+    if key.get("bits") == 2 and key["axis"] == "channel" and key["zero"] and draw.random() < 0.7:
+        select = draw.choice(["mean_abs", "range", "static"])
+        key["boost"] = {"fraction": draw.choice([1, dim // 8, dim // 4, dim // 2, draw.randint(1, dim - 1)]) / dim, "select": select}
+    cache: dict[str, Any] = {}
+    groups = [q["group"] for q in (key, value) if q.get("axis") == "channel"]
+    if draw.random() < 0.4:
+        step = max([16, *groups])
+        pages = [step * n for n in (1, 2, 3, 4, 6) if all(step * n % group == 0 for group in groups)]
+        if pages:
+            cache |= {"layout": "paged", "page": draw.choice(pages)}
+    if draw.random() < 0.4:
+        cache["rollback"] = draw.choice([1, 3, 8, draw.randint(1, 100)])
+    if key["bits"] != 16 or value["bits"] != 16:
+        if draw.random() < 0.3 and window is None:
+            cache["sink"] = draw.choice([1, 4, 16, 64, draw.randint(1, 200)])
+        if draw.random() < 0.3:
+            cache["local"] = min(draw.choice([1, 16, 64, 128, draw.randint(1, 200)]), window or 200)
+    return {
+        "name": "life", "arch": "cpu", "attention": attention, "key": key, "value": value, "cache": cache,
+        "workloads": [{"batch": 1, "kv_len": 1 << 16}],
+    }  # fmt: skip
+
+
+def _attention(draw: Random, dim: int) -> dict[str, Any]:
+    kv_heads = draw.choice([1, 1, 2, 3])
+    group = draw.choice([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, draw.randint(1, 40)]) if dim <= 256 else draw.randint(1, 4)
+    return {
+        "q_heads": kv_heads * group,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "dtype": draw.choice(["float16", "float16", "bfloat16", "float32"]),
+        "q_len": draw.choice([1, 1, 2, 3, 4, 8, draw.randint(1, 40)]),
+        "softcap": draw.choice([0.0, 0.0, 0.0, 30.0, 50.0, 1.0, round(10 ** draw.uniform(-3, 6), 6)]),
+        "window": draw.choice([None, None, None, 1, draw.randint(1, 64), draw.randint(1, 400), 100000]),
+        "sinks": draw.random() < 0.3,
+    }
+
+
+def _quant(draw: Random, dim: int) -> dict[str, Any]:
+    bits, zero = draw.choice([2, 4, 8, 16]), draw.random() < 0.6
+    if bits == 16:
+        return {"bits": 16, "axis": "token", "group": draw.choice([16, 77])}
+    if draw.random() < 0.5:
+        group = draw.choice([32, 32, 64, 128, draw.choice(TOKEN_GROUPS)])
+        return {"bits": bits, "axis": "channel", "group": group, "zero": zero}
+    divisors = [n for n in range(1, dim + 1) if dim % n == 0]
+    wide = [n for n in divisors if n % 16 == 0]
+    return {"bits": bits, "axis": "token", "group": draw.choice([dim, draw.choice(wide), draw.choice(divisors)]), "zero": zero}
+
+
+def drawn_schedule(draw: Random, spec: KernelSpec, layout: Params | None = None) -> Schedule:
+    """Any schedule that can be lowered, also against hints; of a given layout, any launch. Mostly of small blocks."""
+    space, default = CPU.space(spec, "cpu"), CPU.default(spec, "cpu")
+    parameters = {part: [p for p in space.parameters if p.part == part] for part in ("layout", "launch")}
+    for _ in range(200):
+        chosen = {part: {p.name: draw.choice(p.values) for p in listed} for part, listed in parameters.items()}
+        schedule = Schedule("cpu", layout or Params(chosen["layout"]), Params(chosen["launch"]))
+        if layout is None and draw.random() < 0.5:
+            schedule = Schedule("cpu", default.layout, schedule.launch)
+        if schedule.layout.integer("block") <= 512 and not space.check(schedule):
+            return schedule
+    return default if layout is None else Schedule("cpu", layout, default.launch)
+
+
+def drawn_gpu_schedule(draw: Random, spec: KernelSpec) -> Schedule:
+    """Any schedule that can be lowered and that the emulator knows, which has no bulk copies. Mostly of few warps."""
+    space = CUDA.space(spec, "sm90")
+    default = CUDA.default(spec, "sm90")
+    while True:
+        chosen = {part: {p.name: draw.choice(p.values) for p in space.parameters if p.part == part} for part in ("layout", "launch")}
+        chosen["launch"] |= {"copy": "cp_async", "warps": draw.choice([2, 2, 2, 4, 6, 8])}
+        schedule = Schedule("cuda", Params(chosen["layout"]) if draw.random() < 0.5 else default.layout, Params(chosen["launch"]))
+        if not space.check(schedule):
+            return schedule
+
+
+def drawn_tensor(draw: Random, kind: str, batch: int, tokens: int, heads: int, spec: KernelSpec) -> torch.Tensor:
+    """K or V [batch, tokens, heads, head_dim] of one kind: a view into wider rows of NaN."""
+    random, dim = torch.Generator().manual_seed(draw.getrandbits(40)), spec.attention.head_dim
+    x = torch.randn(batch, tokens, heads, dim, generator=random)
+    if kind == "outliers":
+        x[..., :: max(2, dim // 3)] = x[..., :: max(2, dim // 3)] * 6 + 8
+    elif kind == "ties":
+        x = torch.randint(0, 16, x.shape, generator=random) * 0.5
+    elif kind == "constant":
+        x[..., ::3], x[:, ::5] = 1.5, -0.75
+    elif kind == "tiny":
+        x[..., 1::2] *= 3e-7
+    x[x == 0] = 0.0  # which of two zeros is the smaller is not defined
+    wide = torch.full((batch, tokens, heads + draw.randint(0, 1), dim + 16 * draw.randint(0, 1)), torch.nan)
+    view = wide.to(torch_dtype(spec.attention.dtype))[:, :, -heads:, :dim]
+    view.copy_(x)
+    return view
+
+
+def drawn_query(draw: Random, spec: KernelSpec, batch: int, tokens: int, keys: torch.Tensor) -> torch.Tensor:
+    """Queries [batch, tokens, q_heads, head_dim] whose scores with `keys` [..., head_dim] are at most LARGEST_SCORE."""
+    q, k = drawn_tensor(draw, "normal", batch, tokens, spec.attention.q_heads, spec), keys.abs().sum(-1)
+    largest = float(k.max()) / spec.attention.head_dim**0.5 * float(q.abs().max()) if k.numel() else 0.0
+    return q.mul_(min(1.0, LARGEST_SCORE / max(largest, 1.0)))
+
+
+def drawn_sinks(draw: Random, spec: KernelSpec) -> torch.Tensor | None:
+    """Learned sinks of a spec that has them, far below and above all scores: not all above, where 16 bits would hold no output."""
+    if not spec.attention.sinks:
+        return None
+    return torch.tensor([draw.choice([-80.0, -2.0, 0.0, 4.0, *([8.0, 60.0] if head else [])]) for head in range(spec.attention.q_heads)])
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of its shape, also in extents of 1."""
+    return torch.empty(x.shape, dtype=x.dtype).copy_(x)
