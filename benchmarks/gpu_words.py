@@ -13,7 +13,7 @@ import re
 from kvgen.arch import Target
 from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Params, Schedule, Value
-from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec import AnySpec, KernelSpec, Workload, load_spec
 
 _WORDS: dict[str, tuple[str, Value]] = {
     "async": ("copy", "cp_async"),
@@ -108,7 +108,7 @@ def lengths_of(word: str) -> list[int]:
     return lengths
 
 
-def schedules_of(words: str, backend: Backend, spec: KernelSpec, target: Target) -> list[Schedule]:
+def schedules_of(words: str, backend: Backend, spec: AnySpec, target: Target) -> list[Schedule]:
     """The schedules that a word means: one, or for `space[N]` all points (N of them at random)."""
     base = backend.default(spec, target)
     if words == "default":

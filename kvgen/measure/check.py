@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvgen.errors import CheckError
+from kvgen.errors import CacheMismatch, CheckError
 from kvgen.measure.compare import Comparison, poison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
@@ -81,6 +81,7 @@ class Checker:
         if scenario.drafts is not None:
             self.variant.prefill(cache, *map(self._strided, scenario.drafts))
             cache.crop([scenario.drafts[0].shape[1]] * scenario.batch)
+            self._cropped_no_further(cache)
         self._attend(scenario, cache)
         if self.device.type == "cuda":
             self._replayed(scenario, cache)
@@ -92,6 +93,22 @@ class Checker:
         self._codes(scenario, cache)
         q = scenario.attend.q.to(self.device)
         self._last = (cache, q, self.variant.attend(q, cache, sinks=self._sinks))
+
+    def _cropped_no_further(self, cache: KVCache) -> None:
+        """Crops without new tokens between them count together: after one of all drafts, another is refused."""
+        sequences, before = cache.sequences, cache.lengths.clone()
+        known = sequences.bound, sequences.uniform, sequences.loose
+        refused = False
+        try:
+            cache.crop([1] * cache.batch)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            sequences.check()
+        except (ValueError, CacheMismatch):
+            refused = True
+        if not refused or not torch.equal(cache.lengths, before):
+            raise CheckError("a crop that goes beyond cache.rollback, with the one before it, is not refused")
+        sequences.bound, sequences.uniform, sequences.loose = known  # so that the same launches follow
 
     def _long_prefill(self) -> None:
         """Compare every block of a long prefill with the reference's."""

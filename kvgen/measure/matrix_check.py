@@ -15,8 +15,8 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.reference import matrix as reference
 from kvgen.runtime.matrix import MatrixVariant
 
-SHAPES = ((0, 5), (1, 1), (2, 31), (17, 33), (64, 64), (130, 257), (40, 1032), (1030, 20))
-"""Tokens and channels: multiples of no vector, of some, of all; less and more than a CTA's tile."""
+SHAPES = ((0, 5), (1, 1), (2, 31), (17, 33), (64, 64), (130, 257), (40, 1032), (1031, 20))
+"""Tokens and channels: multiples of no vector, of some, of all; less and more than a CTA's tile; 1031 tokens divide among no threads."""
 SENTINEL = -128
 """No code has this value."""
 GAPS = (0, 3, 16)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import AnySpec, KernelSpec, load_any_spec, load_spec
 from tests.mutants.fault import Case
 
 
 def _quant(words: str) -> dict[str, Any]:
     """`4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token and symmetric, `16` not quantized.
 
-    `2c32+4` has a quarter of its channels boosted.
+    `2c32+4` has a quarter of its channels boosted, `2c32+4range` those of the largest range.
     """
     if words == "16":
         return {"bits": 16}
@@ -22,7 +22,7 @@ def _quant(words: str) -> dict[str, Any]:
         "group": int(words[2:].rstrip("s")),
         "zero": not words.endswith("s"),
     }
-    return {**quant, "boost": {"fraction": 1 / int(boosted)}} if boosted else quant
+    return {**quant, "boost": {"fraction": 1 / int(boosted[0]), "select": boosted[1:] or "mean_abs"}} if boosted else quant
 
 
 def _spec(
@@ -51,7 +51,12 @@ def _spec(
     )
 
 
-def _case(name: str, spec: KernelSpec, **changes: int | str) -> Case:
+def _matrix(operation: str, dtype: str, tokens: int, channels: int) -> AnySpec:
+    shape = {"tokens": tokens, "channels": channels}
+    return load_any_spec({"operation": operation, "arch": "cpu", "matrix": {"dtype": dtype}, "workloads": [shape]})
+
+
+def _case(name: str, spec: AnySpec, **changes: int | str) -> Case:
     return Case(name, "cpu", spec, changes=tuple(changes.items()))
 
 
@@ -70,6 +75,7 @@ CASES: dict[str, Case] = {
         _case("heads", _spec("8/4", 32, "4c32", "4t32", "2x900x3", q_len=3)),
         _case("int2", _spec("4/1", 64, "2c32", "2t32", "2x900")),
         _case("boost", _spec("4/1", 80, "2c32+4", "2t80", "2x900")),
+        _case("boost-range", _spec("4/1", 80, "2c32+4range", "2t80", "2x900"), block=128),
         _case("int8", _spec("4/1", 64, "8c64", "8t64", "2x900")),
         _case("narrow", _spec("4/1", 32, "4c16", "4t16", "2x700", dtype="bfloat16"), block=64),
         _case("expanded", _spec("4/1", 32, "4t4", "4t8", "2x700")),
@@ -81,6 +87,9 @@ CASES: dict[str, Case] = {
         ),
         _case("integers", _spec("4/1", 64, "8c32", "4t64", "1x5000 2x900"), dot="int16"),
         _case("integers-token", _spec("4/2", 64, "4t32", "2t32", "3x900"), dot="int16"),
+        _case("window-rollback", _spec("4/1", 64, "4c32", "4t32", "2x900", window=70, cache={"local": 10, "rollback": 40}), block=32),
+        _case("matrix", _matrix("quantize", "float32", 700, 300), rows=16),
+        _case("matrix-half", _matrix("dequantize", "bfloat16", 700, 300), rows=16),
         _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),
     )
 }

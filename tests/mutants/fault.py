@@ -12,7 +12,7 @@ from kvgen.arch import Target
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Case:
 
     name: str
     backend: str
-    spec: KernelSpec
+    spec: AnySpec
     schedule_words: str = "default"
     changes: tuple[tuple[str, int | str], ...] = ()
 
@@ -31,7 +31,7 @@ class Case:
         return "cpu" if self.backend == "cpu" else "sm90"
 
     @property
-    def workloads(self) -> tuple[Workload, ...]:
+    def workloads(self) -> tuple[AnyWorkload, ...]:
         """Those of the spec."""
         return self.spec.workloads
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 HEADERS = "templates/cpu/include/kvgen"
+COMMON = "templates/common/include/kvgen"
 
 
-def _in(header: str, *faults: tuple[str, ...]) -> tuple[Fault, ...]:
+def _in(header: str, *faults: tuple[str, ...], folder: str = HEADERS) -> tuple[Fault, ...]:
     """(name, case, what it breaks, find, replace[, nth]) of one header."""
     return tuple(
-        Fault(name, f"{HEADERS}/{header}.hpp", case, breaks, find, replace, int(rest[0]) if rest else 0)
+        Fault(name, f"{folder}/{header}.hpp", case, breaks, find, replace, int(rest[0]) if rest else 0)
         for name, case, breaks, find, replace, *rest in faults
     )
 
@@ -116,6 +117,14 @@ FAULTS: tuple[Fault, ...] = (
             "learned-sink-scale", "unquantized", "what a row saw is not rescaled where its learned sink is larger than every score",
             "row_sum = row_sum * weight + std::exp2(logit - peak)", "row_sum = row_sum + std::exp2(logit - peak)",
         ),
+        (
+            "learned-sink-nothing", "unquantized", "the LSE of a query that sees nothing is not its learned sink",
+            "if (peak > -kInfinity) {", "if (row_max > -kInfinity) {",
+        ),
+        (
+            "learned-sink-base", "unquantized", "learned sinks are taken for logarithms to base 2",
+            "as<float>()[q_head] * kLog2e, peak", "as<float>()[q_head], peak",
+        ),
     ),
     *_in(
         "step",
@@ -138,6 +147,10 @@ FAULTS: tuple[Fault, ...] = (
         (
             "plan-workers", "batch", "the last work tile of a plan is left out",
             "tile.slot = tile.num_splits", "if (tile.sequence == 135) return;\n    tile.slot = tile.num_splits",
+        ),
+        (
+            "plan-local", "unquantized", "a plan takes the newest tokens, which are never packed, for packed ones",
+            "plan.unpacked = C::Residual::kUnpacked;", "plan.unpacked = C::Residual::kSink;",
         ),
     ),
     *_in(
@@ -179,6 +192,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "residual_rows",
+        (
+            "residual-row", "unquantized", "rows of the residual are counted from the first token, not from the end of the sink",
+            "kSink + (position - kSink) % kCapacity;", "kSink + position % kCapacity;",
+        ),
+        folder=COMMON,
+    ),
+    *_in(
         "cache",
         (
             "page-inner", "paged", "all blocks of a page lie over the first",
@@ -204,6 +225,10 @@ FAULTS: tuple[Fault, ...] = (
         (
             "stride-head", "heads", "strides between heads are taken for head_dim, as if rows were dense",
             "head * view.stride[2];", "head * view.size[3];",
+        ),
+        (
+            "window-rollback", "window-rollback", "blocks that a sliding window passed before tokens were taken back are held to be there",
+            "static_cast<int>(length) + C::Residual::kRollback)", "static_cast<int>(length))",
         ),
     ),
     *_in(
@@ -250,7 +275,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
-            "high > -low ? high : -low;", "high > 0 ? high : -low;",
+            "high > -low ? high : std::fabs(low);", "high > 0 ? high : std::fabs(low);",
         ),
     ),
     *_in(
@@ -343,6 +368,11 @@ FAULTS: tuple[Fault, ...] = (
             "integers-coarse", "integers", "weights are rounded to 8 bits",
             "float most = 32767.0f;", "float most = 127.0f;",
         ),
+        (
+            "integers-last", "integers", "the last 16 weights are left as they were",
+            "for (int i = 0; i < count; i += kLanes) {\n      const I32 rounded",
+            "for (int i = 0; i + kLanes < count; i += kLanes) {\n      const I32 rounded",
+        ),
     ),
     *_in(
         "integers",
@@ -357,6 +387,10 @@ FAULTS: tuple[Fault, ...] = (
         (
             "integers-second-half", "integers-token", "the second half of every word of 2-bit codes is read as the first",
             "word[t][p] >>= step * Bits;", "word[t][p] >>= 0;",
+        ),
+        (
+            "integers-half-weights", "integers-token", "the second half of every word of 2-bit codes meets the weights of the first",
+            "(w * pairs + first + j) * 2", "(w * pairs + j) * 2",
         ),
     ),
     *_in(
@@ -397,6 +431,15 @@ FAULTS: tuple[Fault, ...] = (
             "crop-first-sequence", "unquantized", "a crop takes from every sequence what the first one asks for",
             "lengths[b] -= static_cast<int32_t>(fewer(b));", "lengths[b] -= static_cast<int32_t>(counts ? counts[0] : fewer(b));",
         ),
+        (
+            "crop-least", "unquantized", "crops without new tokens between them do not count together",
+            "std::max<int64_t>(least[b], lengths[b] - call.rollback)", "std::max<int64_t>(0, lengths[b] - call.rollback)",
+        ),
+        (
+            "unpack-sink", "unquantized", "the last sink token is not unpacked",
+            "position < Residual::kSink && position < length; ++position) copy",
+            "position + 1 < Residual::kSink && position < length; ++position) copy",
+        ),
     ),
     *_in(
         "boost",
@@ -411,6 +454,53 @@ FAULTS: tuple[Fault, ...] = (
         (
             "boost-select", "boost", "channels with the smallest numbers are boosted",
             "order[a] > order[b];", "order[a] < order[b];",
+        ),
+        (
+            "boost-group", "boost-range", "all groups of a block share one index of boosted channels",
+            "block + C::boost_index + group * channels", "block + C::boost_index + group * 0",
+        ),
+        (
+            "boost-range", "boost-range", "a channel's range is taken for its largest number",
+            "key[c] = high[c] - low[c];", "key[c] = high[c] > 0 ? high[c] : 0;",
+        ),
+        (
+            "boost-mean", "boost", "the last token of a group does not count for the choice of boosted channels",
+            "for (int t = 0; t < C::Key::group; ++t)", "for (int t = 0; t < C::Key::group - 1; ++t)",
+        ),
+        (
+            "boost-expand", "boost", "unpacking leaves the upper codes' middle out",
+            "i % Code::per_word) + Code::middle;", "i % Code::per_word);",
+        ),
+    ),
+    *_in(
+        "matrix",
+        (
+            "matrix-clamp", "matrix", "codes go down to -128",
+            "std::max(-kLevels, std::min", "std::max(-kLevels - 1.f, std::min",
+        ),
+        (
+            "matrix-round", "matrix", "codes round ties away from zero",
+            "__builtin_nearbyintf(", "__builtin_roundf(",
+        ),
+        (
+            "matrix-zero", "matrix", "a channel of zeros is divided by its scale",
+            "scale == 0.f ? 0.f : x / scale", "x / scale",
+        ),
+        (
+            "matrix-reciprocal", "matrix", "codes come from a multiplication by the reciprocal of the scale",
+            "scale == 0.f ? 0.f : x / scale", "scale == 0.f ? 0.f : x * (1.f / scale)",
+        ),
+        (
+            "matrix-rank", "matrix", "scales leave out the last rows where the threads do not divide them",
+            "row < a.tokens * (rank + 1) / count; ++row", "row < a.tokens * rank / count + a.tokens / count; ++row",
+        ),
+        (
+            "matrix-last-row", "matrix", "the last row of a tile of rows is left out",
+            "i < std::min<int64_t>(a.tokens, row + Config::rows);", "i < std::min<int64_t>(a.tokens, row + Config::rows - 1);",
+        ),
+        (
+            "matrix-stride", "matrix-half", "rows of the matrix are taken to be dense",
+            "a.x.template as<Element>() + row * a.x.stride[0];", "a.x.template as<Element>() + row * a.channels;",
         ),
     ),
     *_in(
