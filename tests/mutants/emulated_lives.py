@@ -13,9 +13,10 @@ import torch
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
 from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal, structured
+from kvgen.reference.data import learned_sinks, normal, structured
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.plan import PlanShape
+from kvgen.reference.residual import ResidualRows, residual_rows
 from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
 from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
@@ -60,6 +61,9 @@ class EmulatedCase:
         object.__setattr__(self, "spec", spec_of(self.words, "sm90", [workload_of("2x256")]))
 
 
+UNQUANTIZED = "k4v4:kg64:sink21:local5:rollback8:sinks"
+EDGES: Lengths = (0, 20, 21, 22, 85, 89, 90, 153)
+"""Next to the end of the sink of UNQUANTIZED, and to lengths at which one and two blocks of 64 are packed."""
 SMALL: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
 CASES: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h4/2:d64", 128, SMALL, ((EQUAL, 4), (RAGGED, 7), (LONGER, 48)), ((FULL, 4),)),
@@ -98,6 +102,7 @@ CASES: dict[str, EmulatedCase] = {
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
     "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
+    "unquantized": EmulatedCase(f"{UNQUANTIZED}:h4/2:d64", 64, SMALL, ((EDGES, 4), ((0, 1300), 7)), ((EDGES, 4), ((20, 89, 217, 600), 7))),
 }
 PACKED: dict[str, EmulatedCase] = {
     "last": EmulatedCase("k4v4:h2/2:d64", 128, {}),
@@ -109,6 +114,7 @@ PACKED: dict[str, EmulatedCase] = {
     "half-run": EmulatedCase("k4v4:h2/2:d80:kg32", 32, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
+    "unquantized": EmulatedCase(f"{UNQUANTIZED}:h2/2:d64", 64, {}),
 }
 Plan = tuple[PlanShape, Lengths, int, bool]
 PLANS: tuple[Plan, ...] = (
@@ -179,9 +185,10 @@ def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool = Fals
     where = f"attend at {named(lengths)}{', structured' if hard else ''}{', constant V' if constant else ''}"
     for queries in sorted({q.shape[1], max(1, q.shape[1] - 2)}):
         few = q[:, :queries].contiguous()
-        want = held.attend(few)
+        sinks = learned_sinks(built.spec)
+        want = held.attend(few, sinks=sinks)
         for planned, current in ((False, False), (True, False), (True, True)):
-            step = Step(built, held, few, processors=processors, planned=planned, first_load_is_current=current)
+            step = Step(built, held, few, processors=processors, planned=planned, first_load_is_current=current, sinks=sinks)
             step.run()
             agree(kernel_named(where, planned), step, want)
 
@@ -191,22 +198,33 @@ def decode(built: Emulated, lengths: Lengths, processors: int, planned: bool, ba
     held, q = held_by(built, lengths)
     q_len = q.shape[1]
     new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
-    step = Step(built, held, q, (new.k, new.v), backwards, processors, planned)
+    sinks = learned_sinks(built.spec)
+    step = Step(built, held, q, (new.k, new.v), backwards, processors, planned, sinks=sinks)
     step.run()
     where = kernel_named(f"decode at {named(lengths)}", planned)
-    agree(where, step, held.decode(q, new.k, new.v))
+    agree(where, step, held.decode(q, new.k, new.v, sinks=sinks))
     after = [length + q_len for length in lengths]
     require(step.lengths.tolist() == (list(lengths) if planned else after), f"{where}: lengths")
     expected, table = packed_cache(built, held, max(after))
-    kept, tokens = meaningful_bytes(built.layout), built.layout.tokens
-    places = window_places(built.spec, tokens)
+    kept, places = meaningful_bytes(built.layout), window_places(built.spec, built.layout.tokens)
     for b, (old, length) in enumerate(zip(lengths, after, strict=True)):
+        at = rows_held(held.rows, length)
         for mine, want in zip(step.residual, held.residual(), strict=True):
-            require(torch.equal(mine[b, :, : length % tokens], want[b, :, : length % tokens]), f"{where}: residual of sequence {b}")
-        if length // tokens > old // tokens:
-            place = old // tokens % (places or old + 1)
+            require(torch.equal(mine[b][:, at], want[b][:, at]), f"{where}: residual of sequence {b}")
+        first = held.rows.packed_blocks(old)
+        if held.rows.packed_blocks(length) > first:
+            place = first % (places or first + 1)
             one, other = (sequence_blocks(packed, table, b)[:, place] for packed in (step.packed, expected))
             require(torch.equal(one[:, kept], other[:, kept]), f"{where}: packed block of sequence {b}")
+        elif not places:
+            following = sequence_blocks(step.packed, table, b)[:, first]
+            require(bool((following == 255).all()), f"{where}: a block of sequence {b} is packed that is not due")
+
+
+def rows_held(rows: ResidualRows, length: int) -> list[int]:
+    """Rows of the residual that must hold a token of a sequence of this length, also after the largest crop."""
+    first = rows.first(max(0, length - rows.rollback))
+    return [rows.row(position) for position in (*range(min(length, rows.sink)), *range(first, length))]
 
 
 def overflow(built: Emulated, lengths: Lengths, processors: int) -> None:
@@ -217,7 +235,8 @@ def overflow(built: Emulated, lengths: Lengths, processors: int) -> None:
     limit = max(lengths) + q_len - 1
     for planned in (False, True):
         where = kernel_named(f"decode without room at {named(lengths)}", planned)
-        before, step = (Step(built, held, q, (new.k, new.v), processors=processors, planned=planned, limit=limit) for _ in range(2))
+        how = {"processors": processors, "planned": planned, "limit": limit, "sinks": learned_sinks(built.spec)}
+        before, step = (Step(built, held, q, (new.k, new.v), **how) for _ in range(2))
         before.prepare()
         step.run()
         works = [length + q_len <= limit for length in lengths]
@@ -235,14 +254,17 @@ def pack(case: EmulatedCase, folder: Path) -> None:
     from kvgen.reference.quantize import torch_dtype
 
     layout, dtype = packed_layout(case.spec, case.block, "mma"), torch_dtype(case.spec.attention.dtype)
-    module = emulate.Emulated(layout, dtype, folder)
+    rows = residual_rows(case.spec, case.block)
+    module = emulate.Emulated(layout, dtype, folder, rows)
     n, heads, page = layout.tokens, case.spec.attention.kv_heads, case.spec.cache.page
     far = 25 * n + 3 if case.batch <= 4 else n + 3
     pieces = [[n // 2, 0, far], [n // 2, 3, 5], [n + 1, n - 2, n - 5], [2, 1, 0], [2 * n - 2, n - 1, n - 1]]
     pieces = [[piece[b % 3] if b < 3 else piece[1] + b % 7 for b in range(case.batch)] for piece in pieces]
+    done = [sum(piece[b] for piece in pieces) for b in range(case.batch)]
+    pieces.append([(rows.sink + rows.local - length) % n + 2 for length in done])  # two more than fill a block: a crop may unpack it
     total = [sum(piece[b] for piece in pieces) for b in range(case.batch)]
     k, v = (hard_values((case.batch, max(total) + n, heads, layout.head_dim), dtype, seed) for seed in (0, 1))
-    held = empty(layout, case.batch, heads, max(total) + n, page, dtype)
+    held = empty(layout, case.batch, heads, max(total) + n, page, dtype, rows.rows)
     done = [0] * case.batch
     for number, piece in enumerate(pieces):
         fresh = [torch.full((case.batch, max(piece), heads, layout.head_dim), torch.nan, dtype=dtype) for _ in range(2)]
@@ -254,21 +276,24 @@ def pack(case: EmulatedCase, folder: Path) -> None:
         require(held.lengths.tolist() == done, f"piece {number + 1} of a prefill: lengths")
     out = [torch.full((case.batch, max(total) + 2, heads, layout.head_dim), 7.0, dtype=dtype) for _ in range(2)]
     for b, length in enumerate(done):
-        blocks, full = sequence_blocks(held.packed, held.block_table, b)[:, : length // n], length // n * n
-        want = pack_blocks(layout, *(to_blocks(x[b : b + 1, :full], n)[0] for x in (k, v)))
+        blocks, first = sequence_blocks(held.packed, held.block_table, b)[:, : rows.packed_blocks(length)], rows.first(length)
+        want = pack_blocks(layout, *(to_blocks(x[b : b + 1, rows.sink : max(rows.sink, first)], n)[0] for x in (k, v)))
         kept = meaningful_bytes(layout)
         require(torch.equal(blocks[..., kept], want[..., kept]), f"prefill: packed blocks of sequence {b}")
+        unquantized = [*range(min(length, rows.sink)), *range(rows.first(max(0, length - rows.rollback)), length)]
         for residual, x in ((held.k_residual, k), (held.v_residual, v)):
-            require(torch.equal(residual[b, :, : length % n], x[b, full:length].transpose(0, 1)), f"prefill: residual of sequence {b}")
+            there = residual[b][:, rows_held(rows, length)]
+            require(torch.equal(there, x[b, unquantized].transpose(0, 1)), f"prefill: residual of sequence {b}")
     module.unpack(held, *out)
     for b, length in enumerate(done):
-        blocks, full = sequence_blocks(held.packed, held.block_table, b)[:, : length // n], length // n * n
+        blocks, first = sequence_blocks(held.packed, held.block_table, b)[:, : rows.packed_blocks(length)], rows.first(length)
         for x, y, exact in zip((k, v), out, unpack_blocks(layout, blocks, dtype), strict=True):
-            require(torch.equal(y[b, :full], exact.flatten(1, 2).transpose(0, 1).float().to(dtype)), f"unpack: sequence {b}")
-            require(torch.equal(y[b, full:length], x[b, full:length]), f"unpack: residual of sequence {b}")
+            require(torch.equal(y[b, rows.sink : first], exact.flatten(1, 2).transpose(0, 1).float().to(dtype)), f"unpack: sequence {b}")
+            for part in (slice(0, min(length, rows.sink)), slice(first, length)):
+                require(torch.equal(y[b, part], x[b, part]), f"unpack: residual of sequence {b}")
 
 
-def empty(layout, batch: int, heads: int, room: int, page: int | None, dtype: torch.dtype) -> emulate.Cache:  # type: ignore[no-untyped-def]
+def empty(layout, batch: int, heads: int, room: int, page: int | None, dtype: torch.dtype, rows: int) -> emulate.Cache:  # type: ignore[no-untyped-def]
     """A poisoned cache; pages lie backwards."""
     blocks, table = -(-room // layout.tokens), None
     packed = torch.full((batch, heads, blocks, layout.block_bytes), 0xA5, dtype=torch.uint8)
@@ -276,7 +301,7 @@ def empty(layout, batch: int, heads: int, room: int, page: int | None, dtype: to
         pages = -(-room // page)
         table = torch.arange(batch * pages, dtype=torch.int32).flip(0).reshape(batch, pages)
         packed = torch.full((batch * pages, heads, page // layout.tokens, layout.block_bytes), 0xA5, dtype=torch.uint8)
-    residual = torch.full((batch, heads, layout.tokens, layout.head_dim), torch.nan, dtype=dtype)
+    residual = torch.full((batch, heads, rows, layout.head_dim), torch.nan, dtype=dtype)
     return emulate.Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table)
 
 

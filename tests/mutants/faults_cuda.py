@@ -576,4 +576,38 @@ FAULTS: tuple[Fault, ...] = (
             "if (tile >= 600) base -= Traits::kTileBytes;\n    const int within = tile % Traits::kTilesPerBlock, key_offset",
         ),
     ),
+    *_in(
+        "epilogue/learned_sinks",
+        (
+            "learned-sink-head", "unquantized", "every query head has the learned sink of the first",
+            "return args.sinks[head.head * Traits::kGroup + Traits::head_row(head.run, row) % Traits::kGroup]", "return args.sinks[0]",
+        ),
+        (
+            "learned-sink-base", "unquantized", "learned sinks are taken for logarithms to base 2",
+            "% Traits::kGroup] * 1.4426950408889634f", "% Traits::kGroup]",
+        ),
+        (
+            "learned-sink-scale", "unquantized", "what a row saw is not rescaled where its learned sink is larger than every score",
+            "const float factor = ptx::exp2(fminf(stats.row_max - row_max, 0.f));", "const float factor = 1.f;",
+        ),
+    ),
+    *_in(
+        "mainloop/residual",
+        (
+            "sink-last", "unquantized", "the last token of the sink is not attended",
+            "min(ResidualRows::kSink - ResidualRows::first(length), count())",
+            "min(ResidualRows::kSink - 1 - ResidualRows::first(length), count())",
+        ),
+        (
+            "local-flush", "unquantized", "a step packs the newest tokens, too, which are to stay as they are",
+            "count() >= ResidualRows::kBlock + ResidualRows::kLocal;", "count() >= ResidualRows::kBlock;",
+        ),
+    ),
+    *_in(
+        "mainloop/residual_loop",
+        (
+            "rollback-rows", "unquantized", "a step that packs a block does not keep its own tokens, although a crop may unpack them",
+            "(Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block())", "!residual.fills_block()",
+        ),
+    ),
 )  # fmt: skip

@@ -147,4 +147,23 @@ FAULTS: tuple[Fault, ...] = (
             "4 * (word / kWords) + 2 * (byte % 2) + byte / 2};", "4 * (word / kWords) + 2 * (byte / 2) + byte % 2};",
         ),
     ),
+    *_in(
+        "pack/append_rows",
+        (
+            "prefill-sink", "unquantized", "a prefill that goes beyond the sink does not keep the tokens before its end",
+            "max(min(lengths.after, ResidualRows::kSink) - lengths.before, 0)",
+            "max((lengths.after > ResidualRows::kSink ? 0 : lengths.after) - lengths.before, 0)",
+        ),
+        (
+            "prefill-rollback", "unquantized", "a prefill does not keep tokens that it packs, although a crop may unpack them",
+            "max(lengths.after - ResidualRows::kRollback, 0)", "lengths.after",
+        ),
+    ),
+    *_in(
+        "pack/unpack",
+        (
+            "unpack-sink", "unquantized", "the last token of the sink is not unpacked",
+            "block < 0 ? ResidualRows::kSink : INT32_MAX", "block < 0 ? ResidualRows::kSink - 1 : INT32_MAX",
+        ),
+    ),
 )  # fmt: skip
