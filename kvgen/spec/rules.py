@@ -156,8 +156,9 @@ def _windowed_sink(spec: KernelSpec) -> Iterator[Problem]:
 
 def _windowed_local(spec: KernelSpec) -> Iterator[Problem]:
     window, local = spec.attention.window, spec.cache.local
-    if window is not None and local > window:
-        yield ("cache", "local"), f"local ({local}) is more than attention.window ({window}): older tokens are never read"
+    if window is not None and local >= window:
+        reason = "older tokens are never read, and their pages may be gone when they are packed"
+        yield ("cache", "local"), f"local ({local}) is not less than attention.window ({window}): {reason}"
 
 
 def _workloads(spec: KernelSpec) -> Iterator[Problem]:

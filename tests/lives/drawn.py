@@ -75,7 +75,7 @@ def spec_data(draw: Random) -> dict[str, Any]:
         if draw.random() < 0.3 and window is None:
             cache["sink"] = draw.choice([1, 4, 16, 64, draw.randint(1, 200)])
         if draw.random() < 0.3:
-            cache["local"] = min(draw.choice([1, 16, 64, 128, draw.randint(1, 200)]), window or 200)
+            cache["local"] = min(draw.choice([1, 16, 64, 128, draw.randint(1, 200)]), (window or 201) - 1)
     return {
         "name": "life", "arch": "cpu", "attention": attention, "key": key, "value": value, "cache": cache,
         "workloads": [{"batch": 1, "kv_len": 1 << 16}],

@@ -54,7 +54,8 @@ def _caches(draw: st.DrawFn, key: dict[str, Any], value: dict[str, Any], window:
     if draw(st.booleans()):
         cache |= {"layout": "paged", "page": whole * draw(st.integers(1, 4))}
     if {key["bits"], value["bits"]} != {16}:
-        cache["local"] = draw(st.sampled_from([0, 0, 1, min(100, window or 100)]))
+        most = 100 if window is None else min(100, window - 1)
+        cache["local"] = draw(st.sampled_from([0, 0, min(1, most), most]))
         cache["sink"] = 0 if window is not None else draw(st.sampled_from([0, 0, 1, 16, 70]))
     return cache
 

@@ -97,10 +97,10 @@ def attention(**changes: Any) -> dict[str, Any]:
             {"cache": {"sink": 8}},
         ),
         (
-            {"cache": {"local": 65}, "attention": attention(window=64)},
+            {"cache": {"local": 64}, "attention": attention(window=64)},
             "cache.local",
             "older tokens are never read",
-            {"cache": {"local": 64}, "attention": attention(window=64)},
+            {"cache": {"local": 63}, "attention": attention(window=64)},
         ),
         (
             {"workloads": [{"batch": 1, "kv_len": 64, "q_len": 2}]},
