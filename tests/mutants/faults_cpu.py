@@ -315,7 +315,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "int2-second-half", "int2", "the second half of every word of 2-bit codes is read as the first",
-            "word[t][p] >>= step * (32 / Code::per_word);", "word[t][p] >>= 0;",
+            "packed.shift_right(step * (32 / Code::per_word));", "packed.shift_right(0);",
         ),
     ),
     *_in(
@@ -386,7 +386,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "integers-second-half", "integers-token", "the second half of every word of 2-bit codes is read as the first",
-            "word[t][p] >>= step * Bits;", "word[t][p] >>= 0;",
+            "packed.shift_right(step * Bits);", "packed.shift_right(0);",
         ),
         (
             "integers-half-weights", "integers-token", "the second half of every word of 2-bit codes meets the weights of the first",
