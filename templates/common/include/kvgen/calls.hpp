@@ -147,7 +147,7 @@ inline Pack parse_pack(const Variant& v, const TVMFFIAny* args, int32_t count) {
   return call;
 }
 
-// Raises where `out` or `lse` lies on itself, on the other, or on what the call reads or keeps.
+// Raises where `out` or `lse` overlaps itself, the other, or a tensor that the call reads or updates.
 inline void check_outputs(const Variant& v, const char* function, const Attend& call) {
   const int64_t item = v.dtype.bits / 8;
   const auto apart = [&](const char* name, const auto& written, int64_t size) {
@@ -254,7 +254,7 @@ inline Crop parse_crop(const Variant& v, const TVMFFIAny* args, int32_t count) {
   return call;
 }
 
-// (cache, k, v); with `some_heads`, of any number of KV heads, all of them alike.
+// (cache, k, v). With `some_heads`, these may be views of fewer KV heads, the same number in each.
 inline Unpack parse_unpack(Variant v, const TVMFFIAny* args, int32_t count, bool some_heads = false) {
   Args a = open(v, "unpack", args, count, kCacheArgs + 2);
   Unpack call;

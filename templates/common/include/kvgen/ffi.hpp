@@ -75,7 +75,7 @@ struct View {
   }
 };
 
-// What must hold of memory beyond the shape. All of it lies at multiples of its elements' size.
+// Requirements on a tensor's memory, beside its shape and the alignment of its elements.
 enum class Memory {
   contiguous,  // one run
   blocks,      // one run that starts at a multiple of row_align bytes

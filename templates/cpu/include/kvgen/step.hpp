@@ -52,10 +52,10 @@ struct StepShape {
 
   // Packed tokens of the first split where all lengths are `max_len`; 0 where no head is split.
   int64_t split_tokens(int max_len) const {
-    const int heads = plan.batch * plan.heads, cost = plan.cost(max_len), each = plan.places_each(heads * cost);
+    const int heads = plan.batch * plan.heads, cost = plan.cost(max_len), each = plan.positions_per_worker(heads * cost);
     for (int number = 0; number < heads; ++number) {
-      const HeadPlaces places(plan, number, number * cost, max_len, each);
-      if (places.first_worker < places.last_worker) return int64_t{(places.first_worker + 1) * each - places.tiles_at} * plan.tile_tokens;
+      const HeadRange range(plan, number, number * cost, max_len, each);
+      if (range.first_worker < range.last_worker) return int64_t{(range.first_worker + 1) * each - range.tiles_at} * plan.tile_tokens;
     }
     return 0;
   }

@@ -83,10 +83,10 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// Two floats as one number, from L2.
+// Loads two neighbouring floats as one 64-bit word from L2, because another CTA wrote them.
 __device__ __forceinline__ int64_t load_pair(const float* from) { return __ldcg(reinterpret_cast<const long long*>(from)); }
 
-// SM90 alone; the host's pass sees the names.
+// Only SM90 has clusters; other compilation passes need the names to exist.
 __device__ __forceinline__ void cluster_sync() {
 #if KVGEN_SM90
   ptx::cluster_arrive();

@@ -12,8 +12,8 @@ namespace kvgen {
 
 enum class Splits { automatic, wave };  // by a cost model; as many as run at once
 
-// The kernels' arguments by the names that TileLang gave them. Strides and offsets count 16 bytes. The grid is `ctas` x `splits`: with a
-// plan, ctas are workers, and their work tiles lie in the plan as if `tiles_at` others were before them.
+// The kernels' arguments by the names that TileLang gave them. Strides and offsets count 16 bytes. The grid is `ctas` x `splits`. With
+// a plan, the CTAs are workers, and `tiles_at` is where the plan's work tiles begin, counted in work tiles.
 struct TileArgs {
   uint *q, *packed, *k_residual, *v_residual, *out;
   int *lengths, *table, *arrivals, *flushed, *readers, *plan, *overflow;
@@ -43,15 +43,15 @@ struct TileHost {
 
   // Packed KV tiles that the splits of a sequence of `max_len` tokens share: with a sliding window those that it reaches, and one more
   // where it begins inside a tile.
-  static int seen_units(int max_len) {
+  static int visible_tiles(int max_len) {
     const int reached = Schedule::kWindow + Schedule::kMaxQLen - 1 + Schedule::kTileTokens;
     return std::max(1, (Schedule::kWindow > 0 ? std::min(max_len, reached) : max_len) / Schedule::kTileTokens);
   }
 
   static int choose_splits(int cells, int max_len) {
-    const int units = seen_units(max_len), most = std::min(most_splits(cells), units);
+    const int tiles = visible_tiles(max_len), most = std::min(most_splits(cells), tiles);
     if (Schedule::kSplits == Splits::wave) return std::clamp(resident_ctas() / cells, 1, most);
-    return model(cells).cheapest(units, most);
+    return model(cells).cheapest(tiles, most);
   }
 
   // Counters first, at places that depend on the batch alone: every call leaves them zero for the next. Then `slots` partial results.
@@ -79,14 +79,15 @@ struct TileHost {
   static int64_t split_tokens(int batch, int kv_heads, int max_len, int q_len) {
     if (batch == 0) return 0;
     const int splits = choose_splits(batch * kv_heads * runs(q_len), max_len);
-    return splits == 1 ? 0 : ceil_div(seen_units(max_len), splits) * Schedule::kTileTokens;
+    return splits == 1 ? 0 : ceil_div(visible_tiles(max_len), splits) * Schedule::kTileTokens;
   }
 
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = resident_ctas();
     shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens;
-    // What a multiprocessor could read while a CTA goes from one head to the next: its rings are filled anew, and there is more to do.
+    // In KV tiles: the bytes that a CTA could read, at its share of the multiprocessor's rate, while it goes from one head to the next and
+    // refills its rings.
     shape.head_cost = ceil_div(kStartBytes / Schedule::kCtasPerSm + Schedule::kRingBytes, Schedule::kTileBytes),
     shape.least_tiles = Schedule::kThreads / 32;
     shape.window = Schedule::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;

@@ -62,15 +62,15 @@ struct PlanShape {
     return head_cost + (n > 1 ? n : 1);
   }
   // Positions per worker in a row of `total`.
-  KVGEN_HOST_DEVICE int places_each(int total) const {
+  KVGEN_HOST_DEVICE int positions_per_worker(int total) const {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : least_tiles;
   }
   KVGEN_HOST_DEVICE int most_work_tiles() const { return batch * heads + workers; }
-  // Whether an int holds the places of all heads of sequences of `max_len` tokens.
+  // Whether an int holds the positions of all heads of sequences of `max_len` tokens.
   bool countable(int max_len) const {
-    const int64_t places = head_cost + static_cast<int64_t>(max_len) / tile_tokens + 1;
-    return static_cast<int64_t>(batch) * heads * places <= INT32_MAX / 2;
+    const int64_t positions = head_cost + static_cast<int64_t>(max_len) / tile_tokens + 1;
+    return static_cast<int64_t>(batch) * heads * positions <= INT32_MAX / 2;
   }
 
   // The plan in memory, as offsets in int32: a header, a WorkRange for each worker, the work tiles, the empty sequences.
@@ -89,12 +89,12 @@ struct PlanShape {
 };
 
 // The position of a head in the row, and the workers that share it.
-struct HeadPlaces {
+struct HeadRange {
   int number;  // index of the head among those that attend
   int at, tiles_at, end;
   int first_worker, last_worker;
 
-  KVGEN_HOST_DEVICE HeadPlaces(const PlanShape& shape, int number_, int at_, int length, int each)
+  KVGEN_HOST_DEVICE HeadRange(const PlanShape& shape, int number_, int at_, int length, int each)
       : number(number_), at(at_), tiles_at(at_ + shape.head_cost), end(at_ + shape.cost(length)) {
     first_worker = tiles_at / each, last_worker = (end - 1) / each;
   }
@@ -164,13 +164,13 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
     overflow |= step == SequenceStep::overflows;
   }
   shape.begin(plan, empty, total);
-  const int each = shape.places_each(total);
+  const int each = shape.positions_per_worker(total);
   for (int b = 0; b < shape.batch; ++b) {
     if (step_of(lengths[b], shape.fresh, limit, skip_empty) != SequenceStep::attends) continue;
     for (int head = 0; head < shape.heads; ++head, ++number) {
-      const HeadPlaces places(shape, number, at, lengths[b], each);
-      places.write(shape, plan, each, total, b, head, lengths[b], 0, 1);
-      at = places.end;
+      const HeadRange range(shape, number, at, lengths[b], each);
+      range.write(shape, plan, each, total, b, head, lengths[b], 0, 1);
+      at = range.end;
     }
   }
   return overflow;

@@ -1,4 +1,4 @@
-// The CTAs of a cluster, which are splits of one head, reduce a tile of query rows through distributed shared memory. Each CTA sums a slice
+// The CTAs of a cluster share one split of a head, and reduce a tile of query rows through distributed shared memory. Each CTA sums a slice
 // of the elements, which the others send to it. The stores count their bytes on the receiver's mbarrier, so a CTA waits only for the slice
 // that it sums.
 #pragma once

@@ -13,8 +13,8 @@ struct LearnedSinks {
   __device__ __forceinline__ static Logit load(const AttendArgs& args, const Head& head, int row) {
     return args.sinks[head.head * Traits::kGroup + Traits::head_row(head.run, row) % Traits::kGroup] * 1.4426950408889634f;
   }
-  // The running maximum is lazy, so the logit may lie far above or below it: the larger one becomes the reference, and no power of two
-  // overflows. The maximum of a row without tokens means nothing.
+  // row_max is lazy, so the logit may lie far above or below it. The larger of both becomes row_max, so that no power of two overflows. A
+  // row with row_sum 0 has no valid row_max, which is then ignored.
   __device__ __forceinline__ static float join(Logit logit, RowStats& stats) {
     const float row_max = fmaxf(stats.row_sum == 0.f ? -FLT_MAX : stats.row_max, logit);
     const float factor = ptx::exp2(fminf(stats.row_max - row_max, 0.f));

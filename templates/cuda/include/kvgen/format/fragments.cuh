@@ -83,8 +83,8 @@ __device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& 
   }
 }
 
-// Converts products from mixed form: subtracts the products of the lower fields, low and high being the rows of two MMA tiles, [2 * half +
-// c].
+// Converts products from mixed form: subtracts the products of a byte's lower fields from those of its top field. `low` and `high` are the
+// two MMA tiles of a pair, [2 * half + column].
 template <int kBits>
 __device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {
 #pragma unroll

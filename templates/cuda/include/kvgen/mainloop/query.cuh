@@ -69,7 +69,7 @@ struct QueryLoader {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
     const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
     float group_sums[Traits::kKeyGroups] = {};
-    const __half2 upper = __float2half2_rn(lane < 16 ? 0.f : -1.f);
+    const __half2 negate = __float2half2_rn(lane < 16 ? 0.f : -1.f);
 #pragma unroll
     for (int x = 0; x < kVectors; ++x) {
       const bool half = Runs::is_half(x);
@@ -78,7 +78,7 @@ struct QueryLoader {
       store_run(place, v, half);
       if constexpr (Traits::kErrorInCopy)
         store_run(place + Traits::kQueryPlainBytes,
-                  make_uint4(multiply(v.x, upper), multiply(v.y, upper), multiply(v.z, upper), multiply(v.w, upper)), half);
+                  make_uint4(multiply(v.x, negate), multiply(v.y, negate), multiply(v.z, negate), multiply(v.w, negate)), half);
     }
     const int at = tile * 8 + lane / 4;
     if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
@@ -140,8 +140,8 @@ __device__ __forceinline__ int query_offset(int channel) {
   return channel / 32 * 512 + channel % 32 * 2;
 }
 
-// Two elements of q times their scales, rounded, and where the rounding error has registers of its own the error. With kErrorInCopy, lanes
-// 0..15 (columns 0..3) have `negated` = 0 and keep the rounded product; the other lanes have `negated` = -q and keep the rounding error.
+// q * scale of two elements, rounded to fp16. With kErrorInCopy, lanes 0..15 (columns 0..3) have `negated` = 0 and return the rounded
+// product; the other lanes have `negated` = -q and return its rounding error. Without it, with kCarryError, the error goes to *error.
 template <class Traits>
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t q, uint32_t negated, uint32_t scale, uint32_t* error) {
   const __half2 q2 = ptx::as_half2(q), scale2 = ptx::as_half2(scale);
@@ -197,7 +197,8 @@ struct QueryFragments {
       const uint2 v = ptx::load_shared8(params + quad * 8);
       zero0 = scale0 = v.x, zero1 = scale1 = v.y;
     }
-    // Rows 0..7 give the sums of the zeros. The scales take rows 8..15, because they are loaded beside the zeros and need no moves there.
+    // A's rows 0..7 are the zeros. Its rows 8..15 are the scales, whose sums nothing uses: one load returns both, and this order of
+    // registers needs no moves.
     ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);
     high[step][0] = scaled_pair<Traits>(q0, negated0, scale0, &low[kLow ? step : 0][0]);
     high[step][1] = scaled_pair<Traits>(q1, negated1, scale1, &low[kLow ? step : 0][1]);

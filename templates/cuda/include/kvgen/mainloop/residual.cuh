@@ -27,7 +27,7 @@ struct Residual {
     v_residual = static_cast<Element*>(args.cache.v_residual) + at;
   }
   __device__ int count() const { return old + fresh; }
-  // Whether the step packs a block: the first kBlock tokens.
+  // Whether the step completes a block, and packs it: tokens 0 to kBlock - 1.
   __device__ bool fills_block() const { return count() >= ResidualRows::kBlock + ResidualRows::kLocal; }
   __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
   __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
@@ -176,16 +176,16 @@ __device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows
     const int row_tile = Traits::ValueRuns::tile(x);
     const uint4 &a = rows.values[x][0], &b = rows.values[x][1];
     const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
-    uint32_t complemented[4][2];
+    uint32_t transposed[4][2];
 #pragma unroll
     for (int i = 0; i < (half ? 2 : 4); ++i)
-      complemented[i][0] = ptx::transpose(half2_from(low[i], type)), complemented[i][1] = ptx::transpose(half2_from(high[i], type));
+      transposed[i][0] = ptx::transpose(half2_from(low[i], type)), transposed[i][1] = ptx::transpose(half2_from(high[i], type));
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile) {
       const uint32_t(&w)[2] = weights[tile][0][0][0];
-      ptx::mma(state[tile].out[row_tile], complemented[0][0], complemented[1][0], complemented[0][1], complemented[1][1], w[0], w[1]);
+      ptx::mma(state[tile].out[row_tile], transposed[0][0], transposed[1][0], transposed[0][1], transposed[1][1], w[0], w[1]);
       if (half) continue;
-      ptx::mma(state[tile].out[row_tile + 1], complemented[2][0], complemented[3][0], complemented[2][1], complemented[3][1], w[0], w[1]);
+      ptx::mma(state[tile].out[row_tile + 1], transposed[2][0], transposed[3][0], transposed[2][1], transposed[3][1], w[0], w[1]);
     }
   }
 }

@@ -133,7 +133,8 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
   }
 }
 
-// The power of two by which a token's code fields are shifted, times the factor of the query row to log2 units: [m_tile][2 * half + c].
+// The factors that turn a lane's products into scores in log2 units: they undo the position of a token's code fields and the unit of the
+// codes, and apply the factor of the query row. [m_tile][2 * half + c].
 template <class Traits>
 __device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, LaneValues<Traits>& factors) {
   constexpr int kBits = Traits::Key::kBits;

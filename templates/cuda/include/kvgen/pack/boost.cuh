@@ -113,7 +113,7 @@ __device__ __forceinline__ void select_boosted(KRow&& k_row, uint8_t* block, uin
 }
 
 // Packs the boosted channels, after the codes of 2 bits of all channels and a barrier: the lower two bits replace theirs, the upper two
-// are the boost codes. A lane packs four rows of four channels, whose lower bits are a byte for each channel.
+// are the boost codes. A lane packs rows g, g + 8, g + 16 and g + 24 of four channels; their lower bits are one byte per channel.
 template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void pack_boosted(KRow&& k_row, uint8_t* block, const uint8_t* smem) {
   using Key = typename Format::Key;

@@ -16,9 +16,9 @@ constexpr int pack_threads() {
 template <class Format>
 constexpr int pack_ctas() {
   using Element = typename Format::Element;
-  constexpr bool kCounts = by_thresholds<typename Format::Key, Element>() && by_thresholds<typename Format::Value, Element>();
-  constexpr bool kMany = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
-  return (kCounts ? 1024 : kMany ? 768 : 512) / pack_threads<Format>();
+  constexpr bool kByThresholds = by_thresholds<typename Format::Key, Element>() && by_thresholds<typename Format::Value, Element>();
+  constexpr bool kMoreThreads = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
+  return (kByThresholds ? 1024 : kMoreThreads ? 768 : 512) / pack_threads<Format>();
 }
 
 }  // namespace kvgen::packing

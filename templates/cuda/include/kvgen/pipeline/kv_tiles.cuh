@@ -59,11 +59,11 @@ template <class Traits>
 struct PagePrefetch {
   static constexpr int kEntries = TileAddresses<Traits>::kEntries, kTiles = 2 * Traits::kTilesInFlight;
   static_assert(!Traits::kPaged || (Traits::kTilesInFlight + 1) * kEntries <= 32);
-  int* words;     // [kTiles][kEntries], in shared memory
+  int* entries;   // [kTiles][kEntries], in shared memory
   int first = 0;  // in lane i * kEntries + j: the j-th entry of the i-th tile
-  int round = 0;  // slot of `words` for the next tile to be filled
+  int round = 0;  // slot of `entries` for the next tile to be filled
 
-  __device__ explicit PagePrefetch(int* words_) : words(words_) {}
+  __device__ explicit PagePrefetch(int* entries_) : entries(entries_) {}
   __device__ __forceinline__ void begin(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
     const int at = tile + addresses.lane / kEntries * addresses.stride;
     if (addresses.lane < (Traits::kTilesInFlight + 1) * kEntries && at < end)
@@ -76,7 +76,7 @@ struct PagePrefetch {
   __device__ __forceinline__ void request(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
     const int later = tile + (Traits::kTilesInFlight + 1) * addresses.stride;
     if (addresses.lane < kEntries && later < end)
-      ptx::copy_async<4>(ptx::shared_address(words + round * kEntries + addresses.lane), addresses.entry(later, addresses.lane, length));
+      ptx::copy_async<4>(ptx::shared_address(entries + round * kEntries + addresses.lane), addresses.entry(later, addresses.lane, length));
   }
   // Called when the oldest tile is released: the page of the tile that replaces it.
   __device__ __forceinline__ int next(int lane) {
@@ -84,7 +84,7 @@ struct PagePrefetch {
       ptx::copy_wait_all();
       __syncwarp();
     }
-    const int page = words[(round + Traits::kTilesInFlight) % kTiles * kEntries + min(lane, kEntries - 1)];
+    const int page = entries[(round + Traits::kTilesInFlight) % kTiles * kEntries + min(lane, kEntries - 1)];
     round = (round + 1) % kTiles;
     return page;
   }

@@ -17,7 +17,8 @@ struct L2Prefetch {
   // launch.
   static constexpr int kSmBytes = 32 * 1024;
   static constexpr int kWarpLimit = kSmBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
-  static constexpr int kWarpBytes = std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // beyond is another warp's tile
+  static constexpr int kWarpBytes =
+      std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // the bytes after them belong to another warp's tile
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
 
   // Prefetches a warp's first tile. If it is the first of its block, the block's header is included.
@@ -47,25 +48,27 @@ struct L2Prefetch {
   // heads together would delay the first wave's packed bytes.
   __device__ __forceinline__ static void prefetch_residual(const AttendArgs& args, const Head& head, int lane) {
 #if KVGEN_SM90
-    if (lane >= 2 * kRuns) return;
-    const Run run = run_of(lane / 2, ptx::load_relaxed(args.cache.lengths + head.sequence));
+    if (lane >= 2 * kSpans) return;
+    const RowSpan span = span_of(lane / 2, ptx::load_relaxed(args.cache.lengths + head.sequence));
     const int64_t at = args.cache.residual_offset<Format>(head.sequence, head.head);
     const auto* from = static_cast<const typename Format::Element*>(lane % 2 ? args.cache.v_residual : args.cache.k_residual) + at;
-    if (run.rows > 0) ptx::prefetch_bulk(from + run.first * Format::kHeadDim, static_cast<int>(run.rows * Format::kHeadDim * sizeof *from));
+    if (span.rows > 0)
+      ptx::prefetch_bulk(from + span.first * Format::kHeadDim, static_cast<int>(span.rows * Format::kHeadDim * sizeof *from));
 #endif
   }
 
  private:
   // Consecutive rows of a residual.
-  struct Run {
+  struct RowSpan {
     int first, rows;
   };
-  // The runs of a residual: the rows from the oldest token on, the sink, and the first rows after the sink, which follow the last ones.
-  static constexpr int kRuns = ResidualRows::kCapacity > ResidualRows::kBlock ? 3 : ResidualRows::kSink > 0 ? 2 : 1;
+  // The spans of a residual: the rows from the oldest token to the last row, the sink, and the rows after the sink, where the tokens go on
+  // once they have reached the last row.
+  static constexpr int kSpans = ResidualRows::kCapacity > ResidualRows::kBlock ? 3 : ResidualRows::kSink > 0 ? 2 : 1;
 
-  // The rows of a run, none or negative if a stale length has none there. No length gives rows beyond the residual.
-  __device__ __forceinline__ static Run run_of(int which, int length) {
-    if constexpr (kRuns == 1) {
+  // The rows of a span, none or negative if a stale length has none there. No length gives rows beyond the residual.
+  __device__ __forceinline__ static RowSpan span_of(int which, int length) {
+    if constexpr (kSpans == 1) {
       return {0, static_cast<int>(static_cast<unsigned>(length) % Format::kTokens)};
     } else {
       const int first = ResidualRows::row_of(length, 0), end = first + ResidualRows::count(length);

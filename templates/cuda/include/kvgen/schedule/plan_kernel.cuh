@@ -49,22 +49,22 @@ struct BlockSums {
 };
 
 // The position of a sequence's heads in the row. `length` is negative for sequences that do not attend.
-struct SequencePlaces {
+struct SequenceRange {
   int length, at, number;
 };
 
 struct PlanShared {
   int warps[2][32];
-  SequencePlaces sequences[kMaxPlanBatch];
+  SequenceRange sequences[kMaxPlanBatch];
 };
 
 // Reads the lengths and computes the positions of all heads; every CTA does so for itself. CTA 0 also lists empty sequences and reports
 // overflows. Returns the length of the row.
-__device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) {
+__device__ inline int lay_out_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int threads = static_cast<int>(blockDim.x);
   const bool writes = blockIdx.x == 0;
-  int places = 0, heads = 0, empty = 0;
+  int positions = 0, heads = 0, empty = 0;
   for (int base = 0; base < shape.batch; base += threads) {
     const int b = base + static_cast<int>(threadIdx.x);
     const int length = b < shape.batch ? args.lengths[b] : 0;
@@ -72,29 +72,29 @@ __device__ inline int place_sequences(const PlanArgs& args, PlanShared& shared) 
     const bool works = step == SequenceStep::attends, is_empty = step == SequenceStep::empty;
     const BlockSums sums(works ? shape.heads * shape.cost(length) : 0, works + (is_empty << 16), shared.warps);
     if (b < shape.batch) {
-      shared.sequences[b] = {works ? length : -1, places + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
+      shared.sequences[b] = {works ? length : -1, positions + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
       if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
-    places += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
+    positions += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
   }
-  if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, places);
-  return places;
+  if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, positions);
+  return positions;
 }
 
 // Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its workers.
 __device__ inline void write_work_tiles(const PlanArgs& args, const PlanShared& shared, int total) {
   const PlanShape& shape = args.shape;
-  const int heads = shape.batch * shape.heads, each = shape.places_each(total);
+  const int heads = shape.batch * shape.heads, each = shape.positions_per_worker(total);
   const int threads = static_cast<int>(gridDim.x * blockDim.x), thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   int lanes = 1;
   while (lanes < 32 && 2 * lanes * heads <= threads) lanes *= 2;
   for (int i = thread / lanes; i < heads; i += threads / lanes) {
     const int b = i / shape.heads, head = i % shape.heads;
-    const SequencePlaces sequence = shared.sequences[b];
+    const SequenceRange sequence = shared.sequences[b];
     if (sequence.length < 0) continue;
-    const HeadPlaces places(shape, sequence.number + head, sequence.at + head * shape.cost(sequence.length), sequence.length, each);
-    places.write(shape, args.plan, each, total, b, head, sequence.length, thread % lanes, lanes);
+    const HeadRange range(shape, sequence.number + head, sequence.at + head * shape.cost(sequence.length), sequence.length, each);
+    range.write(shape, args.plan, each, total, b, head, sequence.length, thread % lanes, lanes);
   }
 }
 
@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   __shared__ PlanShared shared;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int total = place_sequences(args, shared);
+  const int total = lay_out_sequences(args, shared);
   __syncthreads();
   write_work_tiles(args, shared, total);
 }
