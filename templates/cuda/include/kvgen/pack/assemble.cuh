@@ -63,10 +63,11 @@ constexpr int chunk_runs() {
   return greatest_common_divisor(Places::kWordsPerRun >= 4 ? 1 : 4 / Places::kWordsPerRun, Places::Runs::kCount);
 }
 
-// Words per store, for a lane that has kCount such runs. With half runs the words of a tile may begin in the middle of a vector.
+// Words per store, for a lane that has kCount such runs. Half runs may begin in the middle of a vector, so no store is wider than one.
 template <class Places, int kCount>
 constexpr int store_words() {
-  return greatest_common_divisor(greatest_common_divisor(kCount * Places::kWordsPerRun, Places::kVector), Places::kTileWords);
+  constexpr int kWords = Places::Runs::kHalf ? Places::kWordsPerRun / 2 : kCount * Places::kWordsPerRun;
+  return greatest_common_divisor(greatest_common_divisor(kWords, Places::kVector), Places::kTileWords);
 }
 
 }  // namespace kvgen
