@@ -53,10 +53,6 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
     "k16-v4-g48-d144": ("float16", 144, 32, {"bits": 16}, {"bits": 4, "group": 48, "zero": False}),
     "k4t-g16-v8-g48-d96": ("float16", 96, 32, {"bits": 4, "axis": "token", "group": 16}, {"bits": 8, "group": 48}),
 }  # fmt: skip
-HALF_RUNS = pytest.mark.xfail(
-    strict=True, reason="store_words (pack/assemble.cuh) counts whole runs, so a store of a half run overwrites words of the next lane"
-)
-PACKED = [pytest.param(name, marks=HALF_RUNS) if name == "k4t-g16-v8-g48-d96" else name for name in FORMATS]
 
 
 def spec_of(name: str) -> KernelSpec:
@@ -113,7 +109,7 @@ def test_places_are_those_of_the_layout(name: str, emulated) -> None:  # type: i
                 assert torch.equal(params[..., kind, index], spread[kind])
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bool, emulated) -> None:  # type: ignore[no-untyped-def]
     layout, module = layout_of(name), emulated(name)
@@ -220,7 +216,7 @@ def test_of_equal_channels_the_lower_ones_are_boosted(name: str, emulated) -> No
     assert torch.equal(held.packed[0][..., kept], expected[..., kept])
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", FORMATS)
 def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
     layout, module = layout_of(name), emulated(name)
     n = layout.tokens
