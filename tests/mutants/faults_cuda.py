@@ -550,7 +550,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "page-prefetch", "paged", "KV tiles take the prefetched page of the one before them",
-            "words[(round + Traits::kTilesInFlight) % kTiles * kEntries", "words[(round + Traits::kTilesInFlight - 1) % kTiles * kEntries",
+            "entries[(round + Traits::kTilesInFlight) % kTiles * kEntries", "entries[(round + Traits::kTilesInFlight - 1) % kTiles * kEntries",
         ),
         (
             "page-block", "paged", "every KV tile is read from its page's first block",

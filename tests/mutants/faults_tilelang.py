@@ -47,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "tilelang-flush-rest", f"{HEADERS}/tilelang_step.cuh", "tilelang-queries",
         "of the new tokens behind a packed block only the first is kept",
-        "i < (tail - Format::kTokens) * kPieces;", "i < (tail > Format::kTokens ? kPieces : 0);",
+        "i < (count - Format::kTokens) * kVectors;", "i < (count > Format::kTokens ? kVectors : 0);",
     ),
     Fault(
         "tilelang-strides", f"{HEADERS}/tilelang_host.cuh", "tilelang-queries",
