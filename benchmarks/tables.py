@@ -174,16 +174,18 @@ def plans() -> str:
 
 
 def cpu() -> str:
-    """The CPU's kernels beside torch, in ms."""
-    found = rows("cpu_llama31.csv")
+    """The CPU's kernels beside torch and ONNX Runtime: ms, and for ours the read fraction."""
+    found, onnx = rows("cpu_llama31.csv"), rows("cpu_onnxruntime.csv")
     body = []
     for workload in ((1, 4096), (1, 32768)):
         here = at(found, workload)
-        ours = {r["spec"]: float(r["us"]) for r in here if r["provider"] == "kvgen"}
+        ours = {r["spec"]: f"**{float(r['us']) / 1000:.2f}** ({float(r['read_fraction']):.2f})" for r in here if r["provider"] == "kvgen"}
         torch = min(float(r["us"]) for r in here if r["provider"] == "torch")
-        times = [*(ours[f"llama31-8b-kv{bits}"] for bits in (8, 4, 2)), torch]
-        body.append([f"{workload[0]} × {workload[1]}", *(f"{time / 1000:.2f}" for time in times)])
-    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA"], body)
+        theirs = {r["backend"]: float(r["us"]) for r in at(onnx, workload)}
+        others = (torch, theirs["gqa-int8"], theirs["gqa-int4"])
+        formats = (ours[f"llama31-8b-kv{bits}"] for bits in (8, 4, 2))
+        body.append([f"{workload[0]} × {workload[1]}", *formats, *(f"{time / 1000:.2f}" for time in others)])
+    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA", "ONNX Runtime, int8", "ONNX Runtime, int4"], body)
 
 
 def dots() -> str:
