@@ -9,7 +9,7 @@ from kvgen.measure.allowance import Allowance
 from kvgen.measure.check import Checker
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy, Job, TimingPolicy
-from kvgen.measure.loaded import Stage
+from kvgen.measure.protocols import Stage
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.measure.scenario import long_prefill, scenarios
 from kvgen.measure.timed import TimedCheck
@@ -20,7 +20,7 @@ from kvgen.spec import KernelSpec, Workload
 
 @dataclass(frozen=True)
 class AttentionCandidate:
-    """One module as two variants of one layout, which may share caches. See `kvgen.measure.loaded.Candidate`."""
+    """One module as two variants of one layout, which may share caches. See `kvgen.measure.protocols.Candidate`."""
 
     job: Job
     variant: Variant
@@ -54,7 +54,7 @@ class AttentionCandidate:
 
 @dataclass(frozen=True)
 class AttentionVerification:
-    """Life cycles of small caches, long reads, and the caches that are timed. See `kvgen.measure.loaded.Verification`."""
+    """Life cycles of small caches, long reads, and the caches that are timed. See `kvgen.measure.protocols.Verification`."""
 
     checker: Checker
 

@@ -12,9 +12,9 @@ from kvgen.lower.matrix import ELEMENT_BYTES
 from kvgen.measure.allowance import Allowance
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import CheckPolicy, Job, TimingPolicy
-from kvgen.measure.loaded import Stage
 from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
 from kvgen.measure.power import Power
+from kvgen.measure.protocols import Stage
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.measure.timer import timer_for
 from kvgen.reference import matrix as reference
@@ -68,7 +68,7 @@ class MatrixInputs:
 
 @dataclass(frozen=True)
 class MatrixCandidate:
-    """One module, guarded for verification and bare for timing. See `kvgen.measure.loaded.Candidate`."""
+    """One module, guarded for verification and bare for timing. See `kvgen.measure.protocols.Candidate`."""
 
     job: Job
     variant: MatrixVariant
@@ -100,7 +100,7 @@ class MatrixCandidate:
 
 @dataclass(frozen=True)
 class MatrixVerification:
-    """See `kvgen.measure.loaded.Verification`."""
+    """See `kvgen.measure.protocols.Verification`."""
 
     check: MatrixCheck
 

@@ -130,7 +130,7 @@ class MatrixCheck:
 
 @dataclass
 class MatrixWorkloadCheck:
-    """The matrices of a workload: all of their scales, codes and elements. See `kvgen.measure.loaded.WorkloadCheck`."""
+    """The matrices of a workload: all of their scales, codes and elements. See `kvgen.measure.protocols.WorkloadCheck`."""
 
     check: MatrixCheck
     name: str

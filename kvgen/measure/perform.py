@@ -13,8 +13,9 @@ from kvgen.errors import CheckError, UnsupportedError
 from kvgen.measure.allowance import Allowance
 from kvgen.measure.inputs import NoRoom
 from kvgen.measure.job import LEAST_ROUNDS, Job, Kind, Outcome, TimingPolicy
-from kvgen.measure.loaded import Allow, Candidate, Inputs, Key, Stage, Verification, load_candidate
+from kvgen.measure.loaded import Allow, load_candidate
 from kvgen.measure.power import Power
+from kvgen.measure.protocols import Candidate, Inputs, Key, Stage, Verification
 from kvgen.spec import AnyWorkload
 from kvgen.spec.timing import Timing
 

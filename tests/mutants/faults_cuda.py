@@ -550,7 +550,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "page-prefetch", "paged", "KV tiles take the prefetched page of the one before them",
-            "entries[(round + Traits::kTilesInFlight) % kTiles * kEntries", "entries[(round + Traits::kTilesInFlight - 1) % kTiles * kEntries",
+            "entries[(round + Traits::kTilesInFlight) % kTiles * kEntries",
+            "entries[(round + Traits::kTilesInFlight - 1) % kTiles * kEntries",
         ),
         (
             "page-block", "paged", "every KV tile is read from its page's first block",
