@@ -31,7 +31,7 @@ from kvgen.tune.final import Final
 from kvgen.tune.grid import Grid, grid_of
 from kvgen.tune.measuring import MeasuringLoop
 from kvgen.tune.plane import Plane, Table
-from kvgen.tune.present import present_launches
+from kvgen.tune.present import present_launches, present_table
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry
 from kvgen.tune.result import TuningResult
@@ -271,13 +271,16 @@ class _Run:
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
         facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
+        before = [one.entry for one in self.store.find(self.spec) if one.entry is not None and one.entry.key == self.key]
+        measured = table
+        if table is None:
+            table = next((kept for entry in before if (kept := present_table(entry, decision, self.sources)) is not None), None)
         if table is not None:
             decision = table.decision
             facts |= {"grid": {"cells": len(table.dispatch.cells), "launches": table.finalists}}
         entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts, table)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
-        before = [one.entry for one in self.store.find(self.spec) if one.entry is not None and one.entry.key == self.key]
         lost = table is None and any(one.dispatch is not None for one in before)
         path = self.store.put(entry)
         for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
@@ -287,19 +290,23 @@ class _Run:
         self.tell("done", decision.why)
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records()), measured_last, self.clock.used, self.known,
-            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=self._notes(table, lost=lost),
+            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=self._notes(measured, kept=table, lost=lost),
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
 
-    def _notes(self, table: Table | None, *, lost: bool) -> tuple[str, ...]:
-        """That there is no dispatch table although one was wanted, or although the replaced entry had one (`lost`); calls beside the
-        workloads take the launch of the nearest.
+    def _notes(self, measured: Table | None, *, kept: Table | None, lost: bool) -> tuple[str, ...]:
+        """That no dispatch table was `measured` although one was wanted, and what became of that of the replaced entry: `kept`, or `lost`.
+        Without one, calls beside the workloads take the launch of the nearest.
         """
         notes = []
-        if self.grid is not None and table is None:
+        if measured is not None:
+            return ()
+        if self.grid is not None:
             late = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
             reason = self.without_table or late
-            notes.append(f"no dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)")
+            notes.append(f"no new dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)")
+        if kept is not None:
+            notes.append("the dispatch table of the replaced entry stays, since the same launches won")
         if lost:
             notes.append("the replaced entry had a dispatch table, which is gone: a build that measures the grid makes another")
         return tuple(notes)

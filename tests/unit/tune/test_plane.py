@@ -22,6 +22,7 @@ from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 SMALL = Grid(powers(1, 16), powers(128, 8192), 1 << 14, sustained=((4, 1024),), screened=((1, 1024), (16, 128), (4, 4096)))
 WORKLOADS = [{"batch": 1, "kv_len": 1024}]
+WIDE = [*WORKLOADS, {"batch": 4, "kv_len": 4096}]
 
 
 def cost(candidate: Candidate) -> float:
@@ -227,8 +228,23 @@ def test_no_grid_where_trials_alone_bound_a_build_or_where_none_is_wanted(tmp_pa
     assert run(tmp_path / "wanted", FakeRunner(cost=cost), budget=Budget(trials=3), plane=True).entry.dispatch is not None
 
 
-def test_a_build_without_the_grid_says_that_the_table_of_the_replaced_entry_is_gone(tmp_path):
-    assert run(tmp_path, FakeRunner(cost=cost)).notes == ()
+def test_a_build_without_the_grid_keeps_the_table_of_the_same_launches_and_says_so(tmp_path):
+    first = run(tmp_path, FakeRunner(cost=cost), WIDE)
+    assert first.notes == ()
+    assert first.entry.dispatch.launches  # also such that serve no workload of the spec
+    again = run(tmp_path, FakeRunner(cost=cost), WIDE, plane=False)
+    assert again.entry.dispatch == first.entry.dispatch
+    assert [again.entry.codes[launch.file].text for launch in again.entry.every_launch] == [
+        first.entry.codes[launch.file].text for launch in first.entry.every_launch
+    ]
+    (note,) = again.notes
+    assert "the dispatch table of the replaced entry stays" in note
+
+
+def test_a_table_of_other_sources_is_not_kept(tmp_path, monkeypatch):
+    assert run(tmp_path, FakeRunner(cost=cost)).entry.dispatch is not None
+    lower = FakeBackend.lower
+    monkeypatch.setattr(FakeBackend, "lower", lambda *given: replace(source := lower(*given), text=source.text + "// changed\n"))
     again = run(tmp_path, FakeRunner(cost=cost), plane=False)
     assert again.entry.dispatch is None
     (note,) = again.notes
