@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from kvgen.errors import KvgenError
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
+from kvgen.registry.dispatch import Launch
 from kvgen.registry.entry import Code, Entry
 from kvgen.registry.store import Found, Store
 from kvgen.spec import AnySpec, AnyWorkload, Workload
@@ -41,8 +43,18 @@ def present_table(entry: Entry, decision: Decision, sources: Sources) -> Table |
     won = {key: record.candidate.schedule for key, record in decision.launches.items()}
     if entry.dispatch is None or won != {launch.workload.key: entry.schedule(launch) for launch in entry.launches}:
         return None
-    if any(Code.of(sources.of(entry.schedule(launch))).file != launch.file for launch in entry.every_launch):
+    if not all(_renders_alike(entry, launch, sources) for launch in entry.every_launch):
         return None
     more = tuple((launch.workload, entry.schedule(launch)) for launch in entry.dispatch.launches if isinstance(launch.workload, Workload))
     finalists = int(entry.provenance.get("grid", {}).get("launches", 0))
     return Table(decision, replace(entry.dispatch, launches=()), more, finalists, ())
+
+
+def _renders_alike(entry: Entry, launch: Launch, sources: Sources) -> bool:
+    """Whether a launch renders to the entry's own source; False where its back end takes no part in the run, or cannot lower it now."""
+    if launch.backend not in sources.backends:
+        return False
+    try:
+        return Code.of(sources.of(entry.schedule(launch))).file == launch.file
+    except KvgenError:
+        return False

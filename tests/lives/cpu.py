@@ -7,9 +7,7 @@ Each number is a spec, its launches and some lives; a failure is printed with th
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from random import Random
@@ -19,6 +17,7 @@ from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
+from tests.lives.command import live, parser
 from tests.lives.drawn import CPU, drawn_schedule, drawn_spec
 from tests.lives.life import Life
 
@@ -60,21 +59,7 @@ def lives(seed: int, count: int = LIVES) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Live; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lives.cpu", description=__doc__)
-    parser.add_argument("--count", type=int, default=1500, help="lives in all")
-    parser.add_argument("--seed", type=int, default=0, help="the first number")
-    parser.add_argument("--only", type=int, help="a number")
-    args = parser.parse_args(argv)
-    numbers = [args.only] if args.only is not None else range(args.seed, args.seed + -(-args.count // LIVES))
-    failed = lived = 0
-    start = time.monotonic()
-    for seed in numbers:
-        failures = lives(seed)
-        failed, lived = failed + len(failures), lived + LIVES
-        for failure in failures:
-            print(failure, flush=True)
-    print(f"{lived} lives from {numbers[0]} on, {failed} failed, {time.monotonic() - start:.0f} s")
-    return int(failed > 0)
+    return live(parser("cpu", __doc__, 1500).parse_args(argv), LIVES, lives)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ tokens packed in pieces by the emulated packer. A failure is printed with its nu
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
 from kvgen.reference.window import window_places
+from tests.lives.command import live, parser
 from tests.lives.drawn import KINDS, dense, drawn_gpu_schedule, drawn_gpu_spec, drawn_query, drawn_sinks, drawn_tensor
 from tests.lives.life import ROW_FACTOR, require
 from tests.lives.packing import PackLife, drawn_crop
@@ -138,23 +137,15 @@ def lives(seed: int, count: int = LIVES) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Live; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lives.emulated", description=__doc__)
-    parser.add_argument("--count", type=int, default=200, help="lives in all")
-    parser.add_argument("--seed", type=int, default=0, help="the first number")
-    parser.add_argument("--only", type=int, help="a number")
-    parser.add_argument("--templates", type=Path, default=templates(), help="the folder of the headers")
-    args = parser.parse_args(argv)
-    numbers = [args.only] if args.only is not None else range(args.seed, args.seed + -(-args.count // LIVES))
-    failed = lived = 0
-    start = time.monotonic()
-    for seed in numbers:
+    command = parser("emulated", __doc__, 200)
+    command.add_argument("--templates", type=Path, default=templates(), help="the folder of the headers")
+    args = command.parse_args(argv)
+
+    def over_headers(seed: int) -> list[str]:
         with headers_of(args.templates):
-            failures = lives(seed)
-        failed, lived = failed + len(failures), lived + LIVES
-        for failure in failures:
-            print(failure, flush=True)
-    print(f"{lived} lives from {numbers[0]} on, {failed} failed, {time.monotonic() - start:.0f} s")
-    return int(failed > 0)
+            return lives(seed)
+
+    return live(args, LIVES, over_headers)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,8 @@ def named_commands(text: str) -> list[list[str]]:
 def script_text(path: Path) -> str:
     """A script, and those of its own folder that it imports."""
     text = path.read_text()
-    near = (path.parent / f"{name}.py" for name in re.findall(rf"from {path.parent.name}\.(\w+) import", text))
+    package = re.escape(".".join(path.parent.relative_to(ROOT).parts))
+    near = (path.parent / f"{name}.py" for name in re.findall(rf"from {package}\.(\w+) import", text))
     return text + "".join(other.read_text() for other in near)
 
 

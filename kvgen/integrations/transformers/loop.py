@@ -124,7 +124,8 @@ class DecodeLoop:
         self._unproven = self._uniform
 
     def step(self) -> torch.Tensor:
-        """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait.
+        """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait, but for the first step
+        after a change of places where `uniform` is promised.
 
         Raises ValueError if all places are free, and where `uniform` was promised in vain, CacheMismatch if an earlier step had no room
         for a sequence: it keeps its length.

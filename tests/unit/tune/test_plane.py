@@ -252,6 +252,16 @@ def test_a_table_of_other_sources_is_not_kept(tmp_path, monkeypatch):
     assert run(tmp_path, FakeRunner(cost=cost), plane=False).notes == ()
 
 
+def test_a_table_that_names_an_absent_back_end_is_not_kept_and_costs_nothing_else(tmp_path):
+    first = run(tmp_path, FakeRunner(cost=cost), WIDE)
+    table = first.entry.dispatch
+    strange = replace(table, launches=tuple(replace(launch, backend="absent") for launch in table.launches))
+    Store(tmp_path / "registry").put(replace(first.entry, dispatch=strange))
+    again = run(tmp_path, FakeRunner(cost=cost), WIDE, plane=False)
+    assert again.entry.dispatch is None
+    assert [launch.params for launch in again.entry.launches] == [launch.params for launch in first.entry.launches]
+
+
 def test_an_interrupt_leaves_the_decision_without_a_table(tmp_path):
     class Runner(FakeRunner):
         def measure_cell(self, entrants, rounds, device):
