@@ -176,6 +176,8 @@ class SearchSpace:
         if problems:
             return problems
         params: dict[str, Value] = {**schedule.layout, **schedule.launch}
+        if reasons := self._reasons(params, self._required["layout"]):
+            return reasons  # sizes of a launch are computed from a layout that exists
         reasons = self._reasons(params, stages["layout"] + stages["launch"])
         if workload is not None:
             reasons += self._reasons({**params, **shape_of(workload)}, stages["workload"])

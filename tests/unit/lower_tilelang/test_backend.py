@@ -216,3 +216,10 @@ def test_a_schedule_outside_the_space_is_refused() -> None:
         backend.lower(spec("k4v4"), wide, "sm90")
     with pytest.raises(UnsupportedError, match="not for cpu"):
         backend.lower(spec("k4v4"), schedule, "cpu")
+
+
+def test_a_block_that_cannot_be_packed_is_refused_before_sizes_are_computed_from_it() -> None:
+    backend, wanted = get_backend("tilelang"), spec("k4v4:kg64")
+    schedule = Schedule("tilelang", Params(block=32, order="mma"), backend.default(wanted, "sm90").launch)
+    with pytest.raises(UnsupportedError, match=r"a block \(32\) holds whole K groups \(64\)"):
+        backend.lower(wanted, schedule, "sm90")
