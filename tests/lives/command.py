@@ -1,10 +1,23 @@
-"""The command of random lives: what `python -m tests.lives.cpu` and `tests.lives.emulated` have in common."""
+"""The command of random lives: what `python -m tests.lives.cpu`, `emulated`, `tilelang` and `matrix` have in common."""
 
 from __future__ import annotations
 
 import argparse
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+
+class AnyLife(Protocol):
+    """Calls that are compared with a reference."""
+
+    calls: list[str]
+    """What was called so far."""
+
+    def live(self) -> None:
+        """All calls. Raises at the first difference."""
 
 
 def parser(name: str, doc: str | None, count: int) -> argparse.ArgumentParser:
@@ -14,6 +27,19 @@ def parser(name: str, doc: str | None, count: int) -> argparse.ArgumentParser:
     command.add_argument("--seed", type=int, default=0, help="the first number")
     command.add_argument("--only", type=int, help="a number")
     return command
+
+
+def failures(seed: int, count: int, named: str, made: Callable[[Random], AnyLife]) -> list[str]:
+    """What failed of so many lives of a number, whose variant is `named`."""
+    found = []
+    for number in range(count):
+        life = made(Random(seed * 1000 + number))
+        try:
+            life.live()
+        except Exception as error:
+            what = "".join(traceback.format_exception(error)[-2:]).strip()
+            found.append(f"life {number} of {seed}: {what}\n{named}\n  {'; '.join(life.calls)}")
+    return found
 
 
 def live(args: argparse.Namespace, each: int, lives: Callable[[int], Sequence[str]]) -> int:

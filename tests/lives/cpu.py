@@ -8,7 +8,6 @@ Each number is a spec, its launches and some lives; a failure is printed with th
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 from random import Random
 
@@ -17,13 +16,12 @@ from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
-from tests.lives.command import live, parser
+from tests.lives.command import failures, live, parser
 from tests.lives.drawn import CPU, drawn_schedule, drawn_spec
 from tests.lives.life import Life
 
 LIVES = 8
 """Of a compiled spec."""
-CALLS = 9
 
 
 def compiled(spec: KernelSpec, schedules: Sequence[Schedule]) -> list[Variant]:
@@ -45,16 +43,7 @@ def lives(seed: int, count: int = LIVES) -> list[str]:
     """What failed of the lives of a number."""
     spec, schedules = drawn(seed)
     launches = compiled(spec, schedules)
-    failures = []
-    for number in range(count):
-        life = Life(launches, Random(seed * 1000 + number))
-        try:
-            life.live(CALLS)
-        except Exception as error:
-            what = "".join(traceback.format_exception_only(error)).strip()
-            named = f"{spec.format()}\n{[str(schedule) for schedule in schedules]}"
-            failures.append(f"life {number} of {seed}: {what}\n{named}\n  {'; '.join(life.calls)}")
-    return failures
+    return failures(seed, count, f"{spec.format()}\n{[str(schedule) for schedule in schedules]}", lambda draw: Life(launches, draw))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

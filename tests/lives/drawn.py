@@ -12,12 +12,15 @@ from kvgen.errors import SpecError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.cuda.support import BOOST_STEP, CHANNEL_GROUPS
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.tilelang.support import KEY_GROUPS, MAX_GROUP
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 
-CPU, CUDA = get_backend("cpu"), get_backend("cuda")
+CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
 TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
 LARGEST_SCORE = 30.0
+GEMM = {"form": "gemm", "warps": 4, "stages": 2, "exact_q": True, "reduction": "last_cta"}
+"""What this form of TileLang programs demands."""
 KINDS = ("normal", "normal", "outliers", "ties", "constant", "tiny")
 
 
@@ -50,6 +53,28 @@ def drawn_gpu_spec(draw: Random) -> KernelSpec:
         with suppress(SpecError):
             spec = load_spec(data)
             if CUDA.unsupported(spec, "sm90") is None:
+                return spec
+
+
+def drawn_tilelang_spec(draw: Random) -> KernelSpec:
+    """A spec that the TileLang back end supports."""
+    while True:
+        data = spec_data(draw)
+        attention = data["attention"]
+        dim, heads = draw.choice([64, 64, 96, 128, 128, 256]), draw.randint(1, 2)
+        data["arch"], data["cache"] = "sm90", {name: value for name, value in data["cache"].items() if name in ("layout", "page")}
+        attention |= {"head_dim": dim, "kv_heads": heads, "q_heads": heads * draw.choice([1, 2, 4, 5, 8, draw.randint(1, MAX_GROUP)])}
+        attention |= {"dtype": draw.choice(["float16", "float16", "bfloat16"]), "q_len": draw.choice([1, 1, 2, draw.randint(1, 8)])}
+        data["key"].pop("boost", None)
+        data["value"]["axis"] = "token"
+        for name in ("key", "value"):
+            per_token = data[name]["axis"] == "token"
+            data[name]["group"] = draw.choice([n for n in (32, 64, 96, 128, dim, dim) if dim % n == 0] if per_token else KEY_GROUPS)
+        if data["cache"].get("page"):
+            data["cache"]["page"] = (data["key"]["group"] if data["key"]["axis"] == "channel" else 32) * draw.randint(1, 4)
+        with suppress(SpecError):
+            spec = load_spec(data)
+            if TILELANG.unsupported(spec, "sm90") is None:
                 return spec
 
 
@@ -135,9 +160,20 @@ def drawn_gpu_schedule(draw: Random, spec: KernelSpec) -> Schedule:
             return schedule
 
 
+def drawn_tilelang_schedule(draw: Random, spec: KernelSpec) -> Schedule:
+    """Any schedule that can be lowered, of either form where it takes the spec. Mostly of few warps."""
+    space = TILELANG.space(spec, "sm90")
+    while True:
+        chosen = {part: {p.name: draw.choice(p.values) for p in space.parameters if p.part == part} for part in ("layout", "launch")}
+        chosen["launch"] |= {"warps": draw.choice([2, 2, 2, 4, 8, 12, 16])} if draw.random() < 0.6 else GEMM
+        schedule = Schedule("tilelang", Params(chosen["layout"]), Params(chosen["launch"]))
+        if not space.check(schedule):
+            return schedule
+
+
 def drawn_tensor(draw: Random, kind: str, batch: int, tokens: int, heads: int, spec: KernelSpec) -> torch.Tensor:
     """K or V [batch, tokens, heads, head_dim] of one kind: a view into wider rows of NaN."""
-    random, dim = torch.Generator().manual_seed(draw.getrandbits(40)), spec.attention.head_dim
+    random, dim = generator(draw), spec.attention.head_dim
     x = torch.randn(batch, tokens, heads, dim, generator=random)
     if kind == "outliers":
         x[..., :: max(2, dim // 3)] = x[..., :: max(2, dim // 3)] * 6 + 8
@@ -166,6 +202,11 @@ def drawn_sinks(draw: Random, spec: KernelSpec) -> torch.Tensor | None:
     if not spec.attention.sinks:
         return None
     return torch.tensor([draw.choice([-80.0, -2.0, 0.0, 4.0, *([8.0, 60.0] if head else [])]) for head in range(spec.attention.q_heads)])
+
+
+def generator(draw: Random) -> torch.Generator:
+    """Of tensors."""
+    return torch.Generator().manual_seed(draw.getrandbits(40))
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from tests.lives.drawn import KINDS, drawn_query, drawn_sinks, drawn_tensor
 from tests.support.packed import meaningful_bytes, sequence_blocks
 
 ROW_FACTOR = 10
+CALLS = 9
 
 
 class Wrong(Exception):
@@ -48,15 +49,15 @@ class Life:
         self.kinds = [draw.choice(KINDS) for _ in range(2)]
         self.calls: list[str] = []
 
-    def live(self, count: int) -> None:
-        """So many calls. Raises Wrong at the first difference."""
+    def live(self) -> None:
+        """Some calls. Raises Wrong at the first difference."""
         calls: list[Callable[[], None]] = [
             self.prefill, self.prefill, self.decode, self.decode, self.decode, self.attend, self.planned, self.crop, self.crop, self.reset,
             self.reorder, self.row, self.refused, self.clear,
         ]  # fmt: skip
         weights = [4, 4, 4, 4, 4, 4, 4, 3, 3, 1, 1, 2, 1, 0.3]
         self.prefill()
-        for _ in range(count):
+        for _ in range(CALLS):
             self.draw.choices(calls, weights)[0]()
             self.lengths_agree()
             if self.draw.random() < 0.15:

@@ -128,7 +128,7 @@ class Step:
     lengths: torch.Tensor = field(init=False)
     counters: torch.Tensor = field(init=False)
     residual: tuple[torch.Tensor, torch.Tensor] = field(init=False)
-
+    table: torch.Tensor = field(init=False)
     flushed: list[tuple[int, int, int]] = field(init=False)
     """(sequence, head, block) of what the call packed."""
 
@@ -137,7 +137,7 @@ class Step:
         plan, spec = self.kernel.plan, self.kernel.spec
         batch, q_len, q_heads, _ = self.q.shape
         self.lengths = self.reference.lengths.clone()
-        packed, table = self._packed()
+        packed, self.table = self._packed()
         self.residual = self._residual()
         self.out = torch.full_like(self.q, torch.nan)
         self.lse = torch.full((batch, q_heads, q_len), torch.nan)
@@ -151,12 +151,12 @@ class Step:
         partial = torch.full((slots * plan.q_rows, plan.dim), torch.nan)
         values: dict[str, torch.Tensor | int | float] = {
             "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
-            "table": table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
+            "table": self.table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
             "arrivals": self.counters[0], "flushed": self.counters[1], "readers": self.counters[2],
             "plan": torch.tensor(numbers, dtype=torch.int32), "overflow": self.overflow, "limit": self.limit,
             "sinks": torch.full((q_heads,), torch.nan) if self.sinks is None else self.sinks,
             "advance": int(self.advance and fresh > 0), "tiles_at": shape.tiles_at // 8, "empty_at": shape.empty_at,
-            "packed_outer": packed.stride(0) // 16, "packed_head": packed.stride(1) // 16, "table_stride": table.stride(0),
+            "packed_outer": packed.stride(0) // 16, "packed_head": packed.stride(1) // 16, "table_stride": self.table.stride(0),
             "q_len": q_len, "with_lse": 1, "scale": spec.attention.head_dim**-0.5 * LOG2E, "fresh": fresh,
             "ctas": self.workers or cells, "runs": self.kernel.runs(q_len), "splits": 1 if self.workers else self.splits,
             **_strides("q", self.q), **_strides("out", self.out),
@@ -165,6 +165,13 @@ class Step:
             values |= {name: (new.data_ptr() - held.data_ptr()) // 16, **_strides(name, new)}
         self.kernel("planned" if self.workers else "static_", values)
         self.flushed = self._flushed(packed)
+
+    def block_at(self, sequence: int, head: int, block: int) -> tuple[int, int, int]:
+        """Where a block of a head lies, as in `flushed`: (sequence or page, head, block of either)."""
+        plan = self.kernel.plan
+        if pages := plan.page_blocks:
+            return int(self.table[sequence, block // pages]), head, block % pages
+        return sequence, head, block % plan.window_places if plan.window_places else block
 
     def _flushed(self, packed: torch.Tensor) -> list[tuple[int, int, int]]:
         heads, blocks, size = packed.shape[1:]
