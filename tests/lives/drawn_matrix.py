@@ -15,7 +15,7 @@ from kvgen.spec import MatrixSpec, load_any_spec
 from tests.lives.drawn import CPU, CUDA, generator
 
 KINDS = ("uniform", "channels", "ties", "near ties", "constant", "tiny", "huge", "one")
-SCALES = ("own", "own", "a third", "any", "powers of two", "tiny", "huge", "negative")
+SCALES = ("own", "own", "a third", "any", "ties", "tiny", "huge", "negative")
 
 
 def drawn_matrix_spec(draw: Random) -> tuple[MatrixSpec, Target]:
@@ -83,11 +83,11 @@ def drawn_matrix(draw: Random, kind: str, tokens: int, channels: int, dtype: tor
     x = torch.rand(tokens, channels, generator=random) * 2 - 1
     if kind == "channels":
         x *= 10 ** (torch.rand(channels, generator=random) * 8 - 4)
-    elif kind == "ties":  # of scales that are powers of two
-        x = (torch.randint(-128, 128, x.shape, generator=random) + 0.5) * exponents(draw, channels, 6)
-    elif kind == "near ties":  # of any scales
-        x = (torch.randint(-128, 128, x.shape, generator=random) + 0.5) * torch.rand(channels, generator=random)
-        x *= 1 + torch.randint(-2, 3, x.shape, generator=random) * 2.0**-23
+    elif kind in ("ties", "near ties"):  # of the matrix's own scales, which are powers of two or any
+        scale = exponents(draw, channels, 6) if kind == "ties" else torch.rand(channels, generator=random)
+        x = (torch.randint(-127, 127, x.shape, generator=random) + 0.5) * scale
+        x *= 1 + torch.randint(-2, 3, x.shape, generator=random) * (0.0 if kind == "ties" else 2.0**-23)
+        x[:1] = 127 * scale
     elif kind == "constant":
         x = x[:1].expand_as(x).clone()
     elif kind == "tiny":
@@ -109,8 +109,8 @@ def drawn_scales(draw: Random, x: torch.Tensor) -> torch.Tensor:
         scale = own / 3
     elif kind == "any":
         scale = own * torch.rand(own.shape, generator=random) * 2
-    elif kind == "powers of two":
-        scale = exponents(draw, len(own), 6)
+    elif kind == "ties" and len(x):  # of one element of every channel
+        scale = x.float().abs()[draw.randrange(len(x))] / (torch.randint(0, 127, own.shape, generator=random) + 0.5)
     elif kind in ("tiny", "huge"):
         scale = torch.rand(own.shape, generator=random) * (1e-37 if kind == "tiny" else 3e38)
     elif kind == "negative":
