@@ -26,7 +26,15 @@ from kvgen.toolchain import build
 from tests.lives.command import failures, live, parser
 from tests.lives.drawn import CPU, generator
 from tests.lives.drawn_matrix import (
-    KINDS, Placed, drawn_matrix, drawn_matrix_schedule, drawn_matrix_spec, drawn_place, drawn_rows, drawn_scales, drawn_shape,
+    KINDS,
+    Placed,
+    drawn_matrix,
+    drawn_matrix_schedule,
+    drawn_matrix_spec,
+    drawn_place,
+    drawn_rows,
+    drawn_scales,
+    drawn_shape,
 )  # fmt: skip
 from tests.unit.lower_cuda.emulate_matrix import EmulatedMatrix
 

@@ -1,4 +1,4 @@
-"""Random steps of emulated kernels over a cache that a reference holds: outputs, the LSE, lengths, what is appended, the same bits again."""
+"""Random steps of emulated kernels, beside a reference: outputs, the LSE, lengths, what is appended, and the same bits again."""
 
 from __future__ import annotations
 

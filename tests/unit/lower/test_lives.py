@@ -1,4 +1,4 @@
-"""A few random lives of the long checks `python -m tests.lives.cpu`, `emulated`, `tilelang` and `matrix`, and what their generators draw."""
+"""A few random lives of the long checks `python -m tests.lives.cpu`, `emulated`, `tilelang`, `matrix`, and what their generators draw."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Off:
             codes.as_strided((1,), (1,), codes[-1:, -1:].storage_offset() + 1).fill_(1)
 
     def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_((codes.to(out.dtype) * scales.to(out.dtype)) if self.wrong == "16 bits" else reference.dequantized(codes, scales, out.dtype))
+        exact = reference.dequantized(codes, scales, out.dtype)
+        out.copy_(codes.to(out.dtype) * scales.to(out.dtype) if self.wrong == "16 bits" else exact)
 
 
 @pytest.mark.parametrize("wrong", ["", "last row", "one code beyond", "16 bits"])

@@ -51,7 +51,7 @@ class EmulatedMatrix:
         self, function: int, x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, backwards: bool = False, processors: int = 3
     ) -> None:
         """0: x to scales, 1: x and scales to codes, 2: codes and scales to x. CTAs run in the order of their numbers or `backwards`."""
-        wide = self._fits(x) and (function == 0 or self._fits(codes) and self._starts(scales))
+        wide = self._fits(x) and (function == 0 or (self._fits(codes) and self._starts(scales)))
         numbers = (ctypes.c_int64 * 5)(*x.shape, x.stride(0), codes.stride(0), processors)
         pointers = (ctypes.c_void_p(one.data_ptr()) for one in (x, scales, codes))
         self.library.call(function, ctypes.c_bool(backwards), ctypes.c_bool(wide), *pointers, numbers)

@@ -151,7 +151,8 @@ class Step:
         partial = torch.full((slots * plan.q_rows, plan.dim), torch.nan)
         values: dict[str, torch.Tensor | int | float] = {
             "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
-            "table": self.table, "out": self.out, "lse": self.lse, "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
+            "table": self.table, "out": self.out, "lse": self.lse,
+            "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
             "arrivals": self.counters[0], "flushed": self.counters[1], "readers": self.counters[2],
             "plan": torch.tensor(numbers, dtype=torch.int32), "overflow": self.overflow, "limit": self.limit,
             "sinks": torch.full((q_heads,), torch.nan) if self.sinks is None else self.sinks,
