@@ -111,6 +111,7 @@ def drawn_scales(draw: Random, x: torch.Tensor) -> torch.Tensor:
         scale = own * torch.rand(own.shape, generator=random) * 2
     elif kind == "ties" and len(x):  # of one element of every channel
         scale = x.float().abs()[draw.randrange(len(x))] / (torch.randint(0, 127, own.shape, generator=random) + 0.5)
+        scale = scale.clamp(max=torch.finfo(scale.dtype).max)
     elif kind in ("tiny", "huge"):
         scale = torch.rand(own.shape, generator=random) * (1e-37 if kind == "tiny" else 3e38)
     elif kind == "negative":

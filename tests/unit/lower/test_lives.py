@@ -28,7 +28,7 @@ def test_an_emulated_life_is_that_of_the_reference() -> None:
     assert emulated.lives(4, 2) == []
 
 
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("number", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_lives_of_a_matrix_are_those_of_the_reference(number: int) -> None:
     """On the CPU, and in the emulator."""
     assert matrix.lives(number, 2) == []
