@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_words import spec_of, workload_of
+from kvgen import __version__
 from kvgen.accuracy.suite import suite
 from kvgen.cli.app import main
 from kvgen.cli.describe import describe
@@ -48,17 +49,29 @@ def kvgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
-def test_help_loads_nothing_heavy():
+def quick(option: str) -> str:
+    """What the command prints for an option that needs no heavy library."""
     script = (
         "import sys\n"
         "from kvgen.cli import main\n"
-        "try:\n    main(['--help'])\n"
-        "except SystemExit:\n    pass\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as ended:\n    assert not ended.code\n"
         "print([m for m in ('torch', 'optuna', 'jinja2', 'tilelang', 'pydantic', 'yaml', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("[]")
-    assert all(command in done.stdout for command in COMMANDS)
+    printed, _, heavy = subprocess.run(
+        [sys.executable, "-c", script, option], capture_output=True, text=True, check=True
+    ).stdout.strip().rpartition("\n")  # fmt: skip
+    assert heavy == "[]"
+    return printed
+
+
+def test_help_loads_nothing_heavy():
+    printed = quick("--help")
+    assert all(command in printed for command in (*COMMANDS, "--version", "--debug"))
+
+
+def test_the_version_is_one_line_and_loads_nothing_heavy():
+    assert quick("--version") == f"kvgen {__version__}"
 
 
 COMMANDS = (
