@@ -71,6 +71,23 @@ def test_masks_that_disagree_with_the_padding_that_came_are_refused(
     torch.testing.assert_close(found, whole[:, 8:], rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("first", [padded([slice(0, 2), slice(0, 0)], 8), padded([slice(0, 0)] * 2, 8)], ids=["padding", "none"])
+def test_a_step_waits_for_one_flag_of_its_mask_and_copies_none_of_it(first: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvgen.integrations.transformers.padding import Padding
+
+    padding = Padding(2)
+    padding.append(0, padding.of_new(0, 8, first))
+    real, read = first.sum(1).tolist(), []
+    truth = torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: read.append(tensor.numel()) or truth(tensor))
+    for name in ("cpu", "tolist", "item", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"the host reads a mask by {name}"))
+    for step in range(3):
+        assert padding.of_new(8 + step, 1, widened(first, step + 1)) is None
+        assert padding.lengths(8 + step) == [tokens + step for tokens in real]
+    assert read == [1, 1, 1]
+
+
 def test_a_mask_without_padding_covers_the_past_too(model: Any, cache_of: CacheOf) -> None:
     cache = cache_of(model, EXACT, 2)
     with torch.no_grad():
