@@ -11,6 +11,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.api.fetch import get_kernel
+from kvgen.errors import CacheMismatch
 from kvgen.integrations.transformers.forwards import States
 from kvgen.integrations.transformers.group import LayerGroup
 from kvgen.integrations.transformers.passes import Passes
@@ -243,9 +244,15 @@ class KvgenCache(Cache):
             group.first.reset(rows)
 
     def check(self) -> None:
-        """Raises CacheMismatch where the device refused an earlier step, in a replay of a CUDA graph too, for lack of room."""
-        for group in self.groups:
-            group.first.sequences.check()
+        """Raises CacheMismatch once where the device refused an earlier step, in a replay of a CUDA graph too, for lack of room."""
+        refused: CacheMismatch | None = None
+        for group in self.groups:  # one step is refused in every group of layers: all of them are asked, so that it is told once
+            try:
+                group.first.sequences.check()
+            except CacheMismatch as error:  # noqa: PERF203
+                refused = error
+        if refused is not None:
+            raise refused
 
 
 def _group(spec: KernelSpec, layers: int, batch: int, max_len: int, device: torch.device | str | None) -> LayerGroup:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvgen.errors import CacheMismatch
 from kvgen.integrations.transformers.cache import KvgenCache
 from kvgen.runtime import checks
 from kvgen.runtime.sequences import described
@@ -127,18 +128,23 @@ class DecodeLoop:
         """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait, but for the first step
         after a change of places where `uniform` is promised.
 
-        Raises ValueError if all places are free, and where `uniform` was promised in vain, CacheMismatch if an earlier step had no room
-        for a sequence: it keeps its length.
+        Raises ValueError if all places are free, and where `uniform` was promised in vain, CacheMismatch, which names the place, if this
+        step (on a GPU an earlier one) had no room for a sequence: it keeps its length until it is removed.
         """
         if self.free == self.cache.batch:
             raise ValueError("all places are free: add a prompt first")
         if self._unproven:
             self._check_uniform()
-        self.cache.check()
-        if self._graph is None:
-            self._step()
-        else:
-            self._graph.replay()
+        try:
+            self.cache.check()
+            if self._graph is None:
+                self._step()
+            else:
+                self._graph.replay()
+        except CacheMismatch as error:
+            if full := self._full():
+                raise CacheMismatch(_no_room(full, self.cache.max_len)) from error
+            raise
         return self.tokens
 
     def run(self, steps: int) -> torch.Tensor:
@@ -162,6 +168,11 @@ class DecodeLoop:
         if self.cache.passes.positions is not None and len(self._free) < self.cache.batch:
             self._free = list(range(self.cache.batch))[::-1]
             self.tokens.fill_(-1)
+
+    def _full(self) -> list[int]:
+        """Places whose sequences have no room for another token; waits for the device, which knows the lengths."""
+        lengths = self.cache.lengths.tolist()
+        return [place for place, length in enumerate(lengths) if length >= self.cache.max_len and place not in self._free]
 
     def _check_uniform(self) -> None:
         """Raises ValueError where a static schedule would attend to wrong tokens; waits for the device, which knows the lengths."""
@@ -210,6 +221,15 @@ class DecodeLoop:
             self._step()
         self.cache.reset()
         return graph
+
+
+def _no_room(full: Sequence[int], max_len: int) -> str:
+    places = f"place {full[0]} is" if len(full) == 1 else f"places {', '.join(map(str, full))} are"
+    return (
+        f"{places} full: {max_len} tokens, the cache's max_len, and a step found no room for another. A token that was chosen there "
+        f"without room means nothing. Call {', '.join(f'remove({place})' for place in full)} to go on with the others, or make the "
+        "cache with a larger max_len"
+    )
 
 
 def _positioned(model: Any) -> bool:

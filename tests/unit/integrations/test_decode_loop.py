@@ -116,7 +116,7 @@ def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any, cache
     loop = DecodeLoop(model, cache_of(model, EXACT, 2, max_len=24))
     loop.add(random_ids(1, 20)[0])
     loop.run(4)
-    with pytest.raises(CacheMismatch, match="24"):
+    with pytest.raises(CacheMismatch, match=r"place 0 is full: 24 tokens, the cache's max_len.*Call remove\(0\)"):
         loop.step()
     with pytest.raises(CacheMismatch, match="24 tokens per sequence, and 25"):
         loop.add(random_ids(1, 25)[0])
@@ -126,6 +126,22 @@ def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any, cache
     loop.add([5, 6, 7])
     loop.run(2)
     assert sorted(loop.cache.lengths.tolist()) == [0, 5]
+
+
+def test_what_the_device_refused_in_all_groups_of_layers_is_told_once_with_its_places(cache_of: CacheOf) -> None:
+    """On a GPU each group's kernels set a flag of their own, which the next step reads."""
+    gemma = model_of("gemma2")
+    loop = DecodeLoop(gemma, cache_of(gemma, EXACT, 3, max_len=24))
+    places = [loop.add(random_ids(1, length)[0]) for length in (24, 5, 24)]
+    assert len(loop.cache.groups) == 2
+    for group in loop.cache.groups:
+        group.first.sequences.overflow._number.value = 1
+    with pytest.raises(CacheMismatch, match=r"places 0, 2 are full: 24 tokens.*remove\(0\), remove\(2\)"):
+        loop.step()
+    for place in (places[0], places[2]):
+        loop.remove(place)
+    loop.run(2)
+    assert loop.cache.lengths.tolist() == [0, 7, 0]
 
 
 def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any, cache_of: CacheOf) -> None:
