@@ -65,7 +65,7 @@ def main() -> None:
             rounds=arguments.rounds,
         )
         show([row for row in rows if row.spec == spec.name])
-    write_csv(RESULTS, rows, facts("cpu", policy))
+        write_csv(RESULTS, rows, facts("cpu", policy))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ import kvgen
 from benchmarks.command import add_sweep, parser
 from benchmarks.gpu_decode import child, compile_all
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
-from benchmarks.output import folder, write_csv
+from benchmarks.output import folder
 from kvgen.arch import Target
+from kvgen.csvfile import CsvFile
 from kvgen.lower.backends import get_backend
 from kvgen.measure.device import fingerprint
 
@@ -93,8 +94,8 @@ def joined(tasks: list[Row]) -> list[Row]:
     return list(found.values())
 
 
-def measured(task: Row, facts: Row) -> list[Row]:
-    """Rows of a task. Raises RuntimeError where a module dies."""
+def measured(task: Row, facts: Row, file: CsvFile) -> list[Row]:
+    """Rows of a task, which go to the file one by one. Raises RuntimeError where a module dies."""
     modules, rows = {module["schedule"]: module for module in task["modules"]}, []
 
     def take(line: Row) -> None:
@@ -105,6 +106,7 @@ def measured(task: Row, facts: Row) -> list[Row]:
              "read_fraction": round(line["read_us"] / line["us"], 4), "decode_us": round(line["decode_us"], 2),
              "relative_l2": f"{line['relative_l2']:.2e}", "registers": module["registers"], "spill_bytes": module["spill"], **facts}
         )  # fmt: skip
+        file.add(rows[-1:])
 
     at, fault = child(task, take)
     if fault is not None:
@@ -146,11 +148,11 @@ def main() -> int:
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
     rows: list[Row] = []
+    file = CsvFile(options.out)
     for task in tasks:
-        new = measured(task, facts)
+        new = measured(task, facts, file)
         show(new)
         rows += new
-        write_csv(options.out, rows)
     return 0 if all(map(right, rows)) else 1
 
 

@@ -72,6 +72,7 @@ def main() -> None:
     policy = TimingPolicy(call=arguments.call, seconds=0.05, samples=15, sustained_seconds=arguments.sustained)
     target = resolve("native")
     rows: list[Row] = []
+    name = "-".join(["gpu", slug(str(here(target)["name"])), arguments.call, *(["sustained"] if arguments.sustained else [])])
     for chosen in specs():
         if arguments.only and arguments.only not in chosen.name:
             continue
@@ -81,8 +82,7 @@ def main() -> None:
         found = run(chosen, target, others, policy, arguments.rounds)
         show(found)
         rows += found
-    name = "-".join(["gpu", slug(str(here(target)["name"])), arguments.call, *(["sustained"] if arguments.sustained else [])])
-    write_csv(RESULTS / f"{name}.csv", rows, facts(target, policy))
+        write_csv(RESULTS / f"{name}.csv", rows, facts(target, policy))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kvgen.csvfile import CsvFile
 
 if TYPE_CHECKING:
     from kvgen.measure.job import TimingPolicy
@@ -33,14 +34,11 @@ def write_rows(name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str,
 
 
 def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of the same names as CSV. Without any there is no file."""
-    if not rows:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", newline="") as text:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    """Replace a file by rows of the same names as CSV: a reader finds all the old rows or all of these. Without any it stays as it is."""
+    if rows:
+        part = file.with_name(f"{file.name}.part")
+        CsvFile(part).add(rows)
+        part.replace(file)
 
 
 def write_json(name: str, data: object) -> None:

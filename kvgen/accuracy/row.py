@@ -10,6 +10,7 @@ from typing import Any
 
 from kvgen.accuracy.evaluate import Score
 from kvgen.accuracy.outputs import Outputs
+from kvgen.csvfile import CsvFile
 from kvgen.errors import KvgenError, host_errors
 from kvgen.plaindata import Json
 
@@ -76,13 +77,14 @@ def longest(rows: Iterable[Row]) -> list[Row]:
     return [row for row in every if row.length == most]
 
 
+def csv_rows(rows: Iterable[Row], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows for a CSV file, each with the facts of the run."""
+    return [{**{name: _figure(value) for name, value in row.to_json().items()}, **facts} for row in rows]
+
+
 def write_csv(file: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
-    """Rows, each with the facts of the run. Raises HostError where the file cannot be written."""
-    told = [{**{name: _figure(value) for name, value in row.to_json().items()}, **facts} for row in rows]
-    with host_errors("write", file), file.open("w", newline="") as text:
-        writer = csv.DictWriter(text, list(told[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(told)
+    """Rows and facts as a CSV file. Raises HostError where the file cannot be written."""
+    CsvFile(file).add(csv_rows(rows, facts))
 
 
 def read_csv(file: Path) -> tuple[list[Row], dict[str, str]]:

@@ -121,8 +121,11 @@ def run(
     policy: TimingPolicy,
     rounds: int,
     told: Callable[[str], None] = lambda _: None,
+    kept: Callable[[Sequence[Row]], None] = lambda _: None,
 ) -> tuple[list[Row], list[ShapeErrors]]:
-    """Verify and time all entrants A B C A B C … at every shape. `told` is called with the reason where a shape does not fit."""
+    """Verify and time all entrants A B C A B C … at every shape. `told` is called with the reason where a shape does not fit, `kept`
+    with the rows of every shape and target once they are measured.
+    """
     rows: list[Row] = []
     found: list[ShapeErrors] = []
     for name, shape in shapes:
@@ -133,6 +136,7 @@ def run(
             except UnsupportedError as error:
                 told(f"{shape.key} on {target}: {error.reason}")
                 continue
+            kept(at_shape)
             rows += at_shape
             found += [] if number else [ShapeErrors(shape.key, errors)]
     return rows, found

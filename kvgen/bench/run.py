@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -14,6 +13,7 @@ from pydantic import Field, computed_field
 from kvgen.arch import Target
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
+from kvgen.csvfile import CsvFile
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import LOAD_SECONDS, TimingPolicy
 from kvgen.measure.power import Power, metered
@@ -102,9 +102,11 @@ def compare(
     policy: TimingPolicy,
     rounds: int = ROUNDS,
     told: Callable[[str], None] = lambda _: None,
+    kept: Callable[[Sequence[Row]], None] = lambda _: None,
 ) -> list[Row]:
     """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` is called
-    with the reason if a provider cannot run, once for each reason and workload, and for each library that is not installed.
+    with the reason if a provider cannot run, once for each reason and workload, and for each library that is not installed;
+    `kept` is given the rows of every workload once they are measured.
     """
     said: set[str] = set()
     rows: list[Row] = []
@@ -122,7 +124,9 @@ def compare(
                     said.add(reason)
                     told(reason)
         _interleave(series, target, policy.under(workload.load), rounds)
-        rows += [_row(case, one) for one in series]
+        new = [_row(case, one) for one in series]
+        kept(new)
+        rows += new
     return rows
 
 
@@ -161,16 +165,19 @@ def _row(case: Case, one: _Series) -> Row:
     )
 
 
-def write_csv(path: Path, rows: Iterable[Row], facts: dict[str, Any]) -> None:
-    """Rows as CSV; `facts` (machine, date, versions) are columns that repeat."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, *facts])
-        for row in rows:
-            data = row.to_json()
-            data |= data.pop("workload")
-            own = facts
-            if data.get("load") == "sustained" and facts.get("load") == "burst":
-                own = {**facts, "load": f"after {LOAD_SECONDS:g} s of load"}
-            writer.writerow([*(data[column] for column in COLUMNS), *own.values()])
+def csv_rows(rows: Iterable[Row], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows for a CSV file; `facts` (machine, date, versions) are columns that repeat."""
+    found = []
+    for row in rows:
+        data = row.to_json()
+        data |= data.pop("workload")
+        own = dict(facts)
+        if data.get("load") == "sustained" and facts.get("load") == "burst":
+            own["load"] = f"after {LOAD_SECONDS:g} s of load"
+        found.append({**{column: data[column] for column in COLUMNS}, **own})
+    return found
+
+
+def write_csv(path: Path, rows: Iterable[Row], facts: Mapping[str, Any]) -> None:
+    """Rows that were measured, as a CSV file."""
+    CsvFile(path).add(csv_rows(rows, facts))

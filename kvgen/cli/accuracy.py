@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -40,7 +41,7 @@ def accuracy(
     registered: Annotated[
         bool, typer.Option("--registered", help="Measure the formats of the user's registry, and record the result in its entries.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     curve: Annotated[Path | None, typer.Option("--curve", metavar="FILE", help="Write the model's loss curve as CSV.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of tables and pictures.")] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture, and a dark one as FILE-dark.")] = None,
@@ -74,8 +75,10 @@ def accuracy(
     from kvgen.runtime.device import require_device
 
     require_device(target)
-    found = table(chosen, target, recipe, lengths=lengths, times=entry_times(chosen), seed=seed, again=again, told=_told)
-    _write(found, csv, curve, html, png)
+    found = table(
+        chosen, target, recipe, lengths=lengths, times=entry_times(chosen), seed=seed, again=again, told=_told, kept=_writing(csv)
+    )
+    _write(found, curve, html, png)
     if registered:
         from kvgen.accuracy.record import record
         from kvgen.registry import user_store
@@ -136,13 +139,27 @@ def _registered() -> dict[str, KernelSpec]:
     return found
 
 
-def _write(found: Table, csv: Path | None, curve: Path | None, html: Path | None, png: Path | None) -> None:
-    from kvgen.accuracy.row import write_csv
+def _writing(csv: Path | None) -> Callable[[Table], None]:
+    """What writes the rows of each format to the file, if there is one, as the table grows."""
+    if csv is None:
+        return lambda _: None
+    from kvgen.accuracy.row import csv_rows
+    from kvgen.csvfile import CsvFile
+
+    file, written = CsvFile(csv), 0
+
+    def kept(found: Table) -> None:
+        nonlocal written
+        file.add(csv_rows(found.rows[written:], found.facts))
+        written = len(found.rows)
+
+    return kept
+
+
+def _write(found: Table, curve: Path | None, html: Path | None, png: Path | None) -> None:
     from kvgen.accuracy.train import write_curve
     from kvgen.errors import host_errors
 
-    if csv is not None:
-        write_csv(csv, found.rows, found.facts)
     if curve is not None:
         write_curve(curve, found.curve, {name: found.facts[name] for name in ("model", "text", "device", "torch", "kvgen", "date")})
     if html is not None:

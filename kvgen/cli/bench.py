@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ def bench(
         float,
         typer.Option("--sustained", metavar="S", min=0, help="Keep the GPU busy for S seconds before each sample (sustained timing)."),
     ] = 0.0,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a spec's kernel with torch, FlashInfer, ONNX Runtime and the read roofline, A B C A B C … in one run."""
@@ -58,11 +59,8 @@ def bench(
     spec = resolve_spec(spec_name, arch, workload)
     target = resolve(spec.arch)
     policy = _policy("decode" if decode else "attend", sustained)
-    rows = run(spec, target, [] if alone else providers(spec, target, against), policy, rounds)
-    if csv is not None:
-        from kvgen.bench.run import write_csv
-
-        write_csv(csv, rows, facts(target, policy))
+    others = [] if alone else providers(spec, target, against)
+    rows = run(spec, target, others, policy, rounds, kept=_writing(csv, target, policy))
     if as_json:
         print_json([row.to_json() for row in rows])
     else:
@@ -80,6 +78,17 @@ def pin_threads() -> None:
     os.sched_setaffinity(0, cores)  # this thread starts the calls, and cores() counts its processors
 
 
+def _writing(csv: Path | None, target: Target, policy: TimingPolicy) -> Callable[[Sequence[Row]], None]:
+    """What writes the rows of each workload to the file, if there is one."""
+    if csv is None:
+        return lambda _: None
+    from kvgen.bench.run import csv_rows
+    from kvgen.csvfile import CsvFile
+
+    file, about = CsvFile(csv), facts(target, policy)
+    return lambda rows: file.add(csv_rows(rows, about))
+
+
 def _policy(call: str, sustained: float) -> TimingPolicy:
     import torch
 
@@ -89,8 +98,16 @@ def _policy(call: str, sustained: float) -> TimingPolicy:
     return TimingPolicy(**{**{f: getattr(chosen, f) for f in chosen.__dataclass_fields__}, "call": call})
 
 
-def run(spec: KernelSpec, target: Target, others: list[Provider], policy: TimingPolicy, rounds: int) -> list[Row]:
-    """Rows of kvgen's kernel, as `get_kernel` returns it, and of the other providers."""
+def run(
+    spec: KernelSpec,
+    target: Target,
+    others: list[Provider],
+    policy: TimingPolicy,
+    rounds: int,
+    *,
+    kept: Callable[[Sequence[Row]], None] = lambda _: None,
+) -> list[Row]:
+    """Rows of kvgen's kernel, as `get_kernel` returns it, and of the other providers; `kept` is given those of each workload."""
     import warnings
 
     from kvgen.api import get_kernel
@@ -112,6 +129,7 @@ def run(spec: KernelSpec, target: Target, others: list[Provider], policy: Timing
         policy=policy,
         rounds=rounds,
         told=lambda message: typer.echo(message, err=True),
+        kept=kept,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +53,8 @@ def run_suite(
     for warning in caught:
         typer.echo(str(warning.message), err=True)
     chosen = _chosen(shapes)
-    rows, errors = int8_kernels.run(entrants, chosen, policy, rounds, lambda reason: typer.echo(reason, err=True))
-    if csv is not None:
-        write_csv(csv, rows, target)
+    kept = writing(csv, target) if csv is not None else lambda _: None
+    rows, errors = int8_kernels.run(entrants, chosen, policy, rounds, lambda reason: typer.echo(reason, err=True), kept)
     if as_json:
         print_json({"rows": [_plain(row) for row in rows], "errors": [{"shape": e.shape, **vars(e.errors)} for e in errors]})
     else:
@@ -76,25 +75,25 @@ def _plain(row: Row) -> dict[str, Any]:
     return {**vars(row), "fraction": row.fraction}
 
 
-def write_csv(path: Path, rows: Iterable[Row], target: Target) -> None:
-    """Rows as CSV, with the machine, driver and date in columns that repeat."""
-    import csv
+def writing(path: Path, target: Target) -> Callable[[Sequence[Row]], None]:
+    """What writes rows as they are measured to a CSV file, with the machine, driver and date in columns that repeat."""
     from datetime import datetime, timezone
 
     from kvgen import __version__
+    from kvgen.csvfile import CsvFile
     from kvgen.registry.device import here
 
     devices = {one: here(one) for one in dict.fromkeys((target, "cpu"))}
     date = datetime.now(timezone.utc).date().isoformat()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, "device", "driver", "kvgen", "date"])
-        for row in rows:
-            data, device = _plain(row), devices[row.target]
-            data |= {"us": round(row.us, 3), "roofline_us": round(row.roofline_us, 3), "fraction": round(row.fraction, 4)}
-            values = [data[column] for column in COLUMNS]
-            writer.writerow([*values, device.get("name", ""), device.get("driver", ""), __version__, date])
+    file = CsvFile(path)
+
+    def line(row: Row) -> dict[str, Any]:
+        data, device = _plain(row), devices[row.target]
+        data |= {"us": round(row.us, 3), "roofline_us": round(row.roofline_us, 3), "fraction": round(row.fraction, 4)}
+        facts = {"device": device.get("name", ""), "driver": device.get("driver", ""), "kvgen": __version__, "date": date}
+        return {**{column: data[column] for column in COLUMNS}, **facts}
+
+    return lambda rows: file.add([line(row) for row in rows])
 
 
 def show(rows: Sequence[Row], errors: Sequence[ShapeErrors]) -> None:

@@ -23,7 +23,8 @@ def entrant(name: str, threads: int) -> int8_kernels.Entrant:
 
 def test_entrants_are_verified_timed_and_printed(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     entrants = [entrant("naive", 1), entrant("kvgen, 1 thread", 1)]
-    rows, errors = int8_kernels.run(entrants, [("tiny", MatrixShape(tokens=64, channels=96))], POLICY, 2)
+    shapes, kept = [("tiny", MatrixShape(tokens=64, channels=96))], suite.writing(tmp_path / "rows.csv", "cpu")
+    rows, errors = int8_kernels.run(entrants, shapes, POLICY, 2, kept=kept)
     assert [(row.variant, row.call) for row in rows] == [
         (name, call) for name in ("naive", "kvgen, 1 thread") for call in ("quantize", "dequantize", "scales")
     ]
@@ -34,7 +35,6 @@ def test_entrants_are_verified_timed_and_printed(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     for word in ("quantize", "dequantize", "scales", "naive", "64x96", "of roofline", "attention error", "0.00394"):
         assert word in told
-    suite.write_csv(tmp_path / "rows.csv", rows, "cpu")
     assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + len(rows)
 
 

@@ -9,8 +9,10 @@ import torch
 
 from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
-from kvgen.bench.run import Row, compare, write_csv
+from kvgen.bench.results import read_results
+from kvgen.bench.run import Row, compare, csv_rows, write_csv
 from kvgen.bench.torch_sdpa import FORMS, TorchSdpa, cpu_providers
+from kvgen.csvfile import CsvFile
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
 from kvgen.spec import KernelSpec, Workload
@@ -91,6 +93,27 @@ def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.Monkey
     rows = compare(spec, "cpu", spec.workloads, [Fixed(), *others], lambda work: 64, policy=POLICY, rounds=1, told=told.append)
     assert [row.workload.batch for row in rows] == [1, 2]
     assert [text.partition(":")[0] for text in told] == ["it is not installed", "1x100", "2x100"]
+
+
+def test_an_interrupt_leaves_the_rows_of_the_workloads_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from kvgen.measure import read_roofline
+
+    class Interrupted(Fixed):
+        def prepare(self, case: Case) -> Entrant:
+            if case.workload.batch == 3:
+                raise KeyboardInterrupt
+            return super().prepare(case)
+
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
+    spec = tiny_spec(workloads=[{"batch": batch, "kv_len": 100} for batch in (1, 2, 3)])
+    file = CsvFile(tmp_path / "rows.csv")
+    facts = {"load": "", "device": "a box", "date": "2026-01-01"}
+    with pytest.raises(KeyboardInterrupt):
+        compare(
+            spec, "cpu", spec.workloads, [Interrupted()], lambda work: 64, policy=POLICY, rounds=1,
+            kept=lambda rows: file.add(csv_rows(rows, facts)),
+        )  # fmt: skip
+    assert [result.batch for result in read_results(file.file)] == [1, 2]
 
 
 def test_a_row_names_the_back_end_that_the_case_took(monkeypatch: pytest.MonkeyPatch):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import compiling, output
+from benchmarks import compiling, gpu_backends, output
 from benchmarks.turns import take_turns
+from kvgen.csvfile import CsvFile
 from kvgen.errors import CompileError
 from kvgen.lower.base import Source
 from kvgen.toolchain import Artifact, KernelResources, Resources
@@ -34,10 +37,27 @@ def test_rows_carry_the_facts_of_their_run(tmp_path: Path, monkeypatch: pytest.M
     output.write_rows("some", [{"us": 1.5}, {"us": 2}], {"device": "a GPU", "date": "2026-01-01"})
     with (tmp_path / "out" / "some.csv").open() as file:
         assert list(csv.DictReader(file)) == [{"us": us, "device": "a GPU", "date": "2026-01-01"} for us in ("1.5", "2")]
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["some.csv"]
     output.write_json("other", [{"us": 1.5}])
     assert json.loads((tmp_path / "out" / "other.json").read_text()) == [{"us": 1.5}]
     monkeypatch.delenv("OUT")
     assert output.folder() == Path(output.__file__).parent / "results"
+
+
+def test_a_back_end_comparison_keeps_the_rows_before_a_module_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"workload": 0, "us": 2.0, "read_us": 1.0, "decode_us": 3.0, "relative_l2": 1e-4}
+    module = {"backend": "cuda", "target": "sm90", "word": "w8", "registers": 96, "spill": 0, "schedule": "cuda sm90 w8"}
+
+    def child(task: object, take: Callable[[dict[str, Any]], None]) -> tuple[tuple[str, int], str]:
+        take({**line, "schedule": module["schedule"]})
+        return ("cuda sm90 w4", 0), "exit status -9"
+
+    monkeypatch.setattr(gpu_backends, "child", child)
+    task = {"spec": {"name": "k4v4", "workloads": [{"batch": 8, "kv_len": 32768}]}, "modules": [module]}
+    with pytest.raises(RuntimeError, match="k4v4.*w4.*status -9"):
+        gpu_backends.measured(task, {"device": "a GPU"}, CsvFile(tmp_path / "rows.csv"))
+    with (tmp_path / "rows.csv").open() as file:
+        assert [(row["schedule"], row["us"], row["device"]) for row in csv.DictReader(file)] == [("w8", "2.0", "a GPU")]
 
 
 def test_each_distinct_source_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

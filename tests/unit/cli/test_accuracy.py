@@ -51,7 +51,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(specs=specs, target=target, recipe=recipe, **options)
         rows = [replace(row, kernel_error=asked["error"]) for row in committed if row.name in specs]
         rows = rows or [replace(committed[0], name=name, kernel_error=asked["error"]) for name in specs]
-        return Table(tuple(rows), (Point(1, 2, 3.0, 4.0),), facts)
+        found = Table((), (Point(1, 2, 3.0, 4.0),), facts)
+        for count in range(1, len(rows) + 1):
+            if asked.get("interrupted_after") == count - 1:
+                raise KeyboardInterrupt
+            found = replace(found, rows=tuple(rows[:count]))
+            options["kept"](found)
+        return found
 
     monkeypatch.setattr(run, "table", table)
     return asked
@@ -72,6 +78,12 @@ def test_all_formats_are_measured_by_default_and_told_in_tables(kvgen: Command, 
     assert len(measured["specs"]) >= 12
     assert all(name in out for name in measured["specs"])
     assert "not told apart" in out or "comes out" in out
+
+
+def test_an_interrupt_keeps_the_rows_of_the_formats_before(kvgen: Command, measured: dict[str, Any], tmp_path: Path) -> None:
+    measured["interrupted_after"] = 3
+    code, _, _ = kvgen("accuracy", "--arch", "cpu", "--csv", "a.csv")
+    assert (code, len(read_csv(tmp_path / "a.csv")[0])) == (130, 3)
 
 
 def test_accuracy_writes_what_it_is_told_to(kvgen: Command, measured: dict[str, Any], tmp_path: Path) -> None:
