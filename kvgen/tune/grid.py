@@ -8,11 +8,13 @@ before its borders.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvgen.arch import Target
 from kvgen.spec import Workload
+from kvgen.spec.dispatch import Dispatch
+from kvgen.spec.distance import mean_length
 from kvgen.spec.model import MAX_KV_LEN, Lengths
 
 SPREAD = 64
@@ -62,6 +64,16 @@ class Grid:
     def _from_middle(self, pair: tuple[int, int]) -> tuple[float, tuple[int, int]]:
         middle = math.sqrt(self.batches[0] * self.batches[-1]), math.sqrt(self.lengths[0] * self.lengths[-1])
         return sum(abs(math.log2(value / centre)) for value, centre in zip(pair, middle, strict=True)), pair
+
+
+def reached(measured: Sequence[Workload], missing: Sequence[Workload]) -> float:
+    """Part of these workloads at which a call would find a measured one near enough to decide."""
+    look_up = Dispatch([(work, 0) for work in measured], 0)
+
+    def found(work: Workload) -> bool:
+        return look_up.cell(work.batch, work.kv_len, work.q_len, round(work.batch * mean_length(work))) is not None
+
+    return (len(measured) + sum(map(found, missing))) / (len(measured) + len(missing))
 
 
 def equal(pairs: list[tuple[int, int]], q_len: int) -> Iterator[Workload]:

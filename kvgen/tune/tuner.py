@@ -21,6 +21,7 @@ from kvgen.registry.entry import entry_key
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, KernelSpec
 from kvgen.spec.target import resolve
+from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate, Record
@@ -28,7 +29,7 @@ from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender, contenders, open_search, open_trial_stores, require
 from kvgen.tune.decide import Decision, decide, most_finalists
 from kvgen.tune.final import Final
-from kvgen.tune.grid import Grid, grid_of
+from kvgen.tune.grid import Grid, grid_of, reached
 from kvgen.tune.measuring import MeasuringLoop
 from kvgen.tune.plane import Plane, Table
 from kvgen.tune.present import present_launches, present_table
@@ -36,7 +37,11 @@ from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry
 from kvgen.tune.result import TuningResult
 from kvgen.tune.runner import Runner
+from kvgen.tune.times import LATE
 from kvgen.tune.warm_start import warm_starts
+
+ENOUGH = 0.5
+"""Part of the grid that a dispatch table must serve: all other calls would take the default, which may not be measured for them either."""
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -243,11 +248,18 @@ class _Run:
     def _plane(
         self, grid: Grid, decision: Decision, records: Sequence[Record], runner: Runner, compile_queue: CompileQueue
     ) -> Table | None:
-        """Measure launches over the grid, for the dispatch table."""
+        """Measure launches over the grid, for the dispatch table; None where there is none, or one that would serve few calls."""
         assert isinstance(self.spec, KernelSpec)
         stage = Plane(self.spec, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
         budget = self.clock.budget
-        return stage.measure(decision, records, self.clock.left, untried=budget.trials is None or budget.seconds is not None)
+        table = stage.measure(decision, records, self.clock.left, untried=budget.trials is None or budget.seconds is not None)
+        if table is not None:
+            measured = [cell.work for cell in table.dispatch.cells]
+            missing = [parse(key) for key, reason in table.dispatch.skipped.items() if reason == LATE]
+            if reached(measured, missing) < ENOUGH:
+                self.without_table = f"its time was up after {len(measured)} of {len(measured) + len(missing)} workloads"
+                return None
+        return table
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], runner: Runner) -> Decision:
         decision = decide(records, self.spec.workloads, self.default, present, runner.compare)

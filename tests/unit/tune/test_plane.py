@@ -15,7 +15,7 @@ from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate
-from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers
+from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
@@ -212,6 +212,26 @@ def test_the_workloads_alone_make_no_table(tmp_path, monkeypatch):
     assert runner.cells == ["1x1024"]
     assert result.entry.dispatch is None
     assert result.notes
+
+
+def test_a_few_cells_make_no_table_and_replace_none(tmp_path, monkeypatch):
+    """Calls far from them would take the default instead of the nearest launch, and a whole table of an earlier build would be lost."""
+    whole = run(tmp_path, FakeRunner(cost=cost), WIDE, grid=CPU).entry.dispatch
+    runner = FakeRunner(cost=cost)
+    monkeypatch.setattr("kvgen.tune.times.time.monotonic", lambda: 1e12 if len(runner.cells) >= 3 else 0.0)
+    again = run(tmp_path, runner, WIDE, budget=Budget(seconds=3600.0), grid=replace(CPU, screened=()))
+    assert len(runner.cells) == 3
+    assert again.entry.dispatch == whole
+    assert "its time was up after 3 of" in again.notes[0]
+    assert "stays" in again.notes[1]
+
+
+def test_a_table_reaches_what_lies_within_a_doubling_of_its_cells():
+    cells = GPU.cells()
+    assert reached(cells, []) == 1.0
+    assert reached(cells[:3], cells[3:]) < 0.5 < reached(cells[:10], cells[10:])
+    far = [parse("1x512"), parse("1024x512")]
+    assert reached([parse("8x32768")], far) == pytest.approx(1 / 3)
 
 
 def test_devices_share_the_cells(tmp_path):
