@@ -1,4 +1,6 @@
-"""Checks of file names, and reading files with a bound, because files on disk or in an archive may be damaged or malicious."""
+"""Checks of file names, reading files with a bound, because files on disk or in an archive may be damaged or malicious, and pages that
+are written whole.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,23 @@ def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
         os.close(handle)
         raise ValueError(f"{file.name} is no plain file")
     return os.fdopen(handle, "rb")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file by a text in UTF-8; where that fails, for want of room say, the old one stays. Raises OSError."""
+    file = file.resolve()
+    if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
+        file.write_text(text, encoding="utf-8")
+        return
+    part = file.with_name(f"{file.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        error.filename = str(file)  # its user named this one
+        raise
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_plain(file: Path, most: int) -> bytes:

@@ -52,8 +52,11 @@ def record(value: Any, source: str | None, data: Any, *, keep: bool = True) -> N
         place.parent.mkdir(parents=True, exist_ok=True)
         _remove_old(place.parent)
         staged = place.with_name(f"{place.name}-{os.getpid()}-{get_ident()}")
-        staged.write_bytes(_sha256(content) + b"\n" + content)
-        staged.replace(place)
+        try:
+            staged.write_bytes(_sha256(content) + b"\n" + content)
+            staged.replace(place)
+        finally:
+            staged.unlink(missing_ok=True)  # of a full disk
 
 
 def _gives_back(data: Any, value: Any) -> bool:

@@ -89,8 +89,11 @@ def write_csv(file: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> None
 
 def read_csv(file: Path) -> tuple[list[Row], dict[str, str]]:
     """Rows and facts as `write_csv` wrote them. Raises KvgenError where the file is no such table, HostError where it cannot be read."""
-    with host_errors("read", file), file.open(newline="") as text:
-        found = list(csv.DictReader(text))
+    try:
+        with host_errors("read", file), file.open(newline="", encoding="utf-8") as text:
+            found = list(csv.DictReader(text))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise KvgenError(f"{file} is no table of `kvgen accuracy --csv`: it is not text") from error
     try:
         rows = [Row.from_json({name: value or None for name, value in item.items()}) for item in found]
     except ValueError as error:

@@ -144,7 +144,7 @@ def model_of(
 
 def write_curve(file: Path, curve: Sequence[Point], facts: Mapping[str, Any]) -> None:
     """A loss curve as CSV, each point with the facts of the run. Raises HostError where the file cannot be written."""
-    with host_errors("write", file), file.open("w", newline="") as text:
+    with host_errors("write", file), file.open("w", newline="", encoding="utf-8") as text:
         told = [{**asdict(point), "loss": f"{point.loss:.5f}", "held_out": f"{point.held_out:.5f}", **facts} for point in curve]
         writer = csv.DictWriter(text, list(told[0]), lineterminator="\n")
         writer.writeheader()

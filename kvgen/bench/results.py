@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from kvgen.errors import KvgenError
 from kvgen.spec import Workload
 from kvgen.spec.model import DType
+from kvgen.spec.traffic import parse
 
 NAMES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
 """Providers as they write their own names."""
@@ -57,19 +59,29 @@ class Result:
 
 def read_results(path: Path) -> list[Result]:
     """The rows of a file. Raises KvgenError where it cannot be read or is no table of `kvgen bench`."""
+    found: list[Result] = []
     try:
-        with path.open(newline="") as file:
-            return [_result(row) for row in csv.DictReader(file)]
+        with path.open(newline="", encoding="utf-8") as file:
+            found.extend(map(_result, csv.DictReader(file)))
     except OSError as error:
         raise KvgenError(f"cannot read {path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise KvgenError(f"{path} is no table that `kvgen bench --csv` wrote: {error!r:.120}") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"row {len(found) + 1}: {_why(error):.120}"
+        raise KvgenError(f"{path} is no table that `kvgen bench --csv` wrote: {what}") from error
+    return found
+
+
+def _why(error: Exception) -> str:
+    return f"it has no column {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _result(row: dict[str, str]) -> Result:
     provider, backend, spec, load, device, date = (row[name] for name in ("provider", "backend", "spec", "load", "device", "date"))
     batch, kv_len, q_len = (int(row[name]) for name in ("batch", "kv_len", "q_len"))
     times = float(row["us"]), float(row["read_us"])
+    parse(f"{batch}x{kv_len}q{q_len}")
+    if not all(0 < us < math.inf for us in times):
+        raise ValueError(f"a time must be above 0, not {row['us']} and {row['read_us']} µs")
     return Result(provider, backend, spec, batch, kv_len, q_len, *times, load, device, date, row.get("lengths", "equal"))
 
 

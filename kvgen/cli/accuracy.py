@@ -159,6 +159,7 @@ def _writing(csv: Path | None) -> Callable[[Table], None]:
 def _write(found: Table, curve: Path | None, html: Path | None, png: Path | None) -> None:
     from kvgen.accuracy.train import write_curve
     from kvgen.errors import host_errors
+    from kvgen.files import write_whole
 
     if curve is not None:
         write_curve(curve, found.curve, {name: found.facts[name] for name in ("model", "text", "device", "torch", "kvgen", "date")})
@@ -166,7 +167,7 @@ def _write(found: Table, curve: Path | None, html: Path | None, png: Path | None
         from kvgen.accuracy.page import page
 
         with host_errors("write", html):
-            html.write_text(page(found.rows, found.facts))
+            write_whole(html, page(found.rows, found.facts))
     if png is not None:
         from kvgen.accuracy.picture import write_pngs
 

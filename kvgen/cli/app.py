@@ -5,15 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from kvgen import __version__, errors
 from kvgen.cli.exit import Exit, exit_code
 
+
+class _Ended(Exception):
+    """Carries what typer would answer itself, without a word: Ctrl-C, and an output that nobody reads any more."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _Ended from error
+
+
 app = typer.Typer(
     name="kvgen",
+    cls=_Commands,
     help="Compile, verify and tune attention kernels over quantized KV caches. With --debug, every command shows tracebacks of errors.",
     no_args_is_help=True,
     add_completion=False,
@@ -48,14 +63,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in given or bool(os.environ.get("KVGEN_DEBUG"))
     given = [argument for argument in given if argument != "--debug"]
     _register()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without µ shows ?, and the command goes on
     try:
         app(given, prog_name="kvgen")
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as raised:
         if debug:
             raise
-        _report(error, as_json="--json" in given)
+        error = raised.__cause__ if isinstance(raised, _Ended) and raised.__cause__ is not None else raised
+        if isinstance(error, BrokenPipeError):
+            _end_output()
+        else:
+            _report(error, as_json="--json" in given)
         sys.exit(exit_code(error))
     sys.exit(Exit.GOOD)
+
+
+def _end_output() -> None:
+    """Let what is left to write go nowhere, so that the interpreter does not complain of it when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _report(error: BaseException, *, as_json: bool) -> None:

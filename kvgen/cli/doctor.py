@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -39,7 +41,7 @@ def examine() -> dict[str, Any]:
     from kvgen.extras import EXTRAS
     from kvgen.integrations.usable import INTEGRATIONS
     from kvgen.lower.backends import NAMES
-    from kvgen.registry import stores
+    from kvgen.registry import stores, user_store
     from kvgen.registry.device import here
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.compilers import find_gxx, find_nvcc
@@ -58,11 +60,13 @@ def examine() -> dict[str, Any]:
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
         targets += GPUS
-    places = {"cache": str(ArtifactCache().root)}
+    places = {"cache": f"{ArtifactCache().root}{_unwritable(ArtifactCache().root)}"}
     for store in stores():
         entries = store.all()
         damaged = sum(1 for one in entries if one.entry is None)
         places[f"{store.name} registry"] = f"{store.root} ({len(entries)} entries" + (f", {damaged} damaged)" if damaged else ")")
+        if store.name == user_store().name:
+            places[f"{store.name} registry"] += _unwritable(store.root)
     capability = gpu_capability()
     return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": capability}
 
@@ -74,6 +78,12 @@ def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
         return {"name": name, "ok": True, "detail": ask()}
     except KvgenError as error:
         return {"name": name, "ok": False, "detail": str(error)}
+
+
+def _unwritable(folder: Path) -> str:
+    """That a folder, or the one in which it would be made, cannot be written; nothing where it can."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return "" if os.access(there, os.W_OK) else f": {there} cannot be written"
 
 
 def _gpu() -> str:

@@ -28,6 +28,8 @@ Workloads = Annotated[
         help="Batch x tokens: 1x32768, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels. May be repeated.",
     ),
 ]
+WORD = 16
+"""Characters of the longest words that tables do not cut: those of a key."""
 
 
 def print_json(value: Any) -> None:
@@ -36,21 +38,44 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
-    """A table on stdout; columns in `right` are right-aligned."""
+    """A table on stdout; columns in `right` are right-aligned. Where a terminal is too narrow for its words, rows are lists."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     align_right = set(right)
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in align_right else "left", overflow="fold")
+    rows = list(rows)
+    for column, cells in zip(columns, zip(columns, *rows, strict=True), strict=True):
+        whole = all(len(cell) <= WORD and " " not in cell for cell in cells)  # a key that is cut cannot be copied
+        table.add_column(column, justify="right" if column in align_right else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*map(escape, row))  # [build] is text, not a style
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
-    console.print(table)
+    if console.is_terminal and _least_width(columns, rows) > console.width:
+        _print_lists(title, columns, rows)
+        return
+    with console.capture() as drawn:
+        console.print(table)
+    typer.echo(drawn.get(), nl=False)  # rich would end the process with 1 where nobody reads the output
+
+
+def _least_width(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
+    """Width below which a table would cut words of up to WORD characters."""
+    longest = [max(len(word) for cell in column for word in [*cell.split(), ""]) for column in zip(columns, *rows, strict=True)]
+    return sum(min(length, WORD) for length in longest) + 2 * (len(longest) - 1)
+
+
+def _print_lists(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A line for each column of each row; the terminal wraps what is long, and no word is cut."""
+    if title:
+        typer.echo(title)
+    for row in rows:
+        for column, cell in zip(columns, row, strict=True):
+            typer.echo(f"{column}: {cell}" if column else cell)
+        typer.echo("")
 
 
 def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> KernelSpec:

@@ -10,6 +10,7 @@ import typer
 from kvgen.cli.output import Json, print_json, require_keys
 from kvgen.errors import host_errors
 from kvgen.extras import require
+from kvgen.files import write_whole
 from kvgen.pages.page import ACCURACY, REPORT
 
 
@@ -41,7 +42,11 @@ def report(
 
     results = [result for file in bench or () for result in read_results(file)]
     cache = ArtifactCache()
-    found = {one.entry.key: one.entry for store in reversed(stores()) for one in store.all() if one.entry is not None}
+    every = [one for store in reversed(stores()) for one in store.all()]
+    for one in every:
+        if one.entry is None:
+            typer.echo(f"left out: {one.store} {one.key}: {one.problem}", err=True)
+    found = {one.entry.key: one.entry for one in every if one.entry is not None}
     require_keys(keys or [], list(found))
     entries = [entry for key, entry in found.items() if not keys or any(key.startswith(start) for start in keys)]
     if as_json:
@@ -49,5 +54,5 @@ def report(
         return
     page = render(entries, cache, results, accuracy=ACCURACY if (output.parent / ACCURACY).is_file() else None)
     with host_errors("write the page", output):
-        output.write_text(page)
+        write_whole(output, page)
     typer.echo(f"wrote {output}: {len(entries)} entries")

@@ -69,7 +69,7 @@ def _read(path: Path) -> _File:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
         parameters = tuple(_parameter(name, part, entry) for part in get_args(Part) for name, entry in data[part].items())
         constraints = tuple(Constraint(Expression(c["require"]), c["reason"]) for c in data["constraints"])
         hints = tuple(Constraint(Expression(h["prefer"]), h["reason"]) for h in data.get("hints", ()))

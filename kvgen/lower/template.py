@@ -98,5 +98,5 @@ def reached_headers(text: str, folders: Iterable[Path]) -> tuple[Path, ...]:
         if path is None:
             continue
         found[name] = path
-        pending += _INCLUDE.findall(path.read_text())
+        pending += _INCLUDE.findall(path.read_text(encoding="utf-8"))
     return tuple(sorted(found.values()))

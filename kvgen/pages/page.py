@@ -37,4 +37,4 @@ def render(template: str, **values: Any) -> str:
 
 def colors() -> str:
     """The styles of charts: colours in light and dark mode, and the classes of marks. An SVG file embeds them as a page does."""
-    return (_resources.templates() / "pages" / "colors.css").read_text()
+    return (_resources.templates() / "pages" / "colors.css").read_text(encoding="utf-8")

@@ -69,6 +69,9 @@ def write(file: Path, members: Mapping[str, bytes | Path], facts: Mapping[str, A
                 opened.seek(0)
                 digest = file_digests(opened).whole
             part.replace(file)
+        except OSError as error:
+            error.filename = str(file)  # its user named this one
+            raise
         finally:
             part.unlink(missing_ok=True)
         sync(file.parent)

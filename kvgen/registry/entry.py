@@ -49,7 +49,8 @@ class OtherSchema(Damaged):
 
     def __init__(self, schema: int) -> None:
         self.migratable = schema == SCHEMA - 1
-        super().__init__(f"schema {schema}: " + ("run `kvgen migrate`" if self.migratable else f"this kvgen reads {SCHEMA}"))
+        newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ""
+        super().__init__(f"schema {schema}: " + ("run `kvgen migrate`" if self.migratable else f"this kvgen reads {SCHEMA}{newer}"))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> 
     every = list(found)
     good = [(one, one.entry) for one in every if one.entry is not None]
     if not good:
-        raise RegistryMiss("there is no entry to export")
+        raise RegistryMiss("; ".join(["there is no entry to export", *(f"{one.key} is left out: {one.problem}" for one in every)]))
     members: dict[str, bytes | Path] = {}
     modules: dict[str, dict[str, str]] = {}
     for _, entry in good:

@@ -7,7 +7,7 @@ import re
 
 from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, Lengths, Workload
 
-NAME = re.compile(r"([0-9]{1,9})x(?:([0-9]{1,9})-)?([0-9]{1,9})(?:q([0-9]{1,9}))?(?::(rested|sustained))?")
+NAME = re.compile(r"([0-9]{1,18})x(?:([0-9]{1,18})-)?([0-9]{1,18})(?:q([0-9]{1,18}))?(?::(rested|sustained))?")
 FORM = "batch x tokens, e.g. 1x32768; 1x32768q4 for 4 query tokens, 48x300-24576 for lengths from 300 to 24576, 8x32768:sustained"
 
 
@@ -23,7 +23,10 @@ def parse(text: str) -> Workload:
     shortest = None if match[2] is None else int(match[2])
     within = 0 < batch <= MAX_BATCH and 0 < kv_len <= MAX_KV_LEN and 0 < q_len <= MAX_Q_LEN
     if not within or (shortest is not None and not 0 < shortest < kv_len):
-        raise ValueError(f"workload {text!r} is out of range")
+        raise ValueError(
+            f"workload {text!r} is out of range: 1 to {MAX_BATCH} sequences of up to {MAX_KV_LEN} tokens, 1 to {MAX_Q_LEN} query tokens, "
+            "the shortest of unequal lengths below the longest"
+        )
     lengths = EQUAL if shortest is None else Lengths.trusted(min=shortest)
     return Workload.trusted(batch=batch, kv_len=kv_len, q_len=q_len, lengths=lengths, load=match[5] or "rested")
 

@@ -66,7 +66,7 @@ class ArtifactCache:
             staged.mkdir()
             shutil.copyfile(module, staged / MODULE)
             for name, text in (extra or {}).items():
-                child(staged, name).write_text(text)
+                child(staged, name).write_text(text, encoding="utf-8")
             meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json(), "origin": origin}
             (staged / META).write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
             for file in staged.iterdir():

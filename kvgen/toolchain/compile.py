@@ -69,7 +69,7 @@ def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache,
     with cache.scratch() as folder:
         file = folder / ("kernel.cu" if source.language == "cuda" else "kernel.cpp")
         with host_errors("write", file):
-            file.write_text(source.text)
+            file.write_text(source.text, encoding="utf-8")
         output = folder / "out.so"
         started = time.monotonic()
         log = run_compiler(compiler.command(source, file, output, ptx_only=ptx_only), folder, timeout_s)

@@ -1,25 +1,12 @@
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvgen.csvfile import CsvFile
 from kvgen.errors import HostError
-
-
-@contextmanager
-def no_file_beyond(size: int) -> Iterator[None]:
-    """Like a disk that has no more room: what fits of a write is taken, and the rest is an error."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.support.full_disk import no_file_beyond
 
 
 def test_rows_are_in_the_file_once_they_are_added(tmp_path: Path):

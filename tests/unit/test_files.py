@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.files import child, is_name, read_plain
+from kvgen.files import child, is_name, read_plain, write_whole
+from tests.support.full_disk import no_file_beyond
 
 HOSTILE = ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "a b", "x" * 201, None, 7, b"a"]
 
@@ -37,3 +38,15 @@ def test_only_plain_files_within_the_bound_are_read(tmp_path: Path) -> None:
         read_plain(Path("/dev/zero"), 1 << 30)
     with pytest.raises(FileNotFoundError):
         read_plain(tmp_path / "absent", 5)
+
+
+def test_a_page_is_written_whole_or_the_old_one_stays(tmp_path: Path):
+    page = tmp_path / "page.html"
+    write_whole(page, "old µ")
+    with no_file_beyond(100), pytest.raises(OSError, match="File too large") as failed:
+        write_whole(page, "new" * 1000)
+    assert failed.value.filename == str(page)
+    assert page.read_bytes() == "old µ".encode()
+    assert list(tmp_path.iterdir()) == [page]
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(Path("/dev/full"), "new")

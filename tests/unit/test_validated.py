@@ -19,6 +19,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.store import read_entry, read_parts
 from kvgen.spec import KernelSpec, dump_spec, load_spec, validation
 from kvgen.spec.plain import plain_text
+from tests.support.full_disk import no_file_beyond
 from tests.support.specs import base
 
 TEXT = json.dumps(base(name="recorded"))
@@ -110,6 +111,12 @@ def test_without_a_cache_that_can_be_written_specs_load(tmp_path: Path, monkeypa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "file" / "folder"))
     assert load_spec(TEXT) == load_spec(TEXT)
+
+
+def test_a_full_disk_leaves_no_part_of_a_record(records: Callable[[], list[Path]]) -> None:
+    with no_file_beyond(10):
+        load_spec(TEXT)
+    assert records() == []
 
 
 def test_the_cache_does_not_grow_without_end(records: Callable[[], list[Path]], monkeypatch: pytest.MonkeyPatch) -> None:

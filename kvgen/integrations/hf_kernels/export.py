@@ -59,12 +59,12 @@ def export_kernel(
     with host_errors("write", folder):
         (folder / "build").mkdir(parents=True, exist_ok=True)
         if not (folder / "README.md").exists():
-            (folder / "README.md").write_text(f"{MARK}\nThis export was not finished.\n")
+            (folder / "README.md").write_text(f"{MARK}\nThis export was not finished.\n", encoding="utf-8")
         for _, group in groupby(builds, key=lambda build: device_type(build.target)):
             made.append(_write_variant(spec, list(group), folder / "build", name, version))
         shutil.copyfile(root() / "LICENSE", folder / "LICENSE")
         variants = _earlier(folder, spec, name)
-        (folder / "README.md").write_text(readme(name, version, folder.name, spec, variants))
+        (folder / "README.md").write_text(readme(name, version, folder.name, spec, variants), encoding="utf-8")
     return Exported(folder, name, tuple(variants), tuple(build for one in made for build in one["builds"]))
 
 
@@ -74,7 +74,7 @@ def _earlier(folder: Path, spec: KernelSpec, name: str) -> dict[str, dict[str, A
         if folder.exists() and not folder.is_dir():
             raise KvgenError(f"{folder} is a file, and the kernel becomes a folder")
         held = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-        marked = "README.md" in held and MARK in (folder / "README.md").read_text(errors="replace")
+        marked = "README.md" in held and MARK in (folder / "README.md").read_text(encoding="utf-8", errors="replace")
         if held and not marked:
             raise KvgenError(f"{folder} has other contents: name a new or empty folder, or an earlier export")
         variants = {}

@@ -39,7 +39,7 @@ def standalone() -> dict[str, str]:
         if module in found:
             continue
         found.add(module)
-        text = _file(module).read_text()
+        text = _file(module).read_text(encoding="utf-8")
         imported = list(_imported(text))
         if foreign := sorted({name for name in imported if not name.startswith("kvgen") and not _allowed(name)}):
             raise KvgenError(f"{module} imports {', '.join(foreign)}, which an exported kernel cannot rely on")

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.accuracy.row import read_csv
 from kvgen.bench.results import Result, fastest_peers, read_results
-from kvgen.bench.run import Row, write_csv
+from kvgen.bench.run import Row, csv_rows, write_csv
+from kvgen.csvfile import CsvFile
 from kvgen.errors import KvgenError
 from kvgen.spec import Workload
 
@@ -31,6 +33,29 @@ def test_the_fastest_of_every_library_and_kind_of_cache_stand_for_it(tmp_path: P
     write_csv(tmp_path / "rows.csv", given, FACTS)
     labels = [one.label("bfloat16") for one in fastest_peers(read_results(tmp_path / "rows.csv"))]
     assert labels == ["new bf16", "FlashInfer bf16", "torch bf16", "FlashInfer fp8"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kv_len": "0"}, "row 2: workload '2x0q1' is out of range"),
+        ({"us": "0"}, "row 2: a time must be above 0"),
+        ({"us": "nan"}, "row 2: a time must be above 0"),
+    ],
+)
+def test_a_row_that_no_measurement_gives_is_named(tmp_path: Path, changed: dict[str, str], said: str):
+    file, good = tmp_path / "rows.csv", csv_rows([row("torch", "x", 10.0)], FACTS)
+    CsvFile(file).add([*good, {**good[0], **changed}])
+    with pytest.raises(KvgenError, match=f"rows.csv is no table.*{said}"):
+        read_results(file)
+
+
+def test_a_binary_file_is_refused_in_words(tmp_path: Path):
+    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00" * 99)
+    with pytest.raises(KvgenError, match="it is not text"):
+        read_results(tmp_path / "rows.csv")
+    with pytest.raises(KvgenError, match="it is not text"):
+        read_csv(tmp_path / "rows.csv")
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "cannot read"), ("a,b\n1,2\n", "no table"), ("provider\nx\n", "no table")])

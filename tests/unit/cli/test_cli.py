@@ -300,6 +300,21 @@ def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.Mon
     assert answer.err.strip() == "kvgen: internal error: AttributeError: oops (--debug shows where)"
 
 
+def test_damaged_entries_are_named_by_what_leaves_them_out(kvgen: Any, tmp_path: Path):
+    entry = tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")]))
+    put_old(Store(tmp_path / "registry"), entry)
+    for command in (("export", "x.tar.gz"), ("report", "-o", "x.html")):
+        answer = kvgen(*command)
+        assert entry.key in answer.err
+        assert "run `kvgen migrate`" in answer.err
+
+
+def test_a_workload_out_of_range_says_the_range(kvgen: Any):
+    answer = kvgen("why", "tiny.yaml", "--workload", "1x99999999999")
+    assert answer.code == 2
+    assert "up to 16777216 tokens" in " ".join(answer.err.replace("│", " ").split())
+
+
 def test_an_import_says_what_came_from_where_and_can_be_pinned(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kvgen.lower.cpu.backend", FakeBackend)
     assert kvgen("build", "tiny.yaml", "--compile-only", "--limit", "1").code == 0
