@@ -62,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or bool(os.environ.get("KVGEN_DEBUG"))
     given = [argument for argument in given if argument != "--debug"]
-    _register()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without µ shows ?, and the command goes on
     try:
+        _register()
         app(given, prog_name="kvgen")
     except (Exception, KeyboardInterrupt) as raised:
         if debug:
