@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvgen.arch import CTA_RESERVED, GPUS, Target
+from kvgen.lower.pack_memory import MOST_PACK, pack_memory
 from kvgen.lower.space import Fact, spec_facts
+from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 
 def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """Facts of a spec and of a target's architecture; all sizes in bytes. `q_rows` counts packed-GQA rows."""
-    gpu = GPUS[target]
+    gpu, usual = GPUS[target], packed_layout(spec, preferred_block(spec), "mma")
     return {
         **spec_facts(spec),
         "q_rows": spec.attention.group * spec.attention.q_len,
@@ -21,4 +25,11 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "shared_per_sm": gpu.shared_per_sm,
         "cta_reserved": CTA_RESERVED,
         "in_flight": gpu.bytes_in_flight,
+        "most_pack": MOST_PACK,
+        "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),  # asked for blocks that cannot be, too
     }
+
+
+def preferred_block(spec: KernelSpec) -> int:
+    """Tokens of a packed block that suit most specs: 128, or the longest group."""
+    return max([128, *(op.group for op in (spec.key, spec.value) if op.per_channel)])

@@ -9,6 +9,8 @@ from kvgen.arch import Target
 from kvgen.spec import KernelSpec, QuantSpec
 
 MAX_QUERIES = 8
+MAX_Q_ROWS = 128
+MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def narrow_token_group(quant: QuantSpec, channels: int) -> bool:
 GPU_REFUSALS: tuple[Refusal, ...] = (
     Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
     Refusal(
+        f"head_dim above {MAX_HEAD_DIM}",
+        lambda s: s.attention.head_dim > MAX_HEAD_DIM,
+        f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
+    ),
+    Refusal(
         f"more than {MAX_QUERIES} query tokens per call",
         lambda s: s.attention.q_len > MAX_QUERIES,
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
@@ -61,5 +68,15 @@ GPU_REFUSALS: tuple[Refusal, ...] = (
         "V per token in groups that are no multiple of 16 channels",
         lambda s: narrow_token_group(s.value, 16),
         "value.group ({v.group} channels) must be a multiple of 16",
+    ),
+    Refusal(
+        f"more than {MAX_Q_ROWS} query heads times query tokens per KV head",
+        lambda s: s.attention.group * s.attention.q_len > MAX_Q_ROWS,
+        f"{{a.group}} query heads times {{a.q_len}} query tokens share a KV head, more than {MAX_Q_ROWS} rows",
+    ),
+    Refusal(
+        "a 2-bit V whose channels do not come by 32",
+        lambda s: s.value.bits == 2 and (s.attention.head_dim % 32 != 0 or narrow_token_group(s.value, 32)),
+        "value.bits is 2 and head_dim ({a.head_dim}) or value.group ({v.group}) is no multiple of 32 channels, whose codes share words",
     ),
 )

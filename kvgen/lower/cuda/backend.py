@@ -11,9 +11,10 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, pack_memory, shared_memory
+from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
-from kvgen.lower.gpu_facts import gpu_facts
+from kvgen.lower.gpu_facts import gpu_facts, preferred_block
+from kvgen.lower.pack_memory import MOST_PACK, pack_memory
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
@@ -21,8 +22,6 @@ from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "cuda"
-MOST_PACK = 48 * KB
-"""Shared memory of a kernel that does not ask for more."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 
@@ -51,7 +50,7 @@ class CudaBackend:
         hinted = self.space(spec, target)
         problems = ["no block fits"]
         for space in (hinted, hinted.without_hints()):
-            for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - _preferred_block(spec))):
+            for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - preferred_block(spec))):
                 for launch in _plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
                     problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]
@@ -75,7 +74,7 @@ class CudaBackend:
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
     """Why not even the smallest rings fit, or None."""
     smallest = Params(warps=2, kv_tile=32, tiles_in_flight=2, copy="cp_async", reduction="last_cta")
-    layout = packed_layout(spec, _preferred_block(spec), "mma")
+    layout = packed_layout(spec, preferred_block(spec), "mma")
     needed, dim = shared_memory(spec, layout, smallest).total, spec.attention.head_dim
     if needed > GPUS[target].shared_per_cta:
         what = f"head_dim {dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
@@ -88,7 +87,7 @@ def _too_large(spec: KernelSpec, target: Target) -> str | None:
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention; all sizes in bytes."""
-    usual = packed_layout(spec, _preferred_block(spec), "mma")
+    usual = packed_layout(spec, preferred_block(spec), "mma")
 
     @cache
     def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> SharedMemory:
@@ -103,15 +102,9 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "runs": runs(spec),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
-        "most_pack": MOST_PACK,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
-        "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),
     }
-
-
-def _preferred_block(spec: KernelSpec) -> int:
-    return max([128, *(op.group for op in (spec.key, spec.value) if op.per_channel)])
 
 
 def _plain_launches(spec: KernelSpec) -> Iterator[Params]:

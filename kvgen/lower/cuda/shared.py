@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from kvgen.lower.cuda.rows import TILE_ROWS, q_tiles
+from kvgen.lower.pack_memory import pack_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
@@ -93,17 +94,3 @@ def _per_channel(layout: PackedLayout) -> list[Operand]:
 def _error_in_copy(layout: PackedLayout, rows: int) -> bool:
     """Whether free MMA columns carry the rounding error of q, for which a second copy of q is kept."""
     return layout.key.per_channel and rows <= 4
-
-
-def pack_memory(layout: PackedLayout) -> int:
-    """What packing a block needs: per channel, extremes of runs of 16 tokens, and params of groups; of K, what boost adds; then of V."""
-    return max([16, *(layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // op.group * 12) + _boosting(layout, op)
-                      for op in _per_channel(layout))])  # fmt: skip
-
-
-def _boosting(layout: PackedLayout, op: Operand) -> int:
-    """Four sums of magnitudes and a sort key per channel, as far as the selector needs them; which channels are chosen, per group."""
-    if op.boost is None:
-        return 0
-    doubles, groups = {"mean_abs": 5, "range": 1, "static": 0}[op.boost.select], layout.tokens // op.group
-    return layout.head_dim * (doubles * 8 + groups) + groups * op.boosted

@@ -5,8 +5,6 @@ from __future__ import annotations
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either
 from kvgen.spec import KernelSpec
 
-MAX_HEAD_DIM = 256
-MAX_Q_ROWS = 128
 BOOST_STEP = 16
 """Channels of a step of matrix instructions."""
 WHOLE_PAGE = 32
@@ -27,11 +25,6 @@ def _boosted(spec: KernelSpec) -> int:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        f"head_dim above {MAX_HEAD_DIM}",
-        lambda s: s.attention.head_dim > MAX_HEAD_DIM,
-        f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
-    ),
-    Refusal(
         f"boosted channels that are no multiple of {BOOST_STEP}",
         lambda s: _boosted(s) % BOOST_STEP != 0,
         f"key.boost.fraction ({{k.boost.fraction:g}} of {{a.head_dim}} channels) is no multiple of {BOOST_STEP} channels, which matrix "
@@ -48,16 +41,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "key.boost needs groups of 32 tokens or more, whose codes share words in a 2-bit K; key.group is {k.group}",
     ),
     *GPU_REFUSALS,
-    Refusal(
-        f"more than {MAX_Q_ROWS} query heads times query tokens per KV head",
-        lambda s: s.attention.group * s.attention.q_len > MAX_Q_ROWS,
-        f"{{a.group}} query heads times {{a.q_len}} query tokens share a KV head, more than {MAX_Q_ROWS} rows",
-    ),
-    Refusal(
-        "a 2-bit V whose channels do not come by 32",
-        lambda s: s.value.bits == 2 and (s.attention.head_dim % 32 != 0 or (s.value.axis == "token" and s.value.group % 32 != 0)),
-        "value.bits is 2 and head_dim ({a.head_dim}) or value.group ({v.group}) is no multiple of 32 channels, whose codes share words",
-    ),
     Refusal(
         "a 2-bit K in pages that are no multiple of 32 tokens",
         lambda s: _small_pages(s) and s.key.bits == 2,

@@ -10,7 +10,7 @@ from itertools import product
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
-from kvgen.lower.gpu_facts import gpu_facts
+from kvgen.lower.gpu_facts import gpu_facts, preferred_block
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
@@ -53,9 +53,8 @@ class TileLangBackend:
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         """8 warps with rings of one KV tile where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
         hinted = self.space(spec, target)
-        preferred = max(128, spec.key.group) if spec.key.per_channel else 128
         for space in (hinted, hinted.without_hints()):
-            for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred)):
+            for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred_block(spec))):
                 for launch in _plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
                     if not any(space.doubts(schedule, workload) for workload in spec.workloads):

@@ -8,17 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 from kvgen.extras import install_line
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either, narrow_token_group
 
-KEY_GROUPS = (32, 64, 128, 256)
+KEY_GROUPS = (32, 64, 128, 256, 512)
 OLDEST = "0.1.15"
 """The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
 
-MAX_GROUP = 16
-
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        "other head_dims",
-        lambda s: s.attention.head_dim not in (64, 96, 128, 256),
-        "attention.head_dim ({a.head_dim}) is not 64, 96, 128 or 256",
+        "head_dims that are no multiple of 32",
+        lambda s: s.attention.head_dim % 32 != 0,
+        "attention.head_dim ({a.head_dim}) is no multiple of 32, which the kernel loads at once",
     ),
     Refusal(
         "boosted channels",
@@ -29,11 +27,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
     Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
     Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
-    Refusal(
-        f"more than {MAX_GROUP} query heads per KV head",
-        lambda s: s.attention.group > MAX_GROUP,
-        f"{{a.group}} query heads share a KV head, more than {MAX_GROUP}",
-    ),
     Refusal(
         "groups of channels that are no multiple of 32",
         lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),

@@ -1,0 +1,24 @@
+"""Shared memory for packing a block on a GPU: both GPU back ends pack with the same kernels."""
+
+from __future__ import annotations
+
+from kvgen.arch import KB
+from kvgen.reference.layout import Operand, PackedLayout
+
+MOST_PACK = 48 * KB
+"""Shared memory of a kernel that does not ask for more."""
+
+
+def pack_memory(layout: PackedLayout) -> int:
+    """Bytes for packing a block: per channel, extremes of runs of 16 tokens, and params of groups; of K, what boost adds; then of V."""
+    scaled = [op for op in (layout.key, layout.value) if op.per_channel]
+    return max([16, *(layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // op.group * 12) + _boosting(layout, op)
+                      for op in scaled)])  # fmt: skip
+
+
+def _boosting(layout: PackedLayout, op: Operand) -> int:
+    """Four sums of magnitudes and a sort key per channel, as far as the selector needs them; which channels are chosen, per group."""
+    if op.boost is None:
+        return 0
+    doubles, groups = {"mean_abs": 5, "range": 1, "static": 0}[op.boost.select], layout.tokens // op.group
+    return layout.head_dim * (doubles * 8 + groups) + groups * op.boosted
