@@ -32,6 +32,7 @@ def arguments(program: Program) -> str:
 
 def source(plan: Traits, programs: Lowered, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
+    rows = plan.rows
     text = render(
         "tilelang/module.cu.jinja",
         version=tilelang_version(),
@@ -44,6 +45,7 @@ def source(plan: Traits, programs: Lowered, launch: Params, target: Target) -> S
         element=ELEMENTS[plan.dtype],
         key=quant(plan.key),
         value=quant(plan.value),
+        rows=f"kvgen::ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>",
     )
     return Source(text, "cuda", target, include_folders(), flags.TILELANG, reached_headers(text, include_folders()), FUNCTIONS)
 

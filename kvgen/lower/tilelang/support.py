@@ -24,9 +24,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width",
     ),
     *GPU_REFUSALS,
-    Refusal("sink", lambda s: s.cache.sink > 0, "cache.sink ({c.sink} first tokens kept in dtype) is not built"),
-    Refusal("local tokens", lambda s: s.cache.local > 0, "cache.local ({c.local} newest tokens kept in dtype) is not built"),
-    Refusal("rollback", lambda s: s.cache.rollback > 0, "cache.rollback ({c.rollback} tokens that may be taken back) is not built"),
     Refusal(
         "groups of channels that are no multiple of 32",
         lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import Operand, PackedLayout, Which, vector_words
+from kvgen.reference.residual import ResidualRows, residual_rows
 from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 
@@ -25,6 +26,8 @@ class Traits:
     """Spec and schedule as integers. `group` is query heads per KV head, `q_tiles` the tiles of 8 packed-GQA rows of a CTA."""
 
     layout: PackedLayout
+    rows: ResidualRows
+    """Which tokens are unquantized, and their rows in the residual tensors."""
     dtype: str
     group: int
     kv_heads: int
@@ -246,9 +249,25 @@ class Traits:
         return tiles * steps * self.fragment_words(which)
 
     @property
+    def unpacked(self) -> int:
+        """Sink and local tokens, which no block holds."""
+        return self.rows.sink + self.rows.local
+
+    @property
+    def one_block(self) -> bool:
+        """Whether the residual has the rows of one block, in the order of its tokens: no sink, local or rollback tokens."""
+        return self.rows.rows == self.tokens and self.unpacked == 0
+
+    @property
+    def sink_tiles(self) -> int:
+        """Tiles of 16 tokens of the sink."""
+        return -(-self.rows.sink // 16)
+
+    @property
     def residual_rounds(self) -> int:
-        """Tiles of 16 residual tokens that a warp attends to, at most."""
-        return -(-(self.tokens - 1 + self.max_q_len) // (16 * self.warps))
+        """Tiles of 16 unquantized tokens that a warp attends to, at most."""
+        tiles = self.sink_tiles - (-(self.tokens - 1 + self.rows.local + self.max_q_len) // 16)
+        return -(-tiles // self.warps)
 
     # --- ring ----------------------------------------------------------------------------------------------------------
 
@@ -316,6 +335,7 @@ def make_traits(spec: KernelSpec, schedule: Schedule) -> Traits:
     attention = spec.attention
     return Traits(
         layout=layout,
+        rows=residual_rows(spec, layout.tokens),
         dtype=attention.dtype,
         group=attention.group,
         kv_heads=attention.kv_heads,

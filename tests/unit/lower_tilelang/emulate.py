@@ -16,6 +16,7 @@ from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.plan import PlanShape, written_plan
 from kvgen.reference.plan import make_plan as plan_step
+from kvgen.reference.residual import ResidualRows
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compilers import find_gxx
 
@@ -65,7 +66,7 @@ class Emulated:
     def plan_shape(self, batch: int, q_len: int, fresh: int, workers: int) -> PlanShape:
         """What the plan of a step depends on besides the lengths, as the host's side has it but for the costs."""
         p = self.plan
-        window = {"window": p.window or 0, "q_len": q_len, "fresh": fresh}
+        window = {"window": p.window or 0, "q_len": q_len, "fresh": fresh, "unpacked": p.unpacked}
         return PlanShape(batch, p.kv_heads * self.runs(q_len), workers, p.tile_tokens, p.tokens, head_cost=1, least_tiles=1, **window)
 
     def runs(self, q_len: int) -> int:
@@ -137,8 +138,13 @@ class Step:
         plan, spec = self.kernel.plan, self.kernel.spec
         batch, q_len, q_heads, _ = self.q.shape
         self.lengths = self.reference.lengths.clone()
+<<<<<<< HEAD
         packed, self.table = self._packed()
         self.residual = self._residual()
+=======
+        packed, table = self._packed()
+        self.residual = residual_with_poison(self.reference)
+>>>>>>> 63b15e0 (TileLang: sink, local and rollback tokens)
         self.out = torch.full_like(self.q, torch.nan)
         self.lse = torch.full((batch, q_heads, q_len), torch.nan)
         fresh = 0 if self.fresh is None else q_len
@@ -185,12 +191,13 @@ class Step:
     def _packed(self) -> tuple[torch.Tensor, torch.Tensor]:
         layout, page = self.kernel.plan.layout, self.kernel.spec.cache.page
         new = 0 if self.fresh is None else self.q.shape[1]
-        batch, blocks = len(self.lengths), max(1, (int(self.lengths.max()) + new) // layout.tokens)
+        packed_blocks = self.kernel.plan.rows.packed_blocks
+        batch, blocks = len(self.lengths), max(1, packed_blocks(int(self.lengths.max()) + new))
         if page is not None:
             return self._paged(page, batch, -(-blocks * layout.tokens // page), new)
         packed = self.reference.packed(layout, blocks)
         for b, length in enumerate(self.lengths.tolist()):
-            packed[b, :, length // layout.tokens :] = 255
+            packed[b, :, packed_blocks(length) :] = 255
             packed[b, :, : self._unseen(length + new) // layout.tokens] = 255
         if places := self.kernel.plan.window_places:
             return self._in_places(packed, places, new), torch.zeros(1, 1, dtype=torch.int32)
@@ -201,7 +208,7 @@ class Step:
         tokens = self.kernel.plan.layout.tokens
         found = torch.full((*packed.shape[:2], min(places, packed.shape[2]), packed.shape[3]), 255, dtype=packed.dtype)
         for b, length in enumerate(self.lengths.tolist()):
-            for block in range(self._unseen(length + new) // tokens, length // tokens):
+            for block in range(self._unseen(length + new) // tokens, self.kernel.plan.rows.packed_blocks(length)):
                 found[b, :, block % places] = packed[b, :, block]
         return found
 
@@ -220,12 +227,20 @@ class Step:
         window = self.kernel.spec.attention.window
         return 0 if window is None else max(0, length - self.q.shape[1] + 1 - window)
 
-    def _residual(self) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = self.reference.residual()
-        for b, length in enumerate(self.lengths.tolist()):
-            for rows in (k, v):
-                rows[b, :, length % self.reference.block :] = torch.nan
-        return k, v
+
+def residual_with_poison(reference: ReferenceCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of the unquantized tokens in their rows, and NaN in the others."""
+    k, v = reference.residual()
+    for b, length in enumerate(reference.lengths.tolist()):
+        held = unquantized_rows(reference.rows, length)
+        for rows in (k, v):
+            rows[b][:, [row for row in range(rows.shape[2]) if row not in held]] = torch.nan
+    return k, v
+
+
+def unquantized_rows(rows: ResidualRows, length: int) -> list[int]:
+    """The rows of the residual that hold the unquantized tokens of a sequence."""
+    return [rows.row(position) for position in (*range(min(length, rows.sink)), *range(rows.first(length), length))]
 
 
 def _strides(name: str, x: torch.Tensor) -> dict[str, int]:

@@ -347,6 +347,7 @@ inline unsigned lost_half2(unsigned a, unsigned b, unsigned product) {
 struct Flush { const unsigned* block; int rest, tail; };
 inline std::vector<Flush> flushes;
 
-inline void flush_block(unsigned*, unsigned*, const unsigned* block, int64_t, int64_t, int64_t, int64_t, int rest, int tail, void*) {
+inline void flush_block(unsigned*, unsigned*, const unsigned* block, int64_t, int64_t, int64_t, int64_t, int rest, int tail, void*,
+                        int = 0) {
   if (threadIdx.x == 0) flushes.push_back({block, rest, tail});
 }

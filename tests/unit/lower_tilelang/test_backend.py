@@ -102,14 +102,13 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
     ("section", "changes", "reason"),
     [
         ("attention", {"head_dim": 80}, "head_dim"),
-        ("attention", {"kv_heads": 1}, "32 query heads"),
+        ("attention", {"kv_heads": 1, "q_heads": 256}, "256 query heads"),
+        ("attention", {"kv_heads": 1, "q_len": 8}, "more than 128 rows"),
         ("value", {"group": 16}, "multiples of 32"),
         ("attention", {"dtype": "float32"}, "float32"),
         ("value", {"axis": "channel"}, "value.axis"),
         ("key", {"group": 48}, "key.group"),
-        ("cache", {"sink": 4}, "sink"),
-        ("cache", {"local": 32}, "local"),
-        ("cache", {"rollback": 8}, "rollback"),
+        ("value", {"bits": 2, "group": 16}, "whose codes share words"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, object], reason: str) -> None:

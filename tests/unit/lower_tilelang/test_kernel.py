@@ -12,7 +12,7 @@ from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import normal, structured
 from kvgen.reference.tolerance import relative_l2, tolerance
 from tests.support.tilelang import needs_tilelang
-from tests.unit.lower_tilelang.emulate import Emulated, Step
+from tests.unit.lower_tilelang.emulate import Emulated, Step, unquantized_rows
 
 needs_tilelang()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,6 +25,8 @@ CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k2v8:token:kg64:vg32:bf16:page128:q2:h8/2", {"kv_tile": 64, "stages": 2}),
     ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
+    ("k4v4:kg512:h4/2:d96", {"block": 512, "kv_tile": 128}),
+    ("k2v4:h32/1:d192", {"kv_tile": 64, "stages": 2}),
 )
 
 
@@ -35,6 +37,14 @@ SEEN: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v8:h8/2:q4:page128:cap30:window40", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64, "q_tiles": 2}),
 )
 """Soft caps and sliding windows, smaller than a KV tile and larger."""
+
+UNQUANTIZED: tuple[tuple[str, dict[str, Value]], ...] = (
+    ("k4v4:h4/2:d64:sink20:local40", {"kv_tile": 64}),
+    ("k8v4:token:h32/1:d160:q4:sink5:local7:rollback8:page128", {"kv_tile": 64, "q_tiles": 2}),
+    ("k4v8:h4/2:d64:window200:local33:rollback4", {"kv_tile": 64, "stages": 2}),
+    ("k4v8:h10/2:sink20:local3", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
+)
+"""Tokens that no block holds, and many query rows: all the rest of what the residual may hold."""
 
 
 def reference(kernel: Emulated, lengths: list[int], *, hard: bool = False) -> tuple[ReferenceCache, torch.Tensor]:
@@ -90,6 +100,32 @@ def test_decode_with_soft_caps_and_windows_flushes(kernel: Make, words: str, lau
     agree(step, cache.decode(q, new.k, new.v))
     assert len(step.flushed) == 2 * built.plan.kv_heads
     assert step.lengths.tolist() == cache.lengths.tolist()
+
+
+@pytest.mark.parametrize(("words", "launch"), UNQUANTIZED)
+def test_unquantized_tokens_are_attended_and_kept_in_their_rows(kernel: Make, words: str, launch: dict[str, Value]) -> None:
+    """By both schedulers: before, at and behind the end of the sink, and where a step fills a block."""
+    built = kernel(words, **launch)
+    rows, q_len, block = built.plan.rows, built.spec.attention.q_len, built.plan.tokens
+    full = built.plan.unpacked + 2 * block
+    lengths = [full - 1, 0, 130, full - block - 1, max(0, rows.sink - 1), full - q_len, full - block, 700]
+    for workers in (0, 4):
+        cache, q = reference(built, lengths)
+        step = Step(built, cache, q, splits=2, workers=workers)
+        step.run()
+        agree(step, cache.attend(q))
+        new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
+        step = Step(built, cache, q, 2, (new.k, new.v), workers=workers)
+        step.run()
+        agree(step, cache.decode(q, new.k, new.v))
+        filled = {b for b, old in enumerate(lengths) if rows.packed_blocks(old + q_len) > rows.packed_blocks(old)}
+        assert {0, 3, 5} <= filled
+        assert len(step.flushed) == len(filled) * built.plan.kv_heads
+        for held, expected in zip(step.residual, cache.residual(), strict=True):
+            for b, old in enumerate(lengths):
+                if b not in filled or rows.rollback:  # else `flush` stores the step's tokens, which is tested apart
+                    own = unquantized_rows(rows, old + q_len)
+                    assert torch.equal(held[b][:, own], expected[b][:, own])
 
 
 @pytest.mark.parametrize(("words", "launch"), CASES[:5])

@@ -22,6 +22,7 @@ from kvgen.lower.tilelang.mma.reduction import (
 )
 from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
 from kvgen.lower.tilelang.mma.ring import find_block
+from kvgen.lower.tilelang.mma.rows import packed_end
 from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
 from kvgen.lower.tilelang.mma.softmax import begin_state
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, static
@@ -155,7 +156,7 @@ def score_q_row(p: Any, k: Any, r: Any, t: Any, kv_tile: Any, q_row: Any, token:
 @T.macro
 def weigh_q_row(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, kv_tile: Any, group: Any, first: Any, q_row: Any) -> None:
     """One warp: probabilities of a q row over the KV tile's tokens, a token per lane and sub-tile."""
-    limit = work.blocks * p.tokens + work.residual - T.max(0, k.q_len - 1 - (at.q_row + q_row) // p.group)
+    limit = packed_end(p, work.blocks) + work.residual - T.max(0, k.q_len - 1 - (at.q_row + q_row) // p.group)
     affine_term(p, k, at, r, t, group, q_row)
     r.top[0] = MIN_SCORE
     r.top[1] = 2.0**SCALE_FLOOR
@@ -213,7 +214,7 @@ def attend_kv_tile(p: Any, k: Any, at: Any, work: Any, r: Any, t: Any, tile: Any
         t.scores[i, j] = t.s[i, j]
     T.sync_threads()
     for index in T.serial(T.max(0, T.ceildiv(p.q_rows - at.warp, p.warps))):
-        weigh_q_row(p, k, at, work, r, t, kv_tile, group, tile * p.tile_tokens, at.warp + index * p.warps)
+        weigh_q_row(p, k, at, work, r, t, kv_tile, group, tile * p.tile_tokens + p.rows.sink, at.warp + index * p.warps)
     T.sync_threads()
     for i, j in T.Parallel(ROWS, p.dim):
         t.o[i, j] = t.o[i, j] * t.factor[i]

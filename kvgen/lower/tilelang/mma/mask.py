@@ -8,6 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.rows import packed_end
 from kvgen.lower.tilelang.mma.state import MASKED, q_rows
 from kvgen.lower.tilelang.traits import Traits
 
@@ -17,7 +18,7 @@ def set_limits(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """`limit` of a q row is the position after that of its query token: the queries are the last q_len tokens, in order."""
     for n, e in q_rows(p):
         token = (at.q_row + n * 8 + (at.t % 2 if p.halves else at.t) * 2 + e) // p.group
-        r.limit[n * 2 + e] = work.blocks * p.tokens + work.residual - T.max(0, k.q_len - 1 - token)
+        r.limit[n * 2 + e] = packed_end(p, work.blocks) + work.residual - T.max(0, k.q_len - 1 - token)
 
 
 def first_tile(p: Traits, k: Any, packed: Any, residual: Any) -> Any:

@@ -37,7 +37,7 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> No
                 refresh_bias(p, r)
             score_codes(p, at, r, memory, subtile)
             load_row_params(p, "value", at, r, memory, subtile)
-            weigh(p, at, r, (tile * p.tile_subtiles + sub) * 32)
+            weigh(p, at, r, (tile * p.tile_subtiles + sub) * 32 + p.rows.sink)
             add_values(p, at, r, memory, subtile)
             T.sync_warp()
             issue_copy(p, k, at, work, r, memory, index + (sub + p.stages) // p.tile_subtiles, (sub + p.stages) % p.tile_subtiles, stage)

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The residual: tokens that are not packed, among them this call's new ones in `decode`, in their own type. Tiles of 16 tokens are
-dealt to the splits, and within a split to its warps from the last one. A warp loads its first tile before it fills its ring, because
+"""The residual: tokens that are not packed, among them this call's new ones in `decode`, in their own type. Tiles of 16 tokens (`rows.py`)
+are dealt to the splits, and within a split to its warps from the last one. A warp loads its first tile before it fills its ring, because
 these loads would otherwise queue behind the ring's copies."""
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ import tilelang.language as T
 from kvgen.lower.tilelang.mma.codes import mix
 from kvgen.lower.tilelang.mma.instructions import multiply, packer
 from kvgen.lower.tilelang.mma.mask import sees
+from kvgen.lower.tilelang.mma.rows import fills_block, find_tile, packed_end, row_of, tile_begin, tile_end
 from kvgen.lower.tilelang.mma.score_modifier import modify, scaled, score_base
 from kvgen.lower.tilelang.mma.softmax import raise_row_max
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, q_rows, static
 
 
-def first_token(p: Any, at: Any, index: Any) -> Any:
-    """First token of the warp's tile."""
-    return ((index * p.warps + (p.warps - 1 - at.warp)) * at.splits + (at.splits - 1 - at.split)) * 16
-
-
-def slot_of(p: Any, at: Any, token: Any) -> Any:
+def slot_of(p: Any, at: Any, work: Any, token: Any) -> Any:
     """Where the residual has the row of a token."""
-    return T.cast((at.batch * p.kv_heads + at.head) * p.tokens + token, "int64") * (p.dim // 8)
+    return T.cast((at.batch * p.kv_heads + at.head) * p.rows.rows + row_of(p, work, token), "int64") * (p.dim // 8)
 
 
 @T.macro
 def load_rows(p: Any, at: Any, work: Any, r: Any, tensor: Any, fresh: Any, first: Any, rows: Any) -> None:
     """Rows g and g + 8 of the tile at `first`, 16 bytes per run of 32 channels. The last token stands in for those past the end."""
     for half in static(2):
-        token = T.min(first + half * 8 + at.g, work.residual - 1)
-        r.row[half] = slot_of(p, at, token)
+        token = T.min(first + half * 8 + at.g, tile_end(p, work, r) - 1)
+        r.row[half] = slot_of(p, at, work, token)
         if token >= work.old_residual:
             r.row[half] = fresh[0] + at.batch * fresh[1] + (token - work.old_residual) * fresh[2] + at.head * fresh[3]
     for chunk in T.unroll(p.chunks):
@@ -53,22 +49,32 @@ def clear_rows(p: Any, r: Any) -> None:
 @T.macro
 def load_residual(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> None:
     """Start to load a tile of the warp."""
-    if first_token(p, at, index) < work.residual:
-        load_rows(p, at, work, r, k.k_residual, k.fresh_k, first_token(p, at, index), r.k_rows)
-        load_rows(p, at, work, r, k.v_residual, k.fresh_v, first_token(p, at, index), r.v_rows)
+    find_tile(p, at, work, r, index)
+    if tile_begin(p, at, r, index) < tile_end(p, work, r):
+        load_rows(p, at, work, r, k.k_residual, k.fresh_k, tile_begin(p, at, r, index), r.k_rows)
+        load_rows(p, at, work, r, k.v_residual, k.fresh_v, tile_begin(p, at, r, index), r.v_rows)
 
 
 @T.macro
 def keep_fresh(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
-    """Store the new rows of the tile in the residual, as far as it has room."""
+    """Store the new rows of the tile in the residual, where no token that is still read has the same row."""
     for half in static(2):
         token = first + half * 8 + at.g
-        if token >= work.old_residual and token < T.min(work.residual, p.tokens):
+        if T.And(token >= work.old_residual, has_free_row(p, work, r, token)):
             for chunk in T.unroll(p.chunks):
                 for i in T.vectorized(4):
-                    k.k_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.k_rows[chunk * 8 + half * 4 + i]
+                    k.k_residual[(slot_of(p, at, work, token) + chunk * 4 + at.t) * 4 + i] = r.k_rows[chunk * 8 + half * 4 + i]
                 for i in T.vectorized(4):
-                    k.v_residual[(slot_of(p, at, token) + chunk * 4 + at.t) * 4 + i] = r.v_rows[chunk * 8 + half * 4 + i]
+                    k.v_residual[(slot_of(p, at, work, token) + chunk * 4 + at.t) * 4 + i] = r.v_rows[chunk * 8 + half * 4 + i]
+
+
+def has_free_row(p: Any, work: Any, r: Any, token: Any) -> Any:
+    """Whether a new token is stored by the warp that attends to it. `flush` stores the others, from the caller's tensors. With rollback
+    each token has a row of its own; otherwise tokens behind a block may have the rows of its tokens."""
+    if p.one_block:
+        return token < T.min(work.residual, p.tokens)
+    within = token < tile_end(p, work, r)
+    return within if p.rows.rollback else T.And(within, T.Not(fills_block(p, work)))
 
 
 @T.macro
@@ -84,8 +90,10 @@ def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
                 multiply(r.a, 0, r.raw, (n * p.chunks + chunk) * 4 + y * 2, r.c, n * 8, p.mma_type)
     for n, e in q_rows(p):
         for half in static(2):
-            position = work.blocks * p.tokens + first + half * 8 + at.g
+            position = packed_end(p, work.blocks) + first + half * 8 + at.g
             seen = sees(p, position, r.limit[n * 2 + e])
+            if p.rows.sink:  # a tile of the sink ends where packed tokens follow, which are seen elsewhere
+                seen = T.And(seen, first + half * 8 + at.g < tile_end(p, work, r))
             counted = T.And(seen, at.t < 2) if p.halves else seen
             i = n * 8 + half * 2 + e
             r.p[i] = T.if_then_else(counted, row_score(p, k, r, i), T.float32(MASKED))
@@ -138,8 +146,8 @@ def to_code_units(p: Any, r: Any) -> None:
 def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
     """The warp's tiles of the residual, the first of which is loaded."""
     for index in T.serial(p.residual_rounds):
-        first = first_token(p, at, index)
-        if first < work.residual:
+        first = tile_begin(p, at, r, index)
+        if first < tile_end(p, work, r):
             if work.residual > work.old_residual:
                 keep_fresh(p, k, at, work, r, first)
             score_rows(p, k, at, work, r, first)
@@ -148,5 +156,6 @@ def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
             if p.residual_rounds > 1:
                 load_residual(p, k, at, work, r, index + 1)
     if p.value.quantized:
-        if first_token(p, at, 0) < work.residual:
+        find_tile(p, at, work, r, 0)
+        if tile_begin(p, at, r, 0) < tile_end(p, work, r):
             to_code_units(p, r)

@@ -13,6 +13,7 @@ from kvgen.lower.tilelang.mma.mask import first_tile
 from kvgen.lower.tilelang.mma.query import load_query
 from kvgen.lower.tilelang.mma.reduction import begin_partials, write_output
 from kvgen.lower.tilelang.mma.residual import clear_rows
+from kvgen.lower.tilelang.mma.rows import packed_blocks, packed_end, unquantized
 from kvgen.lower.tilelang.mma.state import Place, Work, registers
 from kvgen.lower.tilelang.mma.step import advance_length
 
@@ -43,8 +44,8 @@ def static_work(p: Any, k: Any, at: Any) -> Any:
     """The split's work tile: splits share the visible packed KV tiles evenly."""
     work = T.alloc_local((5,), "int32")
     length = k.lengths[at.batch]
-    work[0] = length // p.tokens
-    work[1] = length % p.tokens
+    work[0] = packed_blocks(p, length)
+    work[1] = unquantized(p, length, work[0])
     work[2] = work[1] + k.fresh
     if p.window is None:
         work[4] = T.truncdiv(work[0] * p.block_tiles + at.splits - 1, at.splits)
@@ -64,7 +65,7 @@ def schedule_static(p: Any, k: Any, cell: Any, split: Any, splits: Any, t: Any, 
     at = static_place(p, k, cell, split, splits)
     load_query(p, k, at, r)
     work = static_work(p, k, at)
-    if work.blocks * p.tokens + work.old_residual > k.limit - k.fresh:
+    if packed_end(p, work.blocks) + work.old_residual > k.limit - k.fresh:
         if at.thread == 0:
             k.overflow[0] = 1
     else:
@@ -90,8 +91,8 @@ def work_tile_place(p: Any, k: Any, tile: Any) -> Any:
 def planned_work(p: Any, k: Any, tile: Any) -> Any:
     """A work tile of the plan. The length comes from it too: `lengths` may have advanced since the plan was made."""
     work = T.alloc_local((4,), "int32")
-    work[0] = tile[7] // p.tokens
-    work[1] = tile[7] % p.tokens
+    work[0] = packed_blocks(p, tile[7])
+    work[1] = unquantized(p, tile[7], work[0])
     work[2] = work[1] + k.fresh
     work[3] = tile[3] - tile[2]
     return Work(work[0], work[1], work[2], tile[2], work[3])

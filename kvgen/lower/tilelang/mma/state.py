@@ -128,6 +128,7 @@ class Registers:
     source: Any
     row: Any
     page: Any
+    tile: Any
     k_rows: Any
     v_rows: Any
     ones: Any
@@ -168,12 +169,13 @@ def registers(p: Any) -> Any:
     source = T.alloc_local((1,), "int64")
     row = T.alloc_local((2,), "int64")
     page = T.alloc_local((1,), "int32")
+    tile = T.alloc_local((2,), "int32") if p.rows.sink else None
     k_rows = T.alloc_local((p.chunks * 8,), "uint32")
     v_rows = T.alloc_local((p.chunks * 8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
     return Registers(
         raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, v, row_max, bias, limit,
-        row_sum, zo, top, factor, flag, completed, source, row, page, k_rows, v_rows, ones,
+        row_sum, zo, top, factor, flag, completed, source, row, page, tile, k_rows, v_rows, ones,
     )  # fmt: skip
 
 

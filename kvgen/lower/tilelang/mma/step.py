@@ -9,6 +9,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.ring import find_block
+from kvgen.lower.tilelang.mma.rows import fills_block, packed_end
 
 
 def arrive(counters: Any, at: Any) -> Any:
@@ -49,20 +50,21 @@ def complete_head(p: Any, k: Any, at: Any, r: Any, memory: Any) -> None:
 
 @T.macro
 def flush(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> None:
-    """The CTA that completes a head packs its residual, if this call has filled it; what is left over moves to its front. The packing
-    is that of `pack`."""
-    if k.fresh > 0 and work.residual >= p.tokens and r.completed[0] != 0:
+    """The CTA that completes a head packs its residual, if this call has filled it; what is left over moves to its
+    rows. The packing is that of `pack`."""
+    if k.fresh > 0 and fills_block(p, work) and r.completed[0] != 0:
         complete_head(p, k, at, r, memory)
         if r.completed[0] != 0:
             T.sync_threads()
             if p.page_blocks:
                 r.page[0] = k.table[at.batch * k.table_stride + work.blocks // p.page_blocks]
             find_block(p, k, at, r, work.blocks)
-            slots = T.cast((at.batch * p.kv_heads + at.head) * p.tokens, "int64") * (p.dim // 2)
+            slots = T.cast((at.batch * p.kv_heads + at.head) * p.rows.rows, "int64") * (p.dim // 2)
+            length = () if p.one_block else (packed_end(p, work.blocks) + work.old_residual,)
             T.call_extern(
                 "int32", "flush_block", T.access_ptr(k.k_residual[slots], "rw"), T.access_ptr(k.v_residual[slots], "rw"),
                 T.access_ptr(k.packed[r.source[0] * 4], "r"),
                 k.fresh_k[0] + at.batch * k.fresh_k[1] + at.head * k.fresh_k[3] - slots // 4, k.fresh_k[2],
                 k.fresh_v[0] + at.batch * k.fresh_v[1] + at.head * k.fresh_v[3] - slots // 4, k.fresh_v[2],
-                work.old_residual, work.residual, T.access_ptr(memory[0], "rw"),
+                work.old_residual, work.residual, T.access_ptr(memory[0], "rw"), *length,
             )  # fmt: skip

@@ -85,7 +85,7 @@ struct TileHost {
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = resident_ctas();
-    shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens;
+    shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens, shape.unpacked = Format::ResidualRows::kUnpacked;
     // In KV tiles: the bytes that a CTA could read, at its share of the multiprocessor's rate, while it goes from one head to the next and
     // refills its rings.
     shape.head_cost = ceil_div(kStartBytes / Schedule::kCtasPerSm + Schedule::kRingBytes, Schedule::kTileBytes),
