@@ -23,6 +23,8 @@ FORMATS = (
     "k16v16", "k16v16:bf16:page64:h16/1", "k16v16:q8:h4/4:d64", "k16v16:d256", "k16v4:d96:vg32", "k4v16:bf16:h16/2",
     "k8v16:token:window300", "k16v2:q4:cap30",
     "k4v4:sinks", "k2v2:token:bf16:sinks:q4:h16/1",
+    "k4v4:d160", "k2v4:d192:bf16", "k8v4:token:d32", "k4v4:h32/1", "k8v4:token:h128/1:d64", "k2v2:h64/2:q2", "k4v4:kg512",
+    "k4v4:sink32:local128", "k8v8:token:q4:sink5:local7:rollback8:page128", "k2v2:window300:local40", "k16v4:rollback20:q8:h8/4",
 )  # fmt: skip
 SEEN = (
     "k4v4:cap50", "k8v8:token:cap30:q4:h32/4", "k2v2:bf16:cap50:window100", "k4v4:window1024:page128", "k4v4:window40:q8:h8/4",

@@ -11,8 +11,9 @@ import torch
 from kvgen.errors import SpecError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.cuda.support import BOOST_STEP, CHANNEL_GROUPS
+from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.tilelang.support import KEY_GROUPS, MAX_GROUP
+from kvgen.lower.tilelang.support import KEY_GROUPS
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 
@@ -61,10 +62,12 @@ def drawn_tilelang_spec(draw: Random) -> KernelSpec:
     while True:
         data = spec_data(draw)
         attention = data["attention"]
-        dim, heads = draw.choice([64, 64, 96, 128, 128, 256]), draw.randint(1, 2)
-        data["arch"], data["cache"] = "sm90", {name: value for name, value in data["cache"].items() if name in ("layout", "page")}
-        attention |= {"head_dim": dim, "kv_heads": heads, "q_heads": heads * draw.choice([1, 2, 4, 5, 8, draw.randint(1, MAX_GROUP)])}
-        attention |= {"dtype": draw.choice(["float16", "float16", "bfloat16"]), "q_len": draw.choice([1, 1, 2, draw.randint(1, 8)])}
+        dim, heads = draw.choice([64, 64, 96, 128, 128, 32 * draw.randint(1, 8)]), draw.randint(1, 2)
+        q_len = draw.choice([1, 1, 2, draw.randint(1, 8)])
+        group = draw.choice([1, 2, 4, 5, 8, draw.randint(1, MAX_Q_ROWS // q_len)])
+        data["arch"] = "sm90"
+        attention |= {"head_dim": dim, "kv_heads": heads, "q_heads": heads * group, "q_len": q_len}
+        attention["dtype"] = draw.choice(["float16", "float16", "bfloat16"])
         data["key"].pop("boost", None)
         data["value"]["axis"] = "token"
         for name in ("key", "value"):

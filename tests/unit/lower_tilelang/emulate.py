@@ -138,13 +138,8 @@ class Step:
         plan, spec = self.kernel.plan, self.kernel.spec
         batch, q_len, q_heads, _ = self.q.shape
         self.lengths = self.reference.lengths.clone()
-<<<<<<< HEAD
         packed, self.table = self._packed()
-        self.residual = self._residual()
-=======
-        packed, table = self._packed()
         self.residual = residual_with_poison(self.reference)
->>>>>>> 63b15e0 (TileLang: sink, local and rollback tokens)
         self.out = torch.full_like(self.q, torch.nan)
         self.lse = torch.full((batch, q_heads, q_len), torch.nan)
         fresh = 0 if self.fresh is None else q_len
