@@ -27,7 +27,8 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "groups of channels that are no multiple of 32",
         lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),
-        "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token",
+        "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token, because a matrix "
+        "instruction takes 16 channels out of each run of 32",
     ),
     Refusal("V per channel", lambda s: s.value.per_channel, "value.axis is channel, and V is scaled per token only"),
     Refusal(

@@ -40,7 +40,8 @@ def test_a_flush_packs_the_block_and_keeps_the_step(words: str, tmp_path: Path) 
     layout, rows = packed_layout(spec, BLOCK, "mma"), residual_rows(spec, BLOCK)
     header = (templates() / "tilelang/include/kvgen/tilelang_step.cuh").read_text()
     header = header.replace("#pragma once\n", "").replace('#include "kvgen/tilelang.cuh"\n', "")
-    flush = ctypes.CDLL(str(library(CALL.format(header=header, key=quant(layout.key), value=quant(layout.value), rows=rows), tmp_path))).flush
+    text = CALL.format(header=header, key=quant(layout.key), value=quant(layout.value), rows=rows)
+    flush = ctypes.CDLL(str(library(text, tmp_path))).flush
     for spare in (0, 2):
         check(flush, spec, spare)
 
