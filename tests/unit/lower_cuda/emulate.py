@@ -14,10 +14,11 @@ from kvgen._resources import templates
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.residual import ResidualRows
 from kvgen.toolchain.compilers import find_gxx
+from tests.unit.lower_cuda import race_checks
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
 DYNAMIC = "extern __shared__ __align__(128) uint8_t memory[];"
-HERE = Path(__file__).parent / "emulator"
+HERE = race_checks.HERE
 
 EXPORTS = """
 #include "kvgen/pack/pack.cuh"
@@ -131,13 +132,11 @@ def library(text: str, folder: Path) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             text_ = header.read_text().replace(DYNAMIC, "uint8_t* memory = emulator::shared;")
             place.write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", text_))
-    source, output = folder / "emulated.cpp", folder / "emulated.so"
+    source, output = folder / "emulated.cpp", folder / race_checks.LIBRARY
     source.write_text(text)
     flags = [
         "-std=c++20",
-        "-O1",
         "-fno-gnu-unique",  # other emulators in this process have variables of the same names
-        "-shared",
         "-fPIC",
         "-w",
         "-fno-strict-aliasing",
@@ -145,6 +144,12 @@ def library(text: str, folder: Path) -> Path:
         "-march=native",
         "-include",
         str(HERE / "cuda_fp16.h"),
+        f"-I{HERE}",
+        f"-I{folder}",
+        str(source),
     ]
-    subprocess.run([str(find_gxx().path), *flags, f"-I{HERE}", f"-I{folder}", str(source), "-o", str(output)], check=True)
+    if race_checks.CHECKED.get():
+        race_checks.build(flags, output)
+    else:
+        subprocess.run([str(find_gxx().path), "-O1", "-shared", *flags, "-o", str(output)], check=True)
     return output

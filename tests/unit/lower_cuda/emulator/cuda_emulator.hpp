@@ -13,25 +13,32 @@
 #include <set>
 #include <vector>
 
+#include "checker.hpp"
+
+#ifdef KVGEN_EMULATOR_CHECKS
+#define __forceinline__ inline __attribute__((always_inline))  // so that a report names the line of the caller
+#else
+#define __forceinline__ inline
+#endif
+
 #define __global__
 #define __device__
 #define __host__
 #define __shared__ static
 #define __grid_constant__
 #define __builtin_assume(condition)
-#define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 using std::max;
 using std::min;
 
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct int2 { int x, y; };
-struct int4 { int x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -64,6 +71,7 @@ inline bool first_load_is_current;   // of a warp at an address, before griddepc
 struct Copy {
   void* to;
   int bytes;
+  uint32_t time;  // the checker's
   unsigned char value[16];
 };
 struct Fibre {
@@ -98,6 +106,7 @@ alignas(1024) inline unsigned char shared[232448];  // dynamic shared memory
 // Threads that wait for each other; the last one does the work for all. Those that have left the kernel are not waited for.
 template <class Work>
 void meet(Meeting& meeting, Work work) {
+  const checker::Quiet quiet;
   if (++meeting.arrived == meeting.size) {
     work();
     meeting.arrived = 0, ++meeting.round;
@@ -109,6 +118,7 @@ void meet(Meeting& meeting, Work work) {
 // Every lane gives a word and takes what `from(lane)` gave.
 template <class From>
 unsigned exchange(unsigned x, From from) {
+  const checker::Quiet quiet;
   Meeting& warp = warps[current / 32];
   warp.in[current % 32] = x;
   meet(warp, [&] {
@@ -118,13 +128,16 @@ unsigned exchange(unsigned x, From from) {
 }
 
 inline void enter() {
+  checker::set_quiet(false);
   body();
+  checker::set_quiet(true);
   fibres[current]->done = true;
   swapcontext(&fibres[current]->context, &scheduler);
 }
 
 inline void begin_cta(int threads) {
   std::memset(shared, 0xff, sizeof shared);  // NaN
+  checker::begin_cta(rank, threads);
   fibres.clear(), warps.assign((threads + 31) / 32, {});
   for (Meeting& warp : warps) warp.size = 32;
   cta = {}, cta.size = threads;
@@ -150,6 +163,7 @@ inline bool run_cta() {
     for (current = 0; current < static_cast<int>(fibres.size()); ++current) {
       if (fibres[current]->done || waits(*fibres[current])) continue;
       busy = true, threadIdx.x = current;
+      checker::resume(rank, current, fibres[current]->stack.data(), kStack);
       swapcontext(&scheduler, &fibres[current]->context);
     }
   }
@@ -184,26 +198,34 @@ inline void run_cluster(int ctas, int threads) {
       cluster[rank].swap();
     }
   }
-  cluster.clear();
+  cluster.clear(), rank = 0;
 }
 inline void arrive_cluster() {
+  const checker::Quiet quiet;
   const size_t phase = fibres[current]->arrivals++;
+  checker::arrive_cluster(reinterpret_cast<const void*>(phase));
   if (arrivals.size() <= phase) arrivals.resize(phase + 1);
   ++arrivals[phase];
 }
 inline void wait_while(std::function<bool()> goes_on) {
+  const checker::Quiet quiet;
   Fibre& fibre = *fibres[current];
   for (fibre.waiting = std::move(goes_on); waits(fibre);) swapcontext(&fibre.context, &scheduler);
 }
 inline void wait_cluster() {
-  wait_while([phase = fibres[current]->arrivals - 1] { return arrivals[phase] < cluster_threads; });
+  const checker::Quiet quiet;
+  const size_t phase = fibres[current]->arrivals - 1;
+  wait_while([phase] { return arrivals[phase] < cluster_threads; });
+  checker::wait_cluster(reinterpret_cast<const void*>(phase));
 }
 
 // CTAs in the order of their numbers, or against it.
 inline bool backwards = false;
 
-inline void launch(dim3 grid, int threads, std::function<void()> kernel, int cluster_size = 1) {
-  body = std::move(kernel), blockDim.x = threads;
+template <class Kernel>
+void launch(dim3 grid, int threads, const Kernel& kernel, int cluster_size = 1, bool overlaps = false) {
+  body = std::ref(kernel), blockDim.x = threads;
+  checker::begin_launch(overlaps);
   gridDim = {static_cast<int>(grid.x), static_cast<int>(grid.y), static_cast<int>(grid.z)};
   const unsigned clusters = grid.x * grid.y * grid.z / cluster_size;
   for (unsigned i = 0; i < clusters; ++i) {
@@ -226,8 +248,13 @@ To bits(From from) {
 
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::meet(emulator::cta, [] {}); }
-inline void __syncwarp() { emulator::meet(emulator::warps[emulator::current / 32], [] {}); }
+inline void __syncthreads() {
+  emulator::meet(emulator::cta, [] { checker::synchronize(0, static_cast<int>(emulator::fibres.size())); });
+}
+inline void __syncwarp() {
+  const int warp = emulator::current / 32;
+  emulator::meet(emulator::warps[warp], [warp] { checker::synchronize(warp * 32, 32); });
+}
 template <class T, class From>
 T exchange_lanes(T x, From from) {
   if constexpr (sizeof(T) == 8) {
@@ -252,6 +279,7 @@ T __shfl_up_sync(unsigned, T x, int by) {
 }
 template <class T>
 T __shfl_sync(unsigned, T x, int from) {  // lanes may ask for different ones
+  const checker::Quiet quiet;
   emulator::Meeting& warp = emulator::warps[emulator::current / 32];
   std::memcpy(warp.words[emulator::current % 32], &x, sizeof x);
   emulator::meet(warp, [] {});
@@ -280,17 +308,24 @@ inline int __reduce_min_sync(unsigned, int x) { return reduce_lanes(x, [](int a,
 inline int __reduce_max_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::max(a, b); }); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int atomicAdd(int* x, int by) { return (*x += by) - by; }
-inline void atomicMin(int* x, int y) { *x = std::min(*x, y); }
-inline void atomicMax(int* x, int y) { *x = std::max(*x, y); }
+template <class Update>
+__forceinline__ int update(int* x, Update made) {
+  checker::access(x, sizeof *x, checker::kAtomicUpdate);
+  const checker::Quiet quiet;
+  const int before = *x;
+  return *x = made(before), before;
+}
+__forceinline__ int atomicAdd(int* x, int by) { return update(x, [=](int before) { return before + by; }); }
+__forceinline__ int atomicMin(int* x, int y) { return update(x, [=](int before) { return std::min(before, y); }); }
+__forceinline__ int atomicMax(int* x, int y) { return update(x, [=](int before) { return std::max(before, y); }); }
 template <class T>
-T __ldcg(const T* from) { return *from; }
+__forceinline__ T __ldcg(const T* from) { return *from; }
 template <class T>
-void __stcg(T* to, T x) { *to = x; }
+__forceinline__ void __stcg(T* to, T x) { *to = x; }
 template <class T>
-T __ldcs(const T* from) { return *from; }
+__forceinline__ T __ldcs(const T* from) { return *from; }
 template <class T>
-void __stcs(T* to, T x) { *to = x; }
+__forceinline__ void __stcs(T* to, T x) { *to = x; }
 inline float __log2f(float x) { return std::log2(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
@@ -343,9 +378,13 @@ template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t*) { return *clusters = emulator::processors / 2, cudaSuccess; }
 template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
-  unsigned cluster = 1;  // launches do not overlap
+  unsigned cluster = 1;
+  bool overlaps = false;  // what may; here one launch ends before the next
   for (int i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = config->attrs[i].val.clusterDim.x;
-  emulator::launch(config->gridDim, config->blockDim.x, [&] { kernel(arguments...); }, cluster);
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+      cluster = config->attrs[i].val.clusterDim.x;
+    else
+      overlaps = config->attrs[i].val.programmaticStreamSerializationAllowed;
+  emulator::launch(config->gridDim, config->blockDim.x, [&] { kernel(arguments...); }, cluster, overlaps);
   return cudaSuccess;
 }

@@ -46,6 +46,7 @@ inline void multiply(emulator::Meeting& warp) {
     }
 }
 inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const checker::Quiet quiet;
   emulator::Meeting& warp = emulator::warps[emulator::current / 32];
   const int lane = emulator::current % 32;
   const uint32_t words[6] = {a0, a1, a2, a3, b0, b1};
@@ -59,38 +60,48 @@ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
 
 inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulator::shared); }
 template <class T>
-T load_shared(uint32_t address) {
+__forceinline__ T load_shared(uint32_t address) {
+  checker::access(emulator::shared + address, sizeof(T), checker::kRead);
+  const checker::Quiet quiet;
   T value;
   std::memcpy(&value, emulator::shared + address, sizeof value);
   return value;
 }
-inline uint4 load_shared16(uint32_t address) { return load_shared<uint4>(address); }
-inline uint2 load_shared8(uint32_t address) { return load_shared<uint2>(address); }
-inline uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
-inline uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
-inline uint32_t load_shared1(uint32_t address) { return load_shared<uint8_t>(address); }
-inline void store_shared16(uint32_t address, const float (&v)[4]) { std::memcpy(emulator::shared + address, v, 16); }
+__forceinline__ uint4 load_shared16(uint32_t address) { return load_shared<uint4>(address); }
+__forceinline__ uint2 load_shared8(uint32_t address) { return load_shared<uint2>(address); }
+__forceinline__ uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
+__forceinline__ uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
+__forceinline__ uint32_t load_shared1(uint32_t address) { return load_shared<uint8_t>(address); }
+__forceinline__ void store_shared16(uint32_t address, const float (&v)[4]) {
+  checker::access(emulator::shared + address, 16, checker::kWrite);
+  const checker::Quiet quiet;
+  std::memcpy(emulator::shared + address, v, 16);
+}
 
 template <int kBytes>
-void copy_async(uint32_t shared, const void* global) {
-  emulator::Copy copy{emulator::shared + shared, kBytes, {}};
+__forceinline__ void copy_async(uint32_t shared, const void* global) {
+  const uint32_t time = checker::copy(emulator::shared + shared, global, kBytes);
+  const checker::Quiet quiet;
+  emulator::Copy copy{emulator::shared + shared, kBytes, time, {}};
   std::memcpy(copy.value, global, kBytes);
   emulator::fibres[emulator::current]->open.push_back(copy);
 }
-inline void copy_async16(uint32_t shared, const void* global) { copy_async<16>(shared, global); }
+__forceinline__ void copy_async16(uint32_t shared, const void* global) { copy_async<16>(shared, global); }
 template <int kLanes>
-void copy_async16_if(uint32_t shared, const void* global, int lane) {
+__forceinline__ void copy_async16_if(uint32_t shared, const void* global, int lane) {
   if (lane < kLanes) copy_async16(shared, global);
 }
 inline void copy_commit() {
+  const checker::Quiet quiet;
   auto& fibre = *emulator::fibres[emulator::current];
   fibre.groups.push_back(std::move(fibre.open)), fibre.open.clear();
 }
 template <int kPending>
 void copy_wait() {
+  const checker::Quiet quiet;
   auto& groups = emulator::fibres[emulator::current]->groups;
   for (; groups.size() > kPending; groups.pop_front())
-    for (const emulator::Copy& copy : groups.front()) std::memcpy(copy.to, copy.value, copy.bytes);
+    for (const emulator::Copy& copy : groups.front()) std::memcpy(copy.to, copy.value, copy.bytes), checker::arrived(copy.time);
 }
 inline void copy_wait_all() {
   copy_commit();
@@ -99,6 +110,7 @@ inline void copy_wait_all() {
 inline void prefetch_l2(const void*) {}
 // Nothing is copied, but what is prefetched must lie in memory that the launch may read.
 inline void prefetch_bulk(const void* global, int bytes) {
+  const checker::Quiet quiet;
   const auto* from = static_cast<const unsigned char*>(global);
   const bool there = std::any_of(std::begin(emulator::readable), std::end(emulator::readable),
                                  [&](const emulator::Range& r) { return from >= r.begin && from + bytes <= r.begin + r.size && (from - r.begin) % 16 == 0; });
@@ -120,20 +132,35 @@ inline unsigned char* cluster_memory(uint32_t address) {
 struct Barrier {
   int arrivals, bytes;
 };
-inline void barrier_init(uint32_t barrier, int arrivals) { reinterpret_cast<Barrier&>(emulator::shared[barrier]) = {arrivals, 0}; }
-inline void barrier_init_fence() {}
-inline void barrier_expect(uint32_t barrier, int bytes) {
+__forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+  checker::access(emulator::shared + barrier, sizeof(Barrier), checker::kWrite);
+  const checker::Quiet quiet;
+  reinterpret_cast<Barrier&>(emulator::shared[barrier]) = {arrivals, 0};
+}
+inline void barrier_init_fence() {
+  const checker::Quiet quiet;
+  checker::fence_barrier_init();
+}
+__forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+  checker::access(emulator::shared + barrier, sizeof(Barrier), checker::kAtomicUpdate);
+  const checker::Quiet quiet;
+  checker::arrive_barrier(emulator::shared + barrier);
   Barrier& mine = reinterpret_cast<Barrier&>(emulator::shared[barrier]);
   --mine.arrivals, mine.bytes += bytes;
 }
-inline void barrier_wait(uint32_t barrier, uint32_t) {
+__forceinline__ void barrier_wait(uint32_t barrier, uint32_t) {
+  checker::access(emulator::shared + barrier, sizeof(Barrier), checker::kAtomicRead);
+  const checker::Quiet quiet;
   emulator::wait_while([barrier] {
     const Barrier& mine = reinterpret_cast<const Barrier&>(emulator::shared[barrier]);
     return mine.arrivals > 0 || mine.bytes > 0;
   });
+  checker::wait_barrier(emulator::shared + barrier);
 }
 template <class Value>
-void send_cluster(uint32_t address, Value value, uint32_t barrier) {
+__forceinline__ void send_cluster(uint32_t address, Value value, uint32_t barrier) {
+  const checker::Quiet quiet;
+  checker::send(static_cast<int>(address >> 24), emulator::shared + (address & 0xffffff), sizeof value, emulator::shared + (barrier & 0xffffff));
   std::memcpy(cluster_memory(address), &value, sizeof value);
   reinterpret_cast<Barrier*>(cluster_memory(barrier))->bytes -= sizeof value;
 }
@@ -143,16 +170,26 @@ inline void copy_bulk_fence() {}
 inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
 
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() { emulator::fibres[emulator::current]->waited = true; }
+inline void griddepcontrol_wait() {
+  const checker::Quiet quiet;
+  emulator::fibres[emulator::current]->waited = true, checker::end_grid_wait();
+}
 // Before griddepcontrol.wait memory may hold anything, and two loads of a warp may differ. What is no number of anything is far from all
 // memory, so that an address made from it ends the process.
 constexpr int kNoNumber = -1'000'000'007;
-inline int load_relaxed(const int* from) {
+__forceinline__ int load_relaxed(const int* from) {
+  checker::access(from, sizeof *from, checker::kAtomicRead);
+  const checker::Quiet quiet;
   const bool first = emulator::warps[emulator::current / 32].loaded.insert(from).second;
   if (emulator::fibres[emulator::current]->waited || (emulator::first_load_is_current && first)) return *from;
   const int values[] = {*from, INT32_MAX, kNoNumber};
   return values[(reinterpret_cast<uintptr_t>(from) / 4 + !first) % 3];
 }
-inline int arrive(int* counter) { return (*counter)++; }
+__forceinline__ int arrive(int* counter) {
+  checker::access(counter, sizeof *counter, checker::kAtomicUpdate);
+  const checker::Quiet quiet;
+  checker::exchange(counter);
+  return (*counter)++;
+}
 
 }  // namespace kvgen::ptx
