@@ -1,9 +1,10 @@
 """Random steps of emulated CUDA kernels: specs of all that the back end supports, schedules of its whole space, hard data.
 
-    python -m tests.lives.emulated --count 200 [--seed 0] [--only N]
+    python -m tests.lives.emulated --count 200 [--seed 0] [--only N] [--races]
 
 Each number is a compiled variant with some lives; a life is a cache that a reference holds, some steps, crops between them, and the same
-tokens packed in pieces by the emulated packer. A failure is printed with its number. Exit code 1 where one failed.
+tokens packed in pieces by the emulated packer. A failure is printed with its number. Exit code 1 where one failed. With --races, data
+races and misaligned accesses are failures, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.lives.drawn import drawn_gpu_schedule, drawn_gpu_spec
 from tests.lives.packing import PackLife
 from tests.lives.steps import Drawn, StepLife
 from tests.mutants.emulated_lives import headers_of
-from tests.unit.lower_cuda import emulate
+from tests.unit.lower_cuda import emulate, race_checks
 from tests.unit.lower_cuda.attend_checks import cached, cleared
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step
 
@@ -68,22 +69,26 @@ def compiled(seed: int, folder: Path) -> tuple[Emulated, emulate.Emulated, str]:
     return built, packer, f"{spec.format()}\n{schedule}"
 
 
-def lives(seed: int, count: int = LIVES) -> list[str]:
+def lives(seed: int, count: int = LIVES, races: bool = False) -> list[str]:
     """What failed of the lives of a number."""
-    with tempfile.TemporaryDirectory(prefix="lives-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lives-") as folder, race_checks.enabled(races):
         built, packer, named = compiled(seed, Path(folder))
-        return failures(seed, count, named, lambda draw: CudaLife(built, packer, draw))
+        failed = failures(seed, count, named, lambda draw: CudaLife(built, packer, draw))
+        return [*failed, *(f"lives of {seed}: {report}\n{named}" for report in race_checks.reports(Path(folder)))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Live; the exit code."""
     command = parser("emulated", __doc__, 200)
     command.add_argument("--templates", type=Path, default=templates(), help="the folder of the headers")
+    command.add_argument("--races", action="store_true", help="look for data races and misaligned accesses")
     args = command.parse_args(argv)
+    if args.races and (why := race_checks.unsupported()):
+        command.error(f"--races needs another compiler: {why}")
 
     def over_headers(seed: int) -> list[str]:
         with headers_of(args.templates):
-            return lives(seed)
+            return lives(seed, races=args.races)
 
     return live(args, LIVES, over_headers)
 

@@ -29,8 +29,10 @@ LIBRARY = "emulated.so"
 CHECKED = ContextVar("CHECKED", default=False)
 PLACE = re.compile(r"@(\w+)")
 DEFINED = ("-DKVGEN_EMULATOR_CHECKS", "-std=c++20", "-fPIC")
-SANITIZED = ("-O1", "-g", "-fsanitize=thread,alignment", "--param=tsan-instrument-func-entry-exit=0")
-"""At -O1, as the emulator's other builds; lines are those of inlined functions and of their callers."""
+SANITIZED = (
+    "-O1", "-g", "-fno-var-tracking", "-fsanitize=thread,alignment", "--param=tsan-instrument-func-entry-exit=0",
+    "-Wa,-muse-unaligned-vector-move",  # a misaligned access is reported, and the kernel goes on
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def build(flags: Sequence[str], output: Path) -> None:
 
 
 def reports(folder: Path) -> list[str]:
-    """What the emulators below `folder` have found so far: instructions, and the code of their lines. What is harmless is left out."""
+    """What the emulators below `folder` have found since the last call: instructions, and their lines. What is harmless is left out."""
     return [report for path in sorted(folder.rglob(LIBRARY)) for report in _reports(path)]
 
 

@@ -276,9 +276,11 @@ void __ubsan_handle_type_mismatch_v1(const Mismatch* where, const void* pointer)
                   std::to_string(1 << where->log_alignment) + " bytes");
 }
 
+// Those since the last call.
 const char* reports() {
   checker::joined_reports.clear();
   for (const std::string& report : checker::reports) checker::joined_reports += report + "\n";
+  checker::reports.clear();
   return checker::joined_reports.c_str();
 }
 

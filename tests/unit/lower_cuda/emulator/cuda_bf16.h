@@ -9,7 +9,7 @@ struct __nv_bfloat16 {
     x = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 };
-struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+struct KVGEN_VECTOR(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
 
 inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.x) << 16); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }

@@ -17,8 +17,10 @@
 
 #ifdef KVGEN_EMULATOR_CHECKS
 #define __forceinline__ inline __attribute__((always_inline))  // so that a report names the line of the caller
+#define KVGEN_VECTOR(n) alignas(n)
 #else
 #define __forceinline__ inline
+#define KVGEN_VECTOR(n)  // g++ would make moves of it that fault where a kernel casts an array of its own, which is in registers on a GPU
 #endif
 
 #define __global__
@@ -33,12 +35,12 @@
 using std::max;
 using std::min;
 
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct KVGEN_VECTOR(8) float2 { float x, y; };
+struct KVGEN_VECTOR(16) float4 { float x, y, z, w; };
+struct KVGEN_VECTOR(8) int2 { int x, y; };
+struct KVGEN_VECTOR(16) int4 { int x, y, z, w; };
+struct KVGEN_VECTOR(8) uint2 { unsigned x, y; };
+struct KVGEN_VECTOR(16) uint4 { unsigned x, y, z, w; };
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}

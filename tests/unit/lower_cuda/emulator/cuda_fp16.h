@@ -8,7 +8,7 @@ struct __half {
   __half(_Float16 value) : x(value) {}
   explicit __half(float value) : x(static_cast<_Float16>(value)) {}
 };
-struct alignas(4) __half2 { __half x, y; };
+struct KVGEN_VECTOR(4) __half2 { __half x, y; };
 
 inline float __half2float(__half x) { return static_cast<float>(x.x); }
 inline __half __float2half_rn(float x) { return __half(x); }
