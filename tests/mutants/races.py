@@ -36,6 +36,8 @@ from tests.unit.lower_cuda.emulate_plan import Planner, differences
 
 TIMEOUT_S = 600.0
 SOUND = "sound"
+ONE_LONG = (1100,)
+"""Its heads are split, on 30 multiprocessors."""
 
 
 def case_of(fault: Fault) -> tuple[str, str]:
@@ -57,6 +59,7 @@ def _attend(name: str, folder: Path) -> None:
     case = CASES[name]
     built = Emulated(case.spec, case.block, launch(**case.launch), folder)
     attend(built, *case.attends[0])
+    attend(built, ONE_LONG, 30)
     for lengths, processors in case.decodes:
         for planned in (False, True):
             decode(built, lengths, processors, planned, backwards=planned)

@@ -16,7 +16,7 @@ from tests.mutants.races import case_of, judge_here
 from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate import library
 
-pytestmark = pytest.mark.skipif(race_checks.unsupported() is not None, reason="the compiler has no -fsanitize=thread")
+pytestmark = pytest.mark.skipif(race_checks.unsupported() is not None, reason=str(race_checks.unsupported()))
 
 BEGIN = """
 #include "kvgen/ptx.cuh"
@@ -78,8 +78,9 @@ KERNELS: dict[str, tuple[str, str]] = {
         "race in shared memory, of one CTA: ",
     ),
     "a wait and a barrier": (
-        "run(1, 32, [&] { ptx::copy_async<4>(lane() * 4, memory + lane()); ptx::copy_wait_all(); __syncwarp();"
-        " volatile int x = words()[lane() ^ 1]; });",
+        """run(1, 32, [&] {
+          ptx::copy_async<4>(lane() * 4, memory + lane()); ptx::copy_wait_all(); __syncwarp(); volatile int x = words()[lane() ^ 1];
+        });""",
         "",
     ),
     "a copy over what another lane reads": (
