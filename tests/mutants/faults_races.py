@@ -43,15 +43,9 @@ FAULTS: tuple[Fault, ...] = (
             "ptx::arrive(counter) == expected - 1", "atomicAdd(counter, 1) == expected - 1",
         ),
     ),
-    *_without(
-        CTA,
-        "epilogue/append",
-        ("flush-scratch", "last", "packing begins while other warps use the shared memory that it takes", "~;\n  pack_block"),
-    ),
     *_in(
         "epilogue/cluster_reduction",
         ("cluster-initialized", "cluster", "mbarriers are not fenced before other CTAs use them", "ptx::barrier_init_fence();", ""),
-        ("cluster-began", "cluster", "CTAs send to others that may not have begun", "if (q_tile == 0) ptx::cluster_wait();", ""),
     ),
     *_without(
         WARP,

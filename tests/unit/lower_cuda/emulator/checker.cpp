@@ -136,9 +136,10 @@ void record(Shadow& shadow, uintptr_t address, int bytes, Kind kind, int agent, 
       if (!known && (old.bytes & mask) && ((kind | old.kind) & kWrite) && !both_atomic)
         report(std::string("race in ") + (&shadow == &global ? "global" : "shared") + " memory, " +
                (old.cta == cta->id ? "of one CTA: " : "of two CTAs: ") + named(old.kind, old.at) + " and " + named(kind, at));
-      // What comes after this access comes after an old one that this one comes after. So do atomic updates of the same memory, which is
-      // coherent.
-      if ((known || both_update) && !(old.bytes & ~mask) && ((kind & kWrite) || !(old.kind & kWrite))) continue;
+      // This access stands for an old one that it comes after, if it conflicts with whatever the old one does. Atomic updates of the same
+      // memory come one after the other, because memory is coherent.
+      const bool stronger = ((kind & kWrite) || !(old.kind & kWrite)) && (!(kind & kAtomicRead) || (old.kind & kAtomicRead));
+      if ((known || both_update) && stronger && !(old.bytes & ~mask)) continue;
       cell[kept++] = old;
     }
     cell.resize(kept), cell.push_back({cta->id, time, at, static_cast<uint16_t>(agent), mask, kind});
