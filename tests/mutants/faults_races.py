@@ -133,15 +133,11 @@ FAULTS: tuple[Fault, ...] = (
         ("scalers-made", "last", "codes are made before all threads have made their scalers", "(smem, i); });\n    ~;"),
         ("ranges-found", "last", "scalers are made before all warps have found the extremes", "(row, smem);\n    ~;"),
         ("boosted-over", "boost", "boosted channels are packed while their codes of two bits are", "if constexpr (kBoosted) {\n      ~;"),
-        (
-            "operands", "channel-groups", "V's extremes are stored while other warps read K's scalers",
-            "if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) ~;",
-        ),
     ),
     *_in(
         "pack/quantize",
         (
-            "words-wide", "last", "a word is stored through a pointer to two",
+            "words-wide", "boost", "a word is stored through a pointer to two",
             "*reinterpret_cast<uint32_t*>(address) = words[0];", "reinterpret_cast<uint2*>(address)->x = words[0];",
         ),
     ),

@@ -121,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(args.jobs) as pool:
         needed = sorted({":".join((SOUND, *case_of(fault))) for fault in faults})
         for name, answer in zip(needed, pool.map(judge, needed), strict=True):
+            print(f"sound  {name}: {answer}", flush=True)
             if answer["wrong"] or answer["reports"]:
                 print(f"the suite is void: {name} has {answer}")
                 return 2
