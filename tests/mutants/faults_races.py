@@ -72,7 +72,6 @@ FAULTS: tuple[Fault, ...] = (
             "early-copies", "last", "copies of a tile beyond the sequence may still arrive where warps publish their states",
             "if constexpr (kFillEarly) ptx::copy_wait_all();", "",
         ),
-        ("launch-before", "last", "a launch does not wait for the one before it", "ptx::griddepcontrol_wait();", ""),
     ),
     *_without(
         CTA,
