@@ -84,11 +84,6 @@ FAULTS: tuple[Fault, ...] = (
         ("ends-stored", "planned", "a CTA arrives before all its threads have stored its last result", "Traits::kQTiles - 1);\n  ~;"),
     ),
     *_without(
-        "ptx::copy_wait_all()",
-        "mainloop/attend_planned",
-        ("work-copies", "planned", "the next work tile is read before its copy has arrived", f"~;\n    {WARP};"),
-    ),
-    *_without(
         WARP,
         "mainloop/attend_planned",
         ("work-arrived", "planned", "lanes read the next work tile before others' copies have arrived", "ptx::copy_wait_all();\n    ~;"),
