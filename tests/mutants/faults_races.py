@@ -104,10 +104,6 @@ FAULTS: tuple[Fault, ...] = (
             "products-stored", "last", "lanes take each other's products before they are stored",
             "~;\n#pragma unroll\n    for (int s = 0; s < kStepSubtiles; ++s) {\n      const uint4 a",
         ),
-        (
-            "products-over-codes", "last", "products are stored over codes that other lanes read",
-            "~;\n#pragma unroll\n    for (int s = 0; s < kStepSubtiles; ++s)\n      ptx::store_shared16",
-        ),
     ),
     *_without(
         CTA,
