@@ -1,0 +1,185 @@
+"""Machine code of compiled modules (SASS): its listing, its loops, and how many instructions of each kind a loop has."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen.errors import ToolchainMissing
+from kvgen.toolchain.compilers import nvcc_wheel
+
+CATEGORIES = (
+    ("mma", r"HMMA|IMMA|QMMA"),
+    ("shared_load", r"LDS|LDSM"),
+    ("shared_store", r"STS"),
+    ("copy", r"LDGSTS|UBLKCP|LDGDEPBAR|SYNCS|CPASYNC"),
+    ("wait", r"DEPBAR|NANOSLEEP"),
+    ("spill", r"LDL|STL"),
+    ("expand", r"LOP3|PRMT|SHF"),
+    ("half", r"HADD2|HMUL2|HFMA2|HSETP2|HMNMX2|VHMNMX"),
+    ("convert", r"F2FP|F2F|I2F|F2I|I2FP"),
+    ("float", r"FFMA|FMUL|FADD|FMNMX"),
+    ("exp", r"MUFU"),
+    ("exchange", r"SHFL|MOVM"),
+    ("sync", r"BAR|WARPSYNC|VOTE|VOTEU|BSSY|BSYNC|BREAK|ERRBAR|MEMBAR|FENCE|ELECT|NOP"),
+    ("address", r"IMAD|IADD3|LEA|VIADD|IADD|ISCADD|IABS|IMNMX|VIMNMX|LDG|LDC"),
+    ("move", r"MOV|SEL|FSEL|R2UR|S2R|S2UR|CS2R|R2P|P2R|UMOV"),
+    ("branch", r"BRA|JMP|CALL|RET|EXIT|ISETP|FSETP|PLOP3|BRX"),
+    ("uniform", r"U[A-Z0-9]+"),
+)
+"""Kinds of instructions by opcode; the first that fits counts."""
+HALF_RATE = re.compile(
+    r"(LOP3|PRMT|SHF|IADD3|VIADD|IADD|LEA|SEL|FSEL|ISETP|FSETP|PLOP3|FMNMX|IMNMX|VIMNMX|MOV|HSETP2|HMNMX2|VHMNMX|F2FP|I2FP|VOTE|P2R|R2P)$"
+)
+"""Opcodes of the ALU pipe, which takes a warp's instruction every second cycle; also F2FP, which has that rate."""
+RARE = ("exp", "exchange")
+"""Categories that mark code of a loop as rare where an iteration may skip it."""
+_LISTED = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(\S[^;]*?)\s*;")
+_MOVE = re.compile(r"(IMAD\.MOV\S*|IMAD\.U32|IMAD\.SHL\S*|HFMA2\.MMA)\b.*\bRZ\b")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a listing: `@!P0 BRA 0x4be0` at its address."""
+
+    address: int
+    text: str
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it may not run, or jump, for every warp."""
+        return (self.text.startswith("@") and not self.text.startswith("@!PT")) or "BRA.DIV" in self.text or "BRA.CONV" in self.text
+
+    @property
+    def opcode(self) -> str:
+        """Without modifiers: `LDS` of `@P0 LDS.128 R4, [R2]`."""
+        return self.text.split()[1 if self.text.startswith("@") else 0].partition(".")[0]
+
+    @property
+    def target(self) -> int | None:
+        """Where a branch goes."""
+        if self.opcode not in ("BRA", "JMP"):
+            return None
+        found = re.search(r"0x([0-9a-f]+)\s*$", self.text)
+        return int(found[1], 16) if found else None
+
+    @property
+    def category(self) -> str:
+        """One of CATEGORIES, or `other`."""
+        if _MOVE.search(self.text):
+            return "move"
+        return next((name for name, opcodes in CATEGORIES if re.fullmatch(opcodes, self.opcode)), "other")
+
+
+def disassemble(module: Path) -> dict[str, list[Instruction]]:
+    """Instructions of every kernel of a module, by mangled name. Raises ToolchainMissing without cuobjdump and nvdisasm."""
+    wheel = nvcc_wheel()
+    tool = shutil.which("cuobjdump") or (wheel and shutil.which("cuobjdump", path=str(wheel / "bin")))
+    if not tool:
+        raise ToolchainMissing(
+            "cuobjdump was not found on PATH: install the CUDA toolkit, or nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"
+        )
+    return parse(subprocess.run([tool, "-sass", str(module)], capture_output=True, text=True, check=True).stdout)
+
+
+def parse(listing: str) -> dict[str, list[Instruction]]:
+    """Instructions by the mangled names of functions, from the output of `cuobjdump -sass`."""
+    functions = {}
+    for part in re.split(r"\n\s*Function : ", listing)[1:]:
+        name, _, body = part.partition("\n")
+        functions[name.strip()] = [Instruction(int(address, 16), text) for address, text in _LISTED.findall(body)]
+    return functions
+
+
+def hot_loop(code: Sequence[Instruction]) -> list[Instruction]:
+    """The instructions that an iteration of the innermost loop with the most MMAs executes.
+
+    Code that an iteration may skip counts too (it copies the next tile), unless it has exponentials or exchanges lanes: then it raises
+    the running maximum of the softmax, or serves diverged lanes, and both are rare.
+    """
+    graph = _Blocks(code)
+    loops = [(head, graph.loop(head, latch), latch) for latch, heads in graph.next.items() for head in heads if head <= latch]
+    mma = {id(body): sum(i.category == "mma" for block in body for i in graph.code[block]) for _, body, _ in loops}
+    inner = [
+        (head, body, latch) for head, body, latch in loops
+        if mma[id(body)] and not any(other < body and mma[id(other)] for _, other, _ in loops)
+    ]  # fmt: skip
+    if not inner:
+        raise ValueError("no loop has MMAs")
+    head, body, latch = max(inner, key=lambda loop: mma[id(loop[1])])
+    skipped = {block for block in body if block not in (head, latch) and graph.reaches(head, latch, body - {block})}
+    rare = {block for part in graph.parts(skipped) if any(i.category in RARE for b in part for i in graph.code[b]) for block in part}
+    hot = sorted(body - rare)
+    return [instruction for block in hot for instruction in graph.code[block]]
+
+
+def count(instructions: Iterable[Instruction]) -> Mapping[str, int]:
+    """How many instructions of each category there are, all of them, and those of half rate."""
+    instructions = list(instructions)
+    found = Counter(i.category for i in instructions)
+    half_rate = sum(bool(HALF_RATE.match(i.opcode)) for i in instructions)
+    return {"all": len(instructions), **{name: found[name] for name, _ in CATEGORIES}, "other": found["other"], "half_rate": half_rate}
+
+
+class _Blocks:
+    """Basic blocks of a function, named by their first address, and the edges between them."""
+
+    def __init__(self, code: Sequence[Instruction]) -> None:
+        ends = [i for i in code if i.opcode in ("BRA", "JMP", "EXIT", "RET", "BRX")]
+        after = {i.address + 16 for i in ends}
+        starts = sorted({code[0].address, *after, *(i.target for i in ends if i.target is not None)} & {i.address for i in code})
+        self.code: dict[int, list[Instruction]] = {start: [] for start in starts}
+        for instruction in code:
+            self.code[starts[bisect_right(starts, instruction.address) - 1]].append(instruction)
+        self.next: dict[int, list[int]] = {}
+        for start, block in self.code.items():
+            last = block[-1]
+            targets = [last.target] if last.target is not None else []
+            if last.guarded or last.opcode not in ("BRA", "JMP", "EXIT", "RET", "BRX"):
+                targets.append(last.address + 16)
+            self.next[start] = [target for target in targets if target in self.code]
+        self.before: dict[int, list[int]] = {start: [] for start in self.code}
+        for start, targets in self.next.items():
+            for target in targets:
+                self.before[target].append(start)
+
+    def loop(self, head: int, latch: int) -> frozenset[int]:
+        """The blocks of the loop that the edge from `latch` back to `head` closes."""
+        found, todo = {head, latch}, [latch]
+        while todo:
+            block = todo.pop()
+            if block != head:
+                new = [before for before in self.before[block] if before not in found]
+                found.update(new)
+                todo += new
+        return frozenset(found)
+
+    def reaches(self, head: int, latch: int, within: frozenset[int]) -> bool:
+        """Whether a path of blocks in `within` leads from `head` to `latch`."""
+        found, todo = {head}, [head]
+        while todo:
+            for block in self.next[todo.pop()]:
+                if block in within and block not in found:
+                    found.add(block)
+                    todo.append(block)
+        return latch in found
+
+    def parts(self, blocks: Iterable[int]) -> list[set[int]]:
+        """Blocks by connected part."""
+        left, found = set(blocks), []
+        while left:
+            part, todo = set(), [min(left)]
+            while todo:
+                block = todo.pop()
+                if block in left:
+                    left.remove(block)
+                    part.add(block)
+                    todo += self.next[block] + self.before[block]
+            found.append(part)
+        return found
