@@ -24,6 +24,7 @@ FORMATS = (
     "k8v16:token:window300", "k16v2:q4:cap30",
     "k4v4:sinks", "k2v2:token:bf16:sinks:q4:h16/1",
     "k4v4:d160", "k2v4:d192:bf16", "k8v4:token:d32", "k4v4:h32/1", "k8v4:token:h128/1:d64", "k2v2:h64/2:q2", "k4v4:kg512",
+    "k8v8:vchannel:vg128", "k4v4:vchannel:vg32:sym", "k2v2:token:vchannel:vg64:page128", "k16v8:vchannel:vg512:q4:bf16",
     "k4v4:sink32:local128", "k8v8:token:q4:sink5:local7:rollback8:page128", "k2v2:window300:local40", "k16v4:rollback20:q8:h8/4",
 )  # fmt: skip
 SEEN = (

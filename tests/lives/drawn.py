@@ -13,7 +13,7 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.cuda.support import BOOST_STEP, CHANNEL_GROUPS
 from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.tilelang.support import KEY_GROUPS
+from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
 from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec, load_spec
 
@@ -69,12 +69,12 @@ def drawn_tilelang_spec(draw: Random) -> KernelSpec:
         attention |= {"head_dim": dim, "kv_heads": heads, "q_heads": heads * group, "q_len": q_len}
         attention["dtype"] = draw.choice(["float16", "float16", "bfloat16"])
         data["key"].pop("boost", None)
-        data["value"]["axis"] = "token"
         for name in ("key", "value"):
             per_token = data[name]["axis"] == "token"
-            data[name]["group"] = draw.choice([n for n in (32, 64, 96, 128, dim, dim) if dim % n == 0] if per_token else KEY_GROUPS)
+            data[name]["group"] = draw.choice([n for n in (32, 64, 96, 128, dim, dim) if dim % n == 0] if per_token else TILELANG_GROUPS)
         if data["cache"].get("page"):
-            data["cache"]["page"] = (data["key"]["group"] if data["key"]["axis"] == "channel" else 32) * draw.randint(1, 4)
+            groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
+            data["cache"]["page"] = max([32, *groups]) * draw.randint(1, 4)
         with suppress(SpecError):
             spec = load_spec(data)
             if TILELANG.unsupported(spec, "sm90") is None:

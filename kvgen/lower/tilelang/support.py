@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from kvgen.extras import install_line
 from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either, narrow_token_group
 
-KEY_GROUPS = (32, 64, 128, 256, 512)
+CHANNEL_GROUPS = (32, 64, 128, 256, 512)
+"""Tokens that share params per channel: a KV tile lies within a group."""
 OLDEST = "0.1.15"
 """The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
 
@@ -30,11 +31,10 @@ REFUSALS: tuple[Refusal, ...] = (
         "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token, because a matrix "
         "instruction takes 16 channels out of each run of 32",
     ),
-    Refusal("V per channel", lambda s: s.value.per_channel, "value.axis is channel, and V is scaled per token only"),
     Refusal(
-        f"K per channel in groups other than {either(KEY_GROUPS)} tokens",
-        lambda s: s.key.per_channel and s.key.group not in KEY_GROUPS,
-        f"key.group ({{k.group}} tokens) must be {either(KEY_GROUPS)}",
+        f"params per channel in groups other than {either(CHANNEL_GROUPS)} tokens",
+        lambda s: any(op.per_channel and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
+        f"where the axis is channel, key.group ({{k.group}}) and value.group ({{v.group}}) must be {either(CHANNEL_GROUPS)} tokens",
     ),
     Refusal(
         "pages of odd size",

@@ -149,6 +149,11 @@ class Traits:
         """K's channel params of one group of tokens; 0 where K is scaled per token."""
         return self.dim * self.key.params * 2 // 4 if self.channel_scaled else 0
 
+    @property
+    def value_channel_words(self) -> int:
+        """V's channel params of one group of tokens; 0 where V is scaled per token."""
+        return self.dim * self.value.params * 2 // 4 if self.value.per_channel else 0
+
     # --- operands ----------------------------------------------------------------------------------------------------
 
     @property
@@ -169,7 +174,12 @@ class Traits:
     @property
     def token_scaled(self) -> bool:
         """Whether K has scales per token, which multiply products; a K of 16 bits has neither."""
-        return self.key.quantized and not self.channel_scaled
+        return self.scaled_by_token("key")
+
+    def scaled_by_token(self, which: Which) -> bool:
+        """Whether K or V has scales per token; with 16 bits it has none."""
+        operand = self.layout.operand(which)
+        return operand.quantized and not operand.per_channel
 
     def operand_type(self, which: Which) -> str:
         """Type of K's or V's operands: codes are denormals of fp16, elements of 16 bits are what they are."""
@@ -279,7 +289,7 @@ class Traits:
     @property
     def tile_bytes(self) -> int:
         """Bytes of a KV tile."""
-        return 4 * (self.tile_subtiles * self.subtile_words + self.channel_words)
+        return 4 * (self.tile_subtiles * self.subtile_words + self.channel_words + self.value_channel_words)
 
     @property
     def block_tiles(self) -> int:
@@ -292,9 +302,15 @@ class Traits:
         return max(1, self.stages // self.tile_subtiles)
 
     @property
-    def ring_words(self) -> int:
-        """A warp's ring: sub-tiles, then K's channel params."""
+    def value_params_at(self) -> int:
+        """V's channel params in a warp's ring. They are read at the end of a KV tile, when those of the tile that comes into its place have
+        been asked for, so there is room for one tile more."""
         return self.stages * self.subtile_words + self.tiles_in_flight * self.channel_words
+
+    @property
+    def ring_words(self) -> int:
+        """A warp's ring: sub-tiles, then K's channel params, then V's."""
+        return self.value_params_at + (self.tiles_in_flight + 1) * self.value_channel_words
 
     @property
     def query_words(self) -> int:

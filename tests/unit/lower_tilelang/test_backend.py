@@ -106,7 +106,7 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
         ("attention", {"kv_heads": 1, "q_len": 8}, "more than 128 rows"),
         ("value", {"group": 16}, "multiples of 32"),
         ("attention", {"dtype": "float32"}, "float32"),
-        ("value", {"axis": "channel"}, "value.axis"),
+        ("value", {"axis": "channel", "group": 16}, "value.group"),
         ("key", {"group": 48}, "key.group"),
         ("value", {"bits": 2, "group": 16}, "whose codes share words"),
     ],

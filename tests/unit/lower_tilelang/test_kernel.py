@@ -27,6 +27,8 @@ CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
     ("k4v4:kg512:h4/2:d96", {"block": 512, "kv_tile": 128}),
     ("k2v4:h32/1:d192", {"kv_tile": 64, "stages": 2}),
+    ("k8v8:vchannel:kg64:vg64:h4/2:d64", {"kv_tile": 64}),
+    ("k16v4:vchannel:vg256:sym:h8/1:q2:d64", {"block": 256, "kv_tile": 128, "stages": 2, "q_tiles": 2}),
 )
 
 

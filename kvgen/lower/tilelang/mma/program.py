@@ -7,12 +7,13 @@ from typing import Any
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.group_sums import add_group, begin_group
 from kvgen.lower.tilelang.mma.kernel import kernel
 from kvgen.lower.tilelang.mma.mask import set_limits
 from kvgen.lower.tilelang.mma.query import normalize_query, scale_scores, set_ones, store_query, sum_query
 from kvgen.lower.tilelang.mma.reduction import reduce_all_splits, reduce_all_warps
 from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
-from kvgen.lower.tilelang.mma.ring import issue_copy, prefetch_page
+from kvgen.lower.tilelang.mma.ring import issue_copy, prefetch_page, value_params
 from kvgen.lower.tilelang.mma.scores import begin_kv_tile, load_row_params, score_codes
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
 from kvgen.lower.tilelang.mma.state import static
@@ -34,11 +35,15 @@ def attend_packed(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any) -> No
             if sub == 0:
                 if p.channel_scaled:
                     begin_kv_tile(p, at, r, memory, index)
+                if p.value.per_channel:
+                    begin_group(p, r)
                 refresh_bias(p, r)
             score_codes(p, at, r, memory, subtile)
             load_row_params(p, "value", at, r, memory, subtile)
             weigh(p, at, r, (tile * p.tile_subtiles + sub) * 32 + p.rows.sink)
             add_values(p, at, r, memory, subtile)
+            if p.value.per_channel and sub == p.tile_subtiles - 1:
+                add_group(p, at, r, memory, value_params(p, at, index))
             T.sync_warp()
             issue_copy(p, k, at, work, r, memory, index + (sub + p.stages) // p.tile_subtiles, (sub + p.stages) % p.tile_subtiles, stage)
 

@@ -28,13 +28,14 @@ def finish_sums(p: Any, r: Any) -> None:
     for n, e in q_rows(p):
         for distance in p.row_distances:
             r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + T.shfl_xor(r.row_sum[n * 2 + e], distance)
-        if p.value.zero:
+        if p.value.zero and p.scaled_by_token("value"):
             for group in static(p.groups("value")):
                 i = (group * p.q_tiles + n) * 4 + 2 + e
                 for distance in p.row_distances:
                     r.zo[i] = r.zo[i] + T.shfl_xor(r.zo[i], distance)
-    for i in T.unroll(p.q_tiles * p.steps // p.height("value")):
-        separate(p.value.bits, r.o, i * p.height("value") * 4)
+    if p.scaled_by_token("value"):
+        for i in T.unroll(p.q_tiles * p.steps // p.height("value")):
+            separate(p.value.bits, r.o, i * p.height("value") * 4)
 
 
 def state_at(p: Any, warp: Any, q_row: Any) -> Any:

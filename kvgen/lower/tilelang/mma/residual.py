@@ -155,7 +155,7 @@ def attend_residual(p: Any, k: Any, at: Any, work: Any, r: Any) -> None:
             add_rows(p, r)
             if p.residual_rounds > 1:
                 load_residual(p, k, at, work, r, index + 1)
-    if p.value.quantized:
+    if p.scaled_by_token("value"):
         find_tile(p, at, work, r, 0)
         if tile_begin(p, at, r, 0) < tile_end(p, work, r):
             to_code_units(p, r)

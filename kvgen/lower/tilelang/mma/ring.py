@@ -46,6 +46,11 @@ def find_block(p: Any, k: Any, at: Any, r: Any, block: Any) -> None:
         r.source[0] = at.batch * k.packed_strides[0] + at.head * k.packed_strides[1] + T.cast(place, "int64") * (p.block_words // 4)
 
 
+def value_params(p: Any, at: Any, index: Any) -> Any:
+    """Where the ring has V's channel params of the warp's KV tile `index`."""
+    return at.warp * p.ring_words + p.value_params_at + index % (p.tiles_in_flight + 1) * p.value_channel_words
+
+
 @T.macro
 def issue_copy(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any, index: Any, sub: Any, stage: Any) -> None:
     """Start the copy of sub-tile `sub` of the warp's KV tile `index`. A group is committed even if nothing is left, so that the number
@@ -61,5 +66,9 @@ def issue_copy(p: Any, k: Any, at: Any, work: Any, r: Any, memory: Any, index: A
                 group = start * p.layout.subtile // p.key.group
                 slot = base + p.stages * p.subtile_words + index % p.tiles_in_flight * p.channel_words
                 copy_words(k, memory, slot, r, group * p.channel_words, p.channel_words, at.lane)
+            if p.value_channel_words:
+                value_group = start * p.layout.subtile // p.value.group
+                offset = p.layout.channel_params_offset("value") // 4 + value_group * p.value_channel_words
+                copy_words(k, memory, value_params(p, at, index), r, offset, p.value_channel_words, at.lane)
         copy_words(k, memory, base + stage * p.subtile_words, r, p.header_words + (start + sub) * p.subtile_words, p.subtile_words, at.lane)
     T.ptx_commit_group()

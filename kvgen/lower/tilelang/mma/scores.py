@@ -66,8 +66,8 @@ def load_codes(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any, v
 
 @T.macro
 def load_row_params(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
-    """Scales (and zeros) of the lane's rows in every group. Elements of 16 bits have none."""
-    if p.layout.operand(which).quantized:
+    """Scales (and zeros) of the lane's rows in every group, where there are scales per token."""
+    if p.scaled_by_token(which):
         size = p.own_params(which)
         own = at.t // 2 * size if p.halves else 0
         for group in static(p.groups(which)):
@@ -78,7 +78,7 @@ def load_row_params(p: Any, which: Any, at: Any, r: Any, memory: Any, subtile: A
 def row_scale(p: Any, which: Any, r: Any, group: Any, row: int, tile: Any = 0) -> Any:
     """Scale of the lane's row g + 8 * `row` of those that it weighs, from 16-row tile `tile` on, as float."""
     at = group * p.own_params(which)
-    if not p.layout.operand(which).quantized:
+    if not p.scaled_by_token(which):
         return T.float32(1.0)
     if p.layout.operand(which).zero:
         return T.call_extern("float32", "kvgen::half_low", r.params[at + tile * 2 + row])

@@ -60,6 +60,9 @@ def raise_row_max(p: Any, r: Any, scale: Any) -> None:
     for n in static(p.q_tiles):
         for i in T.unroll(p.steps * 4):
             r.o[n * p.steps * 4 + i] = r.o[n * p.steps * 4 + i] * r.factor[n * 2 + i % 2]
+        if p.value.per_channel:
+            for i in T.unroll(p.steps * 4):
+                r.group_sums[n * p.steps * 4 + i] = r.group_sums[n * p.steps * 4 + i] * r.factor[n * 2 + i % 2]
 
 
 @T.macro
@@ -90,7 +93,7 @@ def weigh(p: Any, at: Any, r: Any, token: Any) -> None:
     for n, e in q_rows(p):
         for row in static(p.own_rows):
             r.row_sum[n * 2 + e] = r.row_sum[n * 2 + e] + r.p[n * 8 + row * 2 + e]
-            if p.value.zero:
+            if p.value.zero and p.scaled_by_token("value"):
                 for group in static(p.groups("value")):
                     i = (group * p.q_tiles + n) * 4 + 2 + e
                     r.zo[i] = r.zo[i] + r.p[n * 8 + row * 2 + e] * row_centre(p, r, group, row)

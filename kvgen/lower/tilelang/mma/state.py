@@ -115,6 +115,7 @@ class Registers:
     p: Any
     pb: Any
     o: Any
+    group_sums: Any
     v: Any
     row_max: Any
     bias: Any
@@ -156,6 +157,7 @@ def registers(p: Any) -> Any:
     prob = T.alloc_local((n * 8,), "float32")
     pb = T.alloc_local((groups * n * 4,), "uint32")
     o = T.alloc_local((n * p.steps * 4,), "float32")
+    group_sums = T.alloc_local((n * p.steps * 4,), "float32") if p.value.per_channel else None
     v = T.alloc_local((2,), "float32")
     row_max = T.alloc_local((n * 2,), "float32")
     bias = T.alloc_local((n * 2,), "float32")
@@ -174,8 +176,8 @@ def registers(p: Any) -> Any:
     v_rows = T.alloc_local((p.chunks * 8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
     return Registers(
-        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, v, row_max, bias, limit,
-        row_sum, zo, top, factor, flag, completed, source, row, page, tile, k_rows, v_rows, ones,
+        raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, group_sums, v, row_max, bias,
+        limit, row_sum, zo, top, factor, flag, completed, source, row, page, tile, k_rows, v_rows, ones,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def sum_probabilities(p: Any, r: Any) -> None:
 
 @T.macro
 def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
-    """o += codes times scaled probabilities."""
+    """o += codes times scaled probabilities; where V is scaled per channel, `group_sums` += codes times probabilities."""
     scale_probabilities(p, r)
     if p.value.quantized:
         sum_probabilities(p, r)
@@ -53,13 +53,18 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
             for n in static(p.q_tiles):
                 b = (tile // p.group_steps("value") * p.q_tiles + n) * 4 + step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
-                    multiply(r.a, part * 4, r.pb, b, r.o, (n * p.steps + tile + part) * 4, p.operand_type("value"))
+                    multiply(r.a, part * 4, r.pb, b, code_sums(p, r), (n * p.steps + tile + part) * 4, p.operand_type("value"))
+
+
+def code_sums(p: Any, r: Any) -> Any:
+    """What codes times weights are added to."""
+    return r.group_sums if p.value.per_channel else r.o
 
 
 def true_output(p: Any, r: Any, n: int, tile: Any, half: int, e: int) -> Any:
     """The lane's output row 8 * `half` + g from 16-row tile `tile` on, once sums are separated: codes in units of one, and the
-    zeros' part. Of a V of 16 bits the sums are the output."""
-    if not p.value.quantized:
+    zeros' part. Without scales per token the sums are the output."""
+    if not p.scaled_by_token("value"):
         return r.o[(n * p.steps + tile) * 4 + half * 2 + e]
     group = tile // p.group_steps("value")
     at = (group * p.q_tiles + n) * 4 + e
