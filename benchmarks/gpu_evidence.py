@@ -59,7 +59,7 @@ TESTS = {
     "lives": (300, ("properties", "unquantized", "window", "decode", "pack")),
     "extend": (240, ("extend", "extremes")),
     "formats": (360, ("formats",)),
-    "tilelang": (360, ("tilelang",)),
+    "tilelang": (420, ("tilelang",)),
 }
 """Files of tests/gpu that run together, and their seconds where nothing is compiled yet."""
 GRACE_S = 20
