@@ -16,6 +16,14 @@ def pack_memory(layout: PackedLayout) -> int:
                       for op in scaled)])  # fmt: skip
 
 
+def too_many_scales(layout: PackedLayout) -> str | None:
+    """Why a packing kernel's shared memory does not hold the scales of a block, or None."""
+    if pack_memory(layout) <= MOST_PACK:
+        return None
+    what = f"head_dim {layout.head_dim} with groups of {layout.key.group} and {layout.value.group} tokens in blocks of {layout.tokens}"
+    return f"{what} has more scales than a packing kernel's shared memory holds ({pack_memory(layout)} of {MOST_PACK} bytes)"
+
+
 def _boosting(layout: PackedLayout, op: Operand) -> int:
     """Four sums of magnitudes and a sort key per channel, as far as the selector needs them; which channels are chosen, per group."""
     if op.boost is None:

@@ -26,13 +26,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "tilelang-residual", f"{PROGRAMS}/residual.py", "tilelang-queries", "new tokens but the first are not put into the residual",
-        "if token >= work.old_residual and token < T.min(work.residual, p.tokens):",
-        "if token >= work.old_residual and token < T.min(work.old_residual + 1, p.tokens):",
+        "if T.And(token >= work.old_residual, has_free_row(p, work, r, token)):",
+        "if T.And(token >= work.old_residual, token < T.min(work.old_residual + 1, p.tokens)):",
     ),
     Fault(
-        "tilelang-flush", f"{PROGRAMS}/step.py", "tilelang", "a residual that is exactly full is not packed",
-        "if k.fresh > 0 and work.residual >= p.tokens and r.completed[0] != 0:",
-        "if k.fresh > 0 and work.residual > p.tokens and r.completed[0] != 0:",
+        "tilelang-flush", f"{PROGRAMS}/rows.py", "tilelang", "a residual that is exactly full is not packed",
+        "return work.residual >= p.tokens + p.rows.local", "return work.residual > p.tokens + p.rows.local",
     ),
     Fault(
         "tilelang-page", f"{PROGRAMS}/ring.py", "tilelang-queries", "pages are looked up as if splits began at the sequence's first tile",
@@ -47,7 +46,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "tilelang-flush-rest", f"{HEADERS}/tilelang_step.cuh", "tilelang-queries",
         "of the new tokens behind a packed block only the first is kept",
-        "i < (count - Format::kTokens) * kVectors;", "i < (count > Format::kTokens ? kVectors : 0);",
+        "i < (count - first) * kVectors;", "i < (count > first ? kVectors : 0);",
     ),
     Fault(
         "tilelang-strides", f"{HEADERS}/tilelang_host.cuh", "tilelang-queries",

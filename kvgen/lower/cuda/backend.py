@@ -14,7 +14,7 @@ from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block
-from kvgen.lower.pack_memory import MOST_PACK, pack_memory
+from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
@@ -79,10 +79,7 @@ def _too_large(spec: KernelSpec, target: Target) -> str | None:
     if needed > GPUS[target].shared_per_cta:
         what = f"head_dim {dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
         return f"{what} needs {needed} bytes of shared memory, more than {target} has"
-    if pack_memory(layout) > MOST_PACK:
-        what = f"head_dim {dim} with groups of {spec.key.group} and {spec.value.group} tokens in blocks of {layout.tokens}"
-        return f"{what} has more scales than a packing kernel's shared memory holds ({pack_memory(layout)} of {MOST_PACK} bytes)"
-    return None
+    return too_many_scales(layout)
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:

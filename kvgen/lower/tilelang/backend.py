@@ -11,6 +11,7 @@ from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block
+from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
@@ -19,6 +20,7 @@ from kvgen.lower.tilelang.isolate import lower_apart
 from kvgen.lower.tilelang.render import source
 from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
+from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 
 NAME = "tilelang"
@@ -42,7 +44,8 @@ class TileLangBackend:
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target, whatever is installed; None if it can."""
-        return wrong_target(self.targets, target) or first_refusal(REFUSALS, spec)
+        refused = wrong_target(self.targets, target) or first_refusal(REFUSALS, spec)
+        return refused or too_many_scales(packed_layout(spec, preferred_block(spec), "mma"))
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/tilelang.yaml` for a spec and a target. Raises UnsupportedError; needs no TileLang."""

@@ -122,6 +122,14 @@ def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, o
         get_backend("tilelang").space(refused, "sm90")
 
 
+def test_what_no_packing_kernel_holds_is_refused_with_its_size() -> None:
+    data = spec("k4v4").to_json()
+    data["attention"]["head_dim"] = 256
+    data["key"]["group"], data["value"] = 32, {"bits": 4, "axis": "channel", "group": 512}
+    refused = get_backend("tilelang").unsupported(KernelSpec(**data), "sm90")
+    assert "head_dim 256 with groups of 32 and 512 tokens in blocks of 512 has more scales" in str(refused)
+
+
 def test_a_tilelang_that_is_too_old_is_named_and_newer_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Server packages pin 0.1.12. The back end answers for specs whatever is installed, and refuses to lower."""
     backend = get_backend("tilelang")

@@ -34,7 +34,7 @@ extern "C" void flush(uint* k, uint* v, uint* block, const int64_t* n) {{
 """
 
 
-@pytest.mark.parametrize("words", ["q4", "q8:sink20:local40", "q4:rollback8", "q3:sink1:local50:rollback20"])
+@pytest.mark.parametrize("words", ["q4", "q8:sink20:local40", "q3:sink1:local50:rollback20"])
 def test_a_flush_packs_the_block_and_keeps_the_step(words: str, tmp_path: Path) -> None:
     spec = spec_of(f"k4v8:h2/1:d64:kg64:{words}", "sm90", [workload_of("2x512")])
     layout, rows = packed_layout(spec, BLOCK, "mma"), residual_rows(spec, BLOCK)
