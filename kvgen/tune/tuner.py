@@ -40,13 +40,13 @@ from kvgen.tune.runner import Runner
 from kvgen.tune.times import LATE
 from kvgen.tune.warm_start import warm_starts
 
-ENOUGH = 0.5
-"""Part of the grid that a dispatch table must serve: all other calls would take the default, which may not be measured for them either."""
-
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from kvgen.tune.trial_store import TrialStore
+
+ENOUGH = 0.5
+"""Part of the grid that a dispatch table must serve: all other calls would take the default, which may not be measured for them either."""
 
 
 def tune(

@@ -17,7 +17,7 @@ from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
 from kvgen.tune.result import TuningResult
-from kvgen.tune.tuner import tune
+from kvgen.tune.tuner import ENOUGH, tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 SMALL = Grid(powers(1, 16), powers(128, 8192), 1 << 14, sustained=((4, 1024),), screened=((1, 1024), (16, 128), (4, 4096)))
@@ -230,6 +230,9 @@ def test_a_table_reaches_what_lies_within_a_doubling_of_its_cells():
     cells = GPU.cells()
     assert reached(cells, []) == 1.0
     assert reached(cells[:3], cells[3:]) < 0.5 < reached(cells[:10], cells[10:])
+    for grid, enough in ((GPU, 9), (CPU, 4)):  # docs/tuning.md names these
+        cells = grid.cells()
+        assert reached(cells[: enough - 1], cells[enough - 1 :]) < ENOUGH <= reached(cells[:enough], cells[enough:])
     far = [parse("1x512"), parse("1024x512")]
     assert reached([parse("8x32768")], far) == pytest.approx(1 / 3)
 
