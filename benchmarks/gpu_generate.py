@@ -4,17 +4,19 @@
     python benchmarks/gpu_generate.py --cases 8x32768 --loops graph16,int4 --budget 200
     python benchmarks/gpu_generate.py --tiny                            # a few layers and tokens, on the CPU too
 
-Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop whose model
-is compiled is timed as replays of one CUDA graph. `attention_ms` and `weights_ms` are those parts of a step alone, in graphs of their own;
-`bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline; `kernels_ms` is the sum of a step's
-kernels, by the profiler. Rows go to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, with a picture beside it;
-what does not fit into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16
-bits, failed.
+Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. On a GPU the loop
+over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
+CUDA graph; for batches of up to 8, torch chooses the fastest kernel of each product by measuring. `attention_ms` is a step's attention
+alone, in a graph of its own; `kernels_ms` is the sum of a step's kernels, by the profiler, and `weights_ms` that of its products with
+weights; `bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline. Rows go to $OUT (or
+benchmarks/results) as h200_generate.csv, after every loop, with the kernels of each step and a picture beside it; what does not fit into
+`--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import time
 from argparse import Namespace
@@ -30,6 +32,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks import generate_loops as loops
 from benchmarks.command import parser
+from benchmarks.fused_llama import fuse
 from benchmarks.generate_picture import picture
 from benchmarks.output import folder, write_rows
 from kvgen.api.fetch import get_kernel
@@ -50,6 +53,12 @@ FORMATS: dict[str, dict[str, Any]] = {
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80
+FEW = 8
+"""Largest batch whose products torch chooses by measuring: above it one compilation serves all batches, and cuBLAS multiplies."""
+PROFILED = 5
+"""Steps of which the profiler takes the mean."""
+PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_", re.IGNORECASE)
+"""In the names of kernels that multiply by weights: cuBLAS's, and those that torch generates."""
 FAILED = "not measured: "
 LATE = "no time left"
 """Notes of loops without a time."""
@@ -71,13 +80,12 @@ class Bench:
         )
         with torch.device(self.device):
             self.model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-        self.compiled: Any = {"dynamic": True} if self.cuda else False  # one compilation for a batch of 1, one for all others
-        self.forward = torch.compile(self.model.forward, fullgraph=True, dynamic=True) if self.cuda else self.model.forward
         self.weights = sum(p.numel() * p.element_size() for p in self.model.parameters()) - self.model.model.embed_tokens.weight.nbytes
         few = READ_BYTES if self.cuda else 64 << 20
         self.bytes_per_ms = few / read_us(self.target, few) * 1e3
         self.facts = facts(self.target, TimingPolicy())
         self.rows: list[Row] = []
+        self.kernels: list[Row] = []
         names = [name for name in options.loops.split(",") if name in FORMATS]
         with ThreadPoolExecutor() as pool:  # compiles kernels beside each other, and no longer when a graph is captured
             for name in names:
@@ -130,7 +138,10 @@ class Bench:
 
     def write(self) -> None:
         """All rows so far."""
-        write_rows("h200_generate" if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
+        name = "h200_generate" if self.cuda and not self.options.tiny else "generate_tiny"
+        write_rows(name, self.rows, self.facts)
+        if self.kernels:
+            write_rows(f"{name}_kernels", self.kernels, self.facts)
 
     def release(self) -> None:
         """Give the memory of the last loop back."""
@@ -154,45 +165,55 @@ class Bench:
         row |= {"bytes_ms": round((self.weights + loop.cache_bytes) / self.bytes_per_ms, 3), "note": loop.note}
         if isinstance(loop, loops.Stock):
             return
-        attention = loops.milliseconds(loops.captured(loop.attention, self.cuda), steps, self.cuda)
-        weights = loops.milliseconds(loops.captured(self.products(batch), self.cuda), steps, self.cuda)
-        row |= {"attention_ms": round(attention, 3), "weights_ms": round(weights, 3), "rest_ms": round(ms - attention - weights, 3)}
-        if self.cuda:
-            self.write()  # a profiler that crashes takes nothing with it
-            row["kernels_ms"] = kernels_ms(loop.step)
+        row["attention_ms"] = round(loops.milliseconds(loops.captured(loop.attention, self.cuda), steps, self.cuda), 3)
+        if not self.cuda:
+            return
+        self.write()  # a profiler that crashes takes nothing with it
+        found = kernels(loop.step)
+        products = sum(spent for kernel, (spent, _) in found.items() if PRODUCT.search(kernel))
+        row |= {"weights_ms": round(products, 3), "rest_ms": round(ms - row["attention_ms"] - products, 3)}
+        row["kernels_ms"] = round(sum(spent for spent, _ in found.values()), 3)
+        for kernel, (spent, calls) in found.items():
+            self.kernels.append(
+                {"loop": name, "batch": batch, "tokens": length, "kernel": kernel[:120], "calls": calls, "ms": round(spent, 4)}
+            )
 
     def loop(self, name: str, batch: int, length: int) -> Any:
         """The loop of that name, its cache filled."""
+        fuse(self.model, on=self.cuda and name not in STOCK)
         if name in STOCK:
             return STOCK[name](self.model, batch, length)
+        compiled = self.compiling(batch)
         if name == "graph16":
-            return loops.Plain(self.model, self.forward, batch, length)
+            forward = self.model.forward if compiled is False else torch.compile(self.model.forward, fullgraph=True, **compiled)
+            return loops.Plain(self.model, forward, batch, length)
         if name not in FORMATS:
             raise ValueError(f"no such loop: {name}; there are {', '.join([*STOCK, 'graph16', *FORMATS])}")
-        return loops.Packed(self.model, self.spec(name), batch, length, compiled=self.compiled, uniform=self.options.uniform)
+        return loops.Packed(self.model, self.spec(name), batch, length, compiled=compiled, uniform=self.options.uniform)
 
-    def products(self, batch: int) -> Callable[[], None]:
-        """All products with weights of a step."""
-        layers = [m for m in self.model.modules() if isinstance(m, torch.nn.Linear)]
-        inputs = {m.in_features: torch.randn(batch, m.in_features, device=self.device).to(self.model.dtype) for m in layers}
+    def compiling(self, batch: int) -> Any:
+        """Options of torch.compile for a batch; False on the CPU, where the model runs as it is."""
+        if not self.cuda:
+            return False
+        if batch > FEW:
+            return {"dynamic": True}
+        # With coordinate descent, torch makes a product with one row a reduction, which reads weights faster than a matrix product does.
+        options = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": False, "coordinate_descent_tuning": batch == 1}
+        return {"dynamic": False, "options": options}
 
-        def run() -> None:
-            for layer in layers:
-                layer(inputs[layer.in_features])
 
-        return run
-
-
-def kernels_ms(step: Callable[[], object]) -> float | str:
-    """The sum of the durations of a step's kernels."""
+def kernels(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
+    """Milliseconds and calls of every kernel of a step, the longest first."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        step()
+        for _ in range(PROFILED):
+            step()
         torch.cuda.synchronize()
-    total = sum(event.self_device_time_total for event in found.key_averages() if event.device_type == DeviceType.CUDA)
-    return round(total / 1e3, 3) if total else ""
+    events = [event for event in found.key_averages() if event.device_type == DeviceType.CUDA]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    return {event.key: (event.self_device_time_total / 1e3 / PROFILED, event.count // PROFILED) for event in events}
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks import generate_loops, gpu_generate
+from benchmarks.fused_llama import fuse
 from benchmarks.generate_picture import picture
 from tests.support.models import model_of
 
@@ -86,3 +87,25 @@ def test_the_loop_over_16_bits_is_compiled_once_for_all_caches() -> None:
     loop.step()
     plain.step()
     assert torch.equal(loop.tokens, plain.tokens)
+
+
+def test_fused_products_give_the_same_logits_and_can_be_taken_apart() -> None:
+    from transformers import DynamicCache
+
+    model = model_of("llama", num_hidden_layers=2)
+    model.set_attn_implementation("sdpa")
+    tokens = torch.randint(0, model.config.vocab_size, (2, 9))
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            return model(tokens, past_key_values=DynamicCache(config=model.config), use_cache=True).logits  # type: ignore[no-any-return]
+
+    want = logits()
+    fuse(model, on=True)
+    torch.testing.assert_close(logits(), want)
+    layer = model.model.layers[1]
+    layer.mlp.up_proj.weight.data.zero_()  # a part of the joint weights
+    changed = logits()
+    assert not torch.equal(changed, want)
+    fuse(model, on=False)
+    torch.testing.assert_close(logits(), changed)
