@@ -190,18 +190,13 @@ class Plain:
         q = torch.randn(batch, model.config.num_attention_heads, 1, model.config.head_dim, dtype=weight.dtype, device=weight.device)
         self.attends, self.note = fastest(q, states)
         _attend.append(self.attends)
-        self.q, self.states = q, states
+        self.states = states
         self.step = captured(self._step, weight.is_cuda)
 
     @torch.no_grad()
     def _step(self) -> None:
         out = self.forward(input_ids=self.tokens, position_ids=self.positions, past_key_values=self.cache, use_cache=True)
         self.tokens.copy_(out.logits[:, -1].argmax(-1, keepdim=True))
-
-    def attention(self) -> None:
-        """The attention of a step, all layers."""
-        for layer in self.states:
-            self.attends(self.q, layer[0], layer[1])
 
 
 def fastest(q: torch.Tensor, states: Sequence[torch.Tensor]) -> tuple[Callable[..., torch.Tensor], str]:
@@ -248,19 +243,6 @@ class Packed:
             group.caches[0].advance([length] * batch)
         self.loop.take(torch.zeros(batch, dtype=torch.int64, device=self.cache.device))
         self.step = self.loop.step
-        group = self.cache.groups[0]
-        a = group.kernel.spec.attention
-        heads = ((batch, 1, count, a.head_dim) for count in (a.q_heads, a.kv_heads, a.kv_heads))
-        self.new = [torch.randn(shape, device=self.cache.device).to(group.kernel.dtype) for shape in heads]
-        self.uniform = uniform or batch == 1
-
-    def attention(self) -> None:
-        """The attention of a step, all layers: plan, decode, advance."""
-        for group in self.cache.groups:
-            plan = group.kernel.plan(group.caches[0], uniform=True if self.uniform else None, bound=self.cache.max_len)
-            for cache in group.caches:
-                group.kernel.decode(*self.new, cache, plan=plan)
-            group.caches[0].advance(1)
 
 
 def fill(kernel: Any, cache: Any, length: int) -> None:

@@ -6,11 +6,12 @@
 
 Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. On a GPU the loop
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
-CUDA graph; for batches of up to 8, torch chooses the fastest kernel of each product by measuring. `attention_ms` is a step's attention
-alone, in a graph of its own; `kernels_ms` is the sum of a step's kernels, by the profiler, and `weights_ms` that of its products with
-weights; `bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline. Rows go to $OUT (or
-benchmarks/results) as h200_generate.csv, after every loop, with the kernels of each step and a picture beside it; what does not fit into
-`--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
+CUDA graph; for a batch of one, torch generates its own kernels for the products. `attention_ms`, `weights_ms` and `rest_ms` are what the
+profiler finds in such a step: a kernel counts from the end of those that began before it, so one that waits for another does not count
+twice; `kernels_ms` is their sum. `bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline. Rows go
+to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, with the kernels of each step beside it; what does not fit into
+`--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed. `python -m
+benchmarks.picture` draws what is in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks import generate_loops as loops
 from benchmarks.command import parser
 from benchmarks.fused_llama import fuse
-from benchmarks.generate_picture import picture
-from benchmarks.output import folder, write_rows
+from benchmarks.output import write_rows
 from kvgen.api.fetch import get_kernel
 from kvgen.cli.bench import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs
@@ -53,12 +55,12 @@ FORMATS: dict[str, dict[str, Any]] = {
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80
-FEW = 8
-"""Largest batch whose products torch chooses by measuring: above it one compilation serves all batches, and cuBLAS multiplies."""
 PROFILED = 5
 """Steps of which the profiler takes the mean."""
 PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_", re.IGNORECASE)
 """In the names of kernels that multiply by weights: cuBLAS's, and those that torch generates."""
+ATTENTION = re.compile(r"attend|plan_kernel|sdpa|fmha|flash|lean_reduction", re.IGNORECASE)
+"""In the names of kernels of attention: kvgen's, cuDNN's with the sum of its splits, and flash attention's."""
 FAILED = "not measured: "
 LATE = "no time left"
 """Notes of loops without a time."""
@@ -165,14 +167,14 @@ class Bench:
         row |= {"bytes_ms": round((self.weights + loop.cache_bytes) / self.bytes_per_ms, 3), "note": loop.note}
         if isinstance(loop, loops.Stock):
             return
-        row["attention_ms"] = round(loops.milliseconds(loops.captured(loop.attention, self.cuda), steps, self.cuda), 3)
         if not self.cuda:
             return
         self.write()  # a profiler that crashes takes nothing with it
-        found = kernels(loop.step)
-        products = sum(spent for kernel, (spent, _) in found.items() if PRODUCT.search(kernel))
-        row |= {"weights_ms": round(products, 3), "rest_ms": round(ms - row["attention_ms"] - products, 3)}
-        row["kernels_ms"] = round(sum(spent for spent, _ in found.values()), 3)
+        found = profiled(loop.step)
+        attention, products = (sum(spent for kernel, (spent, _) in found.items() if part.search(kernel)) for part in (ATTENTION, PRODUCT))
+        everything = sum(spent for spent, _ in found.values())
+        row |= {"attention_ms": round(attention, 3), "weights_ms": round(products, 3), "kernels_ms": round(everything, 3)}
+        row["rest_ms"] = round(everything - attention - products, 3)
         for kernel, (spent, calls) in found.items():
             self.kernels.append(
                 {"loop": name, "batch": batch, "tokens": length, "kernel": kernel[:120], "calls": calls, "ms": round(spent, 4)}
@@ -195,15 +197,15 @@ class Bench:
         """Options of torch.compile for a batch; False on the CPU, where the model runs as it is."""
         if not self.cuda:
             return False
-        if batch > FEW:
-            return {"dynamic": True}
+        if batch > 1:
+            return {"dynamic": True}  # one compilation for all batches; cuBLAS multiplies
         # With coordinate descent, torch makes a product with one row a reduction, which reads weights faster than a matrix product does.
-        options = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": False, "coordinate_descent_tuning": batch == 1}
+        options = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": False, "coordinate_descent_tuning": True}
         return {"dynamic": False, "options": options}
 
 
-def kernels(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
-    """Milliseconds and calls of every kernel of a step, the longest first."""
+def profiled(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
+    """Milliseconds and calls of every kernel of a step, by name, the longest first."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -211,9 +213,20 @@ def kernels(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
         for _ in range(PROFILED):
             step()
         torch.cuda.synchronize()
-    events = [event for event in found.key_averages() if event.device_type == DeviceType.CUDA]
-    events.sort(key=lambda event: -event.self_device_time_total)
-    return {event.key: (event.self_device_time_total / 1e3 / PROFILED, event.count // PROFILED) for event in events}
+    events = [(e.time_range.start, e.time_range.end, e.name) for e in found.events() if e.device_type == DeviceType.CUDA]
+    return {name: (spent / 1e3 / PROFILED, calls // PROFILED) for name, (spent, calls) in alone(events).items()}
+
+
+def alone(events: Iterable[tuple[float, float, str]]) -> dict[str, tuple[float, int]]:
+    """Of events (start, end, name): how long each name took beyond the events that began before, and how many there were."""
+    spent: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    over = -inf
+    for start, end, name in sorted(events):
+        spent[name] += max(0.0, end - max(start, over))
+        calls[name] += 1
+        over = max(over, end)
+    return {name: (spent[name], calls[name]) for name in sorted(spent, key=lambda name: -spent[name])}
 
 
 def main() -> int:
@@ -240,8 +253,6 @@ def main() -> int:
     torch._dynamo.config.recompile_limit = 32
     bench = Bench(options)
     bench.run()
-    if not options.tiny:
-        picture(bench.rows, folder() / "h200_generate.svg")
     return 0 if bench.good else 1
 
 

@@ -1,4 +1,4 @@
-"""Draws the README's picture from the results in benchmarks/results: time per call beside 16 bits and other libraries.
+"""Draws the pictures of the documents from benchmarks/results: time per call, and per token of a model, beside 16 bits and others.
 
     python -m benchmarks.picture
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from benchmarks import generate_picture
 from kvgen.bench.results import Result, fastest_peers, read_results
 from kvgen.pages import svg
 from kvgen.pages.bars import ROW, Bar, bars
@@ -71,9 +72,10 @@ def picture(columns: int) -> str:
 
 
 def pictures() -> Iterator[tuple[Path, str]]:
-    """The files, with what belongs into them: two panels side by side, and one above the other for narrow windows."""
+    """The files, with what belongs into them. Calls have two panels side by side, and one above the other for narrow windows."""
     yield PICTURES / "decode.svg", picture(2)
     yield PICTURES / "decode-narrow.svg", picture(1)
+    yield PICTURES / "generate.svg", generate_picture.picture(generate_picture.steps())
 
 
 if __name__ == "__main__":
