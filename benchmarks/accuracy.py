@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.figures import RESULTS, ROOT, rows
 from benchmarks.gpu_words import spec_of
-from benchmarks.tables import RESULTS, ROOT, rows
 from kvgen.accuracy.picture import write_pngs
 from kvgen.accuracy.recommend import read_csv, results
 from kvgen.accuracy.suite import suite

@@ -7,19 +7,19 @@ A table stands between `<!-- figures: NAME -->` and `<!-- /figures -->`; tests/u
 
 from __future__ import annotations
 
-import csv
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+from benchmarks import generate_table, matrix_tables
+from benchmarks.figures import ROOT, Row, figure, rows, table
 
 if TYPE_CHECKING:
     from kvgen.accuracy.row import Row as AccuracyRow
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("performance.md", "formats.md", "accuracy.md", "integrations.md")))
+PAGES = ("performance.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 SERVING = [(1, 4096), (1, 32768), (1, 131072), (8, 32768), (32, 8192), (128, 8192)]
 SHAPES = {
@@ -64,25 +64,6 @@ WIDTH = 130
 """Characters of a line of prose in the documents."""
 LLAMA_LAYERS = 32
 """Of Llama-3.1-8B, whose heads the presets have."""
-
-Row = dict[str, str]
-
-
-def rows(name: str) -> list[Row]:
-    """The rows of a CSV file of results."""
-    with (RESULTS / name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def figure(value: float) -> str:
-    """Three significant digits, as many as a time is good for."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def fraction(value: str) -> str:
@@ -276,36 +257,12 @@ def accuracy_source() -> str:
     return textwrap.fill(text, WIDTH) + "\n"
 
 
-GENERATE = {
-    "graph16": "16 bits, the same loop", "int8": "int8", "int4": "int4", "kitty": "Kitty", "int2": "int2",
-    "dynamic": "`DynamicCache`", "static": "`StaticCache`", "quantized": "`QuantizedCache`, 4 bits",
-}  # fmt: skip
-"""Caches of a decoding model, as a table names and orders them."""
-
-
-def generate() -> str:
-    """Steps of a decoding model, and where their time goes: the rows of each case, which the loop over 16 bits begins."""
-    cases: list[list[Row]] = []
-    for row in rows("h200_generate.csv"):
-        if row["loop"] == "graph16":
-            cases.append([])
-        if row["ms"]:
-            cases[-1].append(row)
-    body = []
-    for case in cases:
-        rival = float(case[0]["tokens_per_second"])
-        for row in sorted(case, key=lambda row: list(GENERATE).index(row["loop"])):
-            rate = float(row["tokens_per_second"])
-            parts = [f"{float(row[part]):.2f}" if row[part] else "–" for part in ("attention_ms", "weights_ms", "rest_ms", "bytes_ms")]
-            size = f"{row['batch']} × {row['tokens']}"
-            body.append([size, GENERATE[row["loop"]], f"{float(row['ms']):.2f}", f"{rate:.0f}", f"{rate / rival:.2f}", *parts])
-    return table(["batch × tokens", "cache", "step", "tokens per second", "× 16 bits", "attention", "weights", "rest", "bytes"], body)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "ragged": ragged,
-    "plans": plans, "generate": generate, "cpu": cpu, "dots": dots,
+    "plans": plans, "generate": generate_table.generate, "cpu": cpu, "dots": dots,
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
+    "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
+    "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
 }  # fmt: skip
 
 

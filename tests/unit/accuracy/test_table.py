@@ -174,6 +174,24 @@ def test_a_page_holds_both_pictures_and_every_format(tmp_path: Path) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
+def test_names_in_the_picture_cover_no_other_name_and_no_point() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.text import Text
+
+    from kvgen.accuracy.picture import figure
+
+    made = figure(read_csv(recommend.results())[0], "light")
+    made.draw_without_rendering()
+    for axes in made.axes:
+        marks = [axes.transData.transform(text.xy) for text in axes.texts]
+        names = [Text.get_window_extent(text) for text in axes.texts]  # without the line that leads to the point
+        assert len(names) >= 10
+        for one, name in enumerate(names):
+            assert not any(name.overlaps(other) for other in names[:one])
+            assert not any(name.contains(*mark) for mark in marks)
+            assert axes.get_window_extent().xmin <= name.xmin
+
+
 def test_a_picture_without_matplotlib_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvgen import extras
     from kvgen.accuracy.picture import figure
