@@ -41,7 +41,7 @@ class Step:
 
     def bar(self, batch: bool) -> Bar:
         """As a bar; `batch`: with its batch in its name."""
-        name = "16 bits" if self.loop == RIVAL else f"kvgen {self.loop}"
+        name = "16 bits" if self.loop == RIVAL else f"kvgen {self.loop.replace(':equal', ', equal')}"
         return Bar(f"{name}, batch {self.batch}" if batch else name, self.per_token, self.bytes_ms * 1e3 / self.batch, self.loop != RIVAL)
 
 

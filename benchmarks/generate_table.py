@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.figures import Row, rows, table
 
 CACHES = {
-    "graph16": "16 bits, the same loop", "int8": "int8", "int4": "int4", "kitty": "Kitty", "int2": "int2",
-    "dynamic": "`DynamicCache`", "static": "`StaticCache`", "quantized": "`QuantizedCache`, 4 bits",
+    "graph16": "16 bits, the same loop", "int8": "int8", "int4": "int4", "int4:equal": "int4, equal lengths promised",
+    "kitty": "Kitty", "int2": "int2", "dynamic": "`DynamicCache`", "static": "`StaticCache`", "quantized": "`QuantizedCache`, 4 bits",
 }  # fmt: skip
 """Caches of a decoding model, as a table names and orders them."""
 

@@ -121,7 +121,7 @@ def tasks(warm: float | None = None) -> list[Task]:
         Task("matrix-bench", 400, (suite,), after=("matrix-build-quantize", "matrix-build-dequantize"), threads=True),
         *(build(name, {**WIDE, **NARROW}[name]) for name in names),
         # in the type for which all four formats have tuned entries
-        Task("generate", 540, ("python benchmarks/gpu_generate.py --dtype float16 --budget 400",), threads=True),
+        Task("generate", 560, ("python benchmarks/gpu_generate.py --dtype float16 --budget 470",), threads=True),
         *map(grid, PLANES),
         *map(plane, PLANES),
         *map(bench, names),

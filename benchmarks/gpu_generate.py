@@ -4,7 +4,8 @@
     python benchmarks/gpu_generate.py --cases 8x32768 --loops graph16,int4 --budget 200
     python benchmarks/gpu_generate.py --tiny                            # a few layers and tokens, on the CPU too
 
-Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. On a GPU the loop
+Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop of kvgen's
+computes a plan in every step, `int4:equal` is promised that all lengths are equal, as the loop over 16 bits takes them. On a GPU the loop
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
 CUDA graph; for a batch of one, torch generates its own kernels for the products. `attention_ms`, `weights_ms` and `rest_ms` are what the
 profiler finds in such a step: a kernel counts from the end of those that began before it, so one that waits for another does not count
@@ -52,6 +53,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int2": {"key": {"bits": 2, "axis": "channel", "group": 128}, "value": {"bits": 2, "axis": "token", "group": 128}},
     "kitty": {"preset": "kitty"},
 }
+EQUAL = ":equal"
+"""Behind the name of a format: the loop is promised that all lengths are equal, and has a static schedule at any batch."""
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80
@@ -65,6 +68,11 @@ FAILED = "not measured: "
 LATE = "no time left"
 """Notes of loops without a time."""
 Row = dict[str, Any]
+
+
+def format_of(loop: str) -> str:
+    """The format of a loop of kvgen's."""
+    return loop.removesuffix(EQUAL)
 
 
 class Bench:
@@ -88,7 +96,7 @@ class Bench:
         self.facts = facts(self.target, TimingPolicy())
         self.rows: list[Row] = []
         self.kernels: list[Row] = []
-        names = [name for name in options.loops.split(",") if name in FORMATS]
+        names = {format_of(name) for name in options.loops.split(",")} & set(FORMATS)
         with ThreadPoolExecutor() as pool:  # compiles kernels beside each other, and no longer when a graph is captured
             for name in names:
                 pool.submit(lambda name=name: get_kernel(layer_specs(config, self.spec(name))[0]))
@@ -101,7 +109,7 @@ class Bench:
             batch = self.fit(None, length) if word == "fit" else int(word)
             for name in self.options.loops.split(","):
                 self.one(name, batch, length)
-                if word == "fit" and name in FORMATS and (own := self.fit(name, length)) > batch:
+                if word == "fit" and format_of(name) in FORMATS and (own := self.fit(name, length)) > batch:
                     self.one(name, own, length)
 
     def fit(self, name: str | None, length: int) -> int:
@@ -119,7 +127,7 @@ class Bench:
 
     def spec(self, name: str) -> dict[str, Any]:
         """The format of a loop, in the model's dtype."""
-        return {"arch": self.target, "attention": {"dtype": self.options.dtype}, **FORMATS[name]}
+        return {"arch": self.target, "attention": {"dtype": self.options.dtype}, **FORMATS[format_of(name)]}
 
     def one(self, name: str, batch: int, length: int) -> None:
         """Time one loop; its row, or why there is none."""
@@ -189,9 +197,9 @@ class Bench:
         if name == "graph16":
             forward = self.model.forward if compiled is False else torch.compile(self.model.forward, fullgraph=True, **compiled)
             return loops.Plain(self.model, forward, batch, length)
-        if name not in FORMATS:
+        if format_of(name) not in FORMATS:
             raise ValueError(f"no such loop: {name}; there are {', '.join([*STOCK, 'graph16', *FORMATS])}")
-        return loops.Packed(self.model, self.spec(name), batch, length, compiled=compiled, uniform=self.options.uniform)
+        return loops.Packed(self.model, self.spec(name), batch, length, compiled=compiled, uniform=name.endswith(EQUAL))
 
     def compiling(self, batch: int) -> Any:
         """Options of torch.compile for a batch; False on the CPU, where the model runs as it is."""
@@ -233,13 +241,12 @@ def main() -> int:
     """Measure, print, write."""
     command = parser(__doc__)
     command.add_argument("--cases", default="1x131072,8x32768,fitx32768", help="BATCHxTOKENS, or fitxTOKENS")
-    command.add_argument("--loops", default="graph16,int4,int8,int2,dynamic,kitty,static,quantized")
+    command.add_argument("--loops", default="graph16,int4,int4:equal,int8,int2,kitty,dynamic,static,quantized")
     command.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     command.add_argument("--steps", type=int, default=30)
     command.add_argument("--budget", type=float, default=440.0, help="seconds, after which no loop is begun")
     command.add_argument("--reserve", type=float, default=6.0, help="GiB that caches of the largest batch leave free")
     command.add_argument("--fit", type=int, default=0, help="the largest batch, instead of what memory says")
-    command.add_argument("--uniform", action="store_true", help="promise equal lengths: static schedules at any batch")
     command.add_argument("--tiny", action="store_true")
     options = command.parse_args()
     if options.tiny:
@@ -248,8 +255,8 @@ def main() -> int:
     if not 0 < options.steps <= MOST_STEPS:
         command.error(f"--steps must be in 1..{MOST_STEPS}: caches have room for {loops.MARGIN} tokens more")
     for words in options.loops.split(","):
-        if words in FORMATS:
-            load_spec({"attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": options.dtype}, **FORMATS[words]})
+        if (name := format_of(words)) in FORMATS:
+            load_spec({"attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": options.dtype}, **FORMATS[name]})
     torch._dynamo.config.recompile_limit = 32
     bench = Bench(options)
     bench.run()

@@ -43,9 +43,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def test_every_loop_has_a_row_with_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert run(monkeypatch, "--cases", "fitx200", "--loops", "graph16,int4,dynamic,static") == 0
+    assert run(monkeypatch, "--cases", "fitx200", "--loops", "graph16,int4,int4:equal,dynamic,static") == 0
     found = rows(tmp_path)
-    assert [row["loop"] for row in found] == ["graph16", "int4", "dynamic", "static"]
+    assert [row["loop"] for row in found] == ["graph16", "int4", "int4:equal", "dynamic", "static"]
     for row in found:
         assert float(row["ms"]) > 0
         assert float(row["tokens_per_second"]) > 0
