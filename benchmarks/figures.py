@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+WIDTH = 130
+"""Characters of a line of prose in the documents."""
 Row = dict[str, str]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from benchmarks import generate_table, matrix_tables
-from benchmarks.figures import ROOT, Row, figure, rows, table
+from benchmarks.figures import ROOT, WIDTH, Row, figure, rows, table
 
 if TYPE_CHECKING:
     from kvgen.accuracy.row import Row as AccuracyRow
@@ -60,8 +60,6 @@ FORMATS = {
     "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
 }
 
-WIDTH = 130
-"""Characters of a line of prose in the documents."""
 LLAMA_LAYERS = 32
 """Of Llama-3.1-8B, whose heads the presets have."""
 
@@ -259,7 +257,7 @@ def accuracy_source() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "ragged": ragged,
-    "plans": plans, "generate": generate_table.generate, "cpu": cpu, "dots": dots,
+    "plans": plans, "generate": generate_table.generate, "generate-summary": generate_table.summary, "cpu": cpu, "dots": dots,
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
     "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
     "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
