@@ -47,8 +47,8 @@ def summary() -> str:
         fits = f"the largest batches of {rival['tokens']} tokens that fit ({best['batch']}, and {rival['batch']} with 16 bits)"
         told.append(f"{gain} at {size if best['batch'] == rival['batch'] else fits}")
     text = (
-        "A whole model of Llama-3.1-8B's shape, with every decode step in one CUDA graph, generates more tokens per second with a cache of 4"
-        f" bits than with 16 bits and the fastest torch kernel: {', '.join(told[:-1])}, and {told[-1]}"
+        "A whole model of Llama-3.1-8B's shape, with every decode step in one CUDA graph, generates more tokens per second with a cache"
+        f" of 4 bits than with 16 bits and the fastest torch kernel: {', '.join(told[:-1])}, and {told[-1]}"
         " ([docs/integrations.md](docs/integrations.md#speed))."
     )
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
