@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
+from kvgen.errors import KvgenError
+
 
 class AnyLife(Protocol):
     """Calls that are compared with a reference."""
@@ -43,11 +45,16 @@ def failures(seed: int, count: int, named: str, made: Callable[[Random], AnyLife
 
 
 def live(args: argparse.Namespace, each: int, lives: Callable[[int], Sequence[str]]) -> int:
-    """Live the numbers that the options name, `each` lives of every number, and print what failed; the exit code."""
+    """Live the numbers that the options name, `each` lives of every number, and print what failed; the exit code. A variant that cannot be
+    built has failed, and the others go on.
+    """
     numbers = [args.only] if args.only is not None else range(args.seed, args.seed + -(-args.count // each))
     failed, start = 0, time.monotonic()
     for seed in numbers:
-        failures = lives(seed)
+        try:
+            failures = lives(seed)
+        except KvgenError as error:
+            failures = [f"{seed}: {type(error).__name__}: {error}"]
         failed += len(failures)
         for failure in failures:
             print(failure, flush=True)
