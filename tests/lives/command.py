@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from random import Random
+from subprocess import CalledProcessError
 from typing import Protocol
 
 from kvgen.errors import KvgenError
@@ -53,7 +54,7 @@ def live(args: argparse.Namespace, each: int, lives: Callable[[int], Sequence[st
     for seed in numbers:
         try:
             failures = lives(seed)
-        except KvgenError as error:
+        except (KvgenError, CalledProcessError) as error:
             failures = [f"{seed}: {type(error).__name__}: {error}"]
         failed += len(failures)
         for failure in failures:

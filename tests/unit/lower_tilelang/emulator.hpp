@@ -60,6 +60,9 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 }
 
 using half_t = _Float16;
+struct half2 {
+  half_t x, y;
+};
 
 alignas(1024) unsigned memory[1 << 16]; // the shared array, by the name that
                                         // programs give it
