@@ -135,7 +135,7 @@ def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:
     from difflib import SequenceMatcher
 
     for key in keys:
-        if not any(one.startswith(key) for one in known):
+        if not key or not any(one.startswith(key) for one in known):
             ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
             close = f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
             raise typer.BadParameter(f"no entry has a key that begins with {key!r}{close}")

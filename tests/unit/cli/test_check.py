@@ -57,6 +57,17 @@ def test_good_is_exit_0(check: Run):
     assert (code, only(out)["verdict"], only(out)["reason"]) == (0, "good", "")
 
 
+def test_a_folder_without_entries_and_an_empty_key_are_refused(check: Run, place: Place):
+    code, out = check("--key", "")
+    assert code == 2
+    assert "no entry has a key that begins with ''" in out
+    shutil.rmtree(place.store.root)
+    place.store.root.mkdir()
+    code, out = check()
+    assert code == 2
+    assert "holds no entries" in " ".join(out.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("changes", [{"reason": "not any more"}, {"blocks": (4096,)}, {"comment": "// changed\n"}])
 def test_what_get_kernel_would_not_take_or_render_as_it_was_is_exit_1(check: Run, place: Place, changes: dict[str, Any]):
     place.later(**changes)
