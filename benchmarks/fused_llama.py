@@ -1,4 +1,4 @@
-"""Llama's products of one input, as one: q, k and v of a layer, and gate and up of its MLP, as serving engines multiply them."""
+"""Llama with fused QKV and gate/up projections, as serving engines have them: one product in place of three, and of two."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ class FusedAttention(LlamaAttention):
         position_embeddings: Any = None,
         attention_mask: Any = None,
         past_key_values: Any = None,
-        **words: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
         shape = hidden_states.shape[:-1]
-        parts = linear(hidden_states, self.joint).split([module.out_features for module in (self.q_proj, self.k_proj, self.v_proj)], -1)
+        parts = linear(hidden_states, self.qkv_weight).split(
+            [module.out_features for module in (self.q_proj, self.k_proj, self.v_proj)], -1
+        )
         q, k, v = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in parts)
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
         k, v = past_key_values.update(k, v, self.layer_idx)
         attend = AttentionInterface()[self.config._attn_implementation]
-        out, weights = attend(self, q, k, v, attention_mask, dropout=0.0, scaling=self.scaling, **words)
+        out, weights = attend(self, q, k, v, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         return self.o_proj(out.reshape(*shape, -1).contiguous()), weights
 
 
@@ -36,7 +38,7 @@ class FusedMLP(LlamaMLP):
     """A layer's MLP with one product for gate and up."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(x, self.joint).chunk(2, -1)
+        gate, up = linear(x, self.gate_up_weight).chunk(2, -1)
         return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
 
 
@@ -44,9 +46,9 @@ def fuse(model: Any, on: bool) -> None:
     """Switch a Llama model to fused products, or back. Its modules' weights become parts of the joint ones, so it needs no more memory."""
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        if not hasattr(mlp, "joint"):
-            attention.joint = _joint(attention.q_proj, attention.k_proj, attention.v_proj)
-            mlp.joint = _joint(mlp.gate_proj, mlp.up_proj)
+        if on and not hasattr(mlp, "gate_up_weight"):
+            attention.qkv_weight = _joint(attention.q_proj, attention.k_proj, attention.v_proj)
+            mlp.gate_up_weight = _joint(mlp.gate_proj, mlp.up_proj)
         attention.__class__ = FusedAttention if on else LlamaAttention
         mlp.__class__ = FusedMLP if on else LlamaMLP
 

@@ -33,7 +33,8 @@ class Loop(Protocol):
     """Decodes one token of every sequence at each `step`."""
 
     step: Step
-    cache_bytes: int
+    cache_bytes: int | None
+    """Of the whole cache, if known."""
     note: str
 
 
@@ -88,8 +89,9 @@ class Stock:
         for layer in range(model.config.num_hidden_layers):
             k, v = random_states(model.config, batch, length, weight)
             self.cache.update(k, v, layer)
-        self.cache_bytes = 2 * batch * length * model.config.num_key_value_heads * model.config.head_dim * weight.element_size()
-        self.cache_bytes *= model.config.num_hidden_layers
+        c = model.config
+        size = 2 * batch * length * c.num_key_value_heads * c.head_dim * c.num_hidden_layers * weight.element_size()
+        self.cache_bytes = None if isinstance(self.cache, QuantizedCache) else size
 
     @torch.no_grad()
     def step(self) -> None:
@@ -151,16 +153,16 @@ class PlainLayer(CacheLayerMixin):
 
 _plain: WeakValueDictionary[int, Plain] = WeakValueDictionary()
 _numbers = count()
-_attend: list[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = []
 
 
 @torch.library.custom_op("kvgen_benchmarks::plain_attention", mutates_args=())
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int) -> torch.Tensor:
     """Write the new token and attend: q [batch, q_heads, 1, head_dim] to [batch, 1, q_heads, head_dim]."""
-    states = _plain[int(cache)].cache.layers[layer].states
+    plain = _plain[int(cache)]
+    states = plain.cache.layers[layer].states
     states[0, :, :, -1:] = k
     states[1, :, :, -1:] = v
-    return _attend[-1](q, states[0], states[1]).transpose(1, 2).contiguous()
+    return plain.attends(q, states[0], states[1]).transpose(1, 2).contiguous()
 
 
 @plain_attention.register_fake
@@ -189,7 +191,6 @@ class Plain:
         self.positions = torch.full_like(self.tokens, length)
         q = torch.randn(batch, model.config.num_attention_heads, 1, model.config.head_dim, dtype=weight.dtype, device=weight.device)
         self.attends, self.note = fastest(q, states)
-        _attend.append(self.attends)
         self.states = states
         self.step = captured(self._step, weight.is_cuda)
 

@@ -43,7 +43,6 @@ from kvgen.cli.bench import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import read_us
-from kvgen.spec import load_spec
 
 BIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
 TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -60,8 +59,9 @@ READ_BYTES = 2 << 30
 MOST_STEPS = 80
 PROFILED = 5
 """Steps of which the profiler takes the mean."""
-PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_", re.IGNORECASE)
-"""In the names of kernels that multiply by weights: cuBLAS's, and those that torch generates."""
+GEMM = re.compile(r"^(?!triton_poi).*(gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_)", re.IGNORECASE)
+"""Names of kernels that multiply by weights: cuBLAS's, and those that torch generates. It names pointwise kernels (triton_poi) after
+products, too, whose results they read."""
 ATTENTION = re.compile(r"attend|plan_kernel|sdpa|fmha|flash|lean_reduction", re.IGNORECASE)
 """In the names of kernels of attention: kvgen's, cuDNN's with the sum of its splits, and flash attention's."""
 FAILED = "not measured: "
@@ -108,6 +108,8 @@ class Bench:
             length = int(tokens)
             batch = self.fit(None, length) if word == "fit" else int(word)
             for name in self.options.loops.split(","):
+                if batch == 1 and name.endswith(EQUAL):
+                    continue  # a loop of one place takes its length as equal anyway
                 self.one(name, batch, length)
                 if word == "fit" and format_of(name) in FORMATS and (own := self.fit(name, length)) > batch:
                     self.one(name, own, length)
@@ -171,22 +173,25 @@ class Bench:
         loop = self.loop(name, batch, length)
         steps = self.options.steps
         ms = loops.milliseconds(loop.step, steps, self.cuda)
-        row |= {"ms": round(ms, 3), "tokens_per_second": round(batch / ms * 1e3, 1), "cache_gib": round(loop.cache_bytes / 2**30, 3)}
-        row |= {"bytes_ms": round((self.weights + loop.cache_bytes) / self.bytes_per_ms, 3), "note": loop.note}
-        if isinstance(loop, loops.Stock):
-            return
-        if not self.cuda:
+        row |= {"ms": round(ms, 3), "tokens_per_second": round(batch / ms * 1e3, 1), "note": loop.note}
+        if loop.cache_bytes is not None:
+            row["cache_gib"] = round(loop.cache_bytes / 2**30, 3)
+            row["bytes_ms"] = round((self.weights + loop.cache_bytes) / self.bytes_per_ms, 3)
+        if isinstance(loop, loops.Stock) or not self.cuda:
             return
         self.write()  # a profiler that crashes takes nothing with it
-        found = profiled(loop.step)
-        attention, products = (sum(spent for kernel, (spent, _) in found.items() if part.search(kernel)) for part in (ATTENTION, PRODUCT))
-        everything = sum(spent for spent, _ in found.values())
-        row |= {"attention_ms": round(attention, 3), "weights_ms": round(products, 3), "kernels_ms": round(everything, 3)}
-        row["rest_ms"] = round(everything - attention - products, 3)
+        try:
+            found = profiled(loop.step)
+        except RuntimeError as error:
+            row["note"] += f"; not profiled: {str(error).splitlines()[0][:80]}"
+            return
+        parts = {"attention_ms": 0.0, "weights_ms": 0.0, "rest_ms": 0.0}
         for kernel, (spent, calls) in found.items():
+            parts[part_of(kernel)] += spent
             self.kernels.append(
-                {"loop": name, "batch": batch, "tokens": length, "kernel": kernel[:120], "calls": calls, "ms": round(spent, 4)}
+                {"loop": name, "batch": batch, "tokens": length, "kernel": kernel[:400], "calls": calls, "ms": round(spent, 4)}
             )
+        row |= {part: round(spent, 3) for part, spent in parts.items()} | {"kernels_ms": round(sum(parts.values()), 3)}
 
     def loop(self, name: str, batch: int, length: int) -> Any:
         """The loop of that name, its cache filled."""
@@ -197,8 +202,6 @@ class Bench:
         if name == "graph16":
             forward = self.model.forward if compiled is False else torch.compile(self.model.forward, fullgraph=True, **compiled)
             return loops.Plain(self.model, forward, batch, length)
-        if format_of(name) not in FORMATS:
-            raise ValueError(f"no such loop: {name}; there are {', '.join([*STOCK, 'graph16', *FORMATS])}")
         return loops.Packed(self.model, self.spec(name), batch, length, compiled=compiled, uniform=name.endswith(EQUAL))
 
     def compiling(self, batch: int) -> Any:
@@ -212,6 +215,11 @@ class Bench:
         return {"dynamic": False, "options": options}
 
 
+def part_of(kernel: str) -> str:
+    """The column of a row that a kernel counts to."""
+    return "attention_ms" if ATTENTION.search(kernel) else "weights_ms" if GEMM.search(kernel) else "rest_ms"
+
+
 def profiled(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
     """Milliseconds and calls of every kernel of a step, by name, the longest first."""
     from torch.autograd import DeviceType
@@ -222,10 +230,10 @@ def profiled(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
             step()
         torch.cuda.synchronize()
     events = [(e.time_range.start, e.time_range.end, e.name) for e in found.events() if e.device_type == DeviceType.CUDA]
-    return {name: (spent / 1e3 / PROFILED, calls // PROFILED) for name, (spent, calls) in alone(events).items()}
+    return {name: (spent / 1e3 / PROFILED, calls // PROFILED) for name, (spent, calls) in exclusive_times(events).items()}
 
 
-def alone(events: Iterable[tuple[float, float, str]]) -> dict[str, tuple[float, int]]:
+def exclusive_times(events: Iterable[tuple[float, float, str]]) -> dict[str, tuple[float, int]]:
     """Of events (start, end, name): how long each name took beyond the events that began before, and how many there were."""
     spent: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
@@ -254,9 +262,9 @@ def main() -> int:
         options.fit = options.fit or 3
     if not 0 < options.steps <= MOST_STEPS:
         command.error(f"--steps must be in 1..{MOST_STEPS}: caches have room for {loops.MARGIN} tokens more")
-    for words in options.loops.split(","):
-        if (name := format_of(words)) in FORMATS:
-            load_spec({"attention": {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": options.dtype}, **FORMATS[name]})
+    known = [*STOCK, "graph16", *FORMATS, *(name + EQUAL for name in FORMATS)]
+    if unknown := [name for name in options.loops.split(",") if name not in known]:
+        command.error(f"there is no loop {unknown[0]!r}; there are {', '.join(known)}")
     torch._dynamo.config.recompile_limit = 32
     bench = Bench(options)
     bench.run()

@@ -3,12 +3,13 @@
     python benchmarks/header_changes.py --change 1=docs/decisions/0027/1.patch
     python benchmarks/header_changes.py --arch cpu --case "k4v4 default 1x4096" --change NAME=PATCH,PATCH --change NAME=PATCH
 
-A case is a spec, a schedule and workloads in the words of gpu_words.py; without `--case` there are those of docs/decisions/0027. A name
-that ends in `.noexact` takes its cases with `exact_q: false`. Every changed module is verified as a build verifies it. Then all modules of
-a case are timed at each workload, one round each in turns, idle-rested, and with `--sustained` under load, too. The ratio of a change is
-the median over rounds of its time over that of the headers as they are in the same round; the row `again` is those headers a second
-time, and tells the noise. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload. Exits with 1 where a change
-does not compile or is wrong.
+A case is a spec, a schedule and workloads in the words of gpu_words.py; without `--case` there are those of docs/decisions/0027. Of a
+patch, only what it changes below templates and search_spaces counts. A change whose name ends in `.noexact` takes its cases with `exact_q:
+false`. Every changed module is verified as a build verifies it, at its first workload. Then all modules of a case are timed at each
+workload, one round each in turns, idle-rested, and with `--sustained` under load, too. The ratio of a change is the median over rounds of
+its time over that of the headers as they are in the same round; the row `again` is those headers a second time, and tells the noise. Rows
+go to $OUT (or benchmarks/results) as header_changes.csv after every workload; none is begun after `--budget` seconds. Exits with 1 where a
+change does not compile, is wrong, or could not be timed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -35,15 +39,17 @@ from kvgen import _resources
 from kvgen.arch import Target
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.finalists import interleave
-from kvgen.measure.job import Job, TimingPolicy
+from kvgen.measure.job import Job, Outcome, TimingPolicy
 from kvgen.measure.worker import Worker
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import Artifact
 
 BASE, AGAIN = "as it is", "again"
 NOT_EXACT = ".noexact"
+Place = tuple[str, int]
+"""A change and the number of a case."""
 POLICY = TimingPolicy(seconds=0.1, samples=15, read=True)
 CASES = (
     "k4v4 w8u1d2.cl2 8x32768,32x8192,128x8192,64x4096", "k8v8 w8u2d1.cl2 8x32768,32x8192,128x8192", "k2v2 w12u4d1 8x32768,32x8192,64x4096",
@@ -71,9 +77,11 @@ class Case:
         backend = get_backend("cpu" if arch == "cpu" else "cuda")
         return cls(words, spec, schedules_of(schedule, backend, spec, arch)[0])
 
-    def not_exact(self) -> Case:
-        """The same with `exact_q: false`."""
-        return replace(self, schedule=replace(self.schedule, launch=self.schedule.launch | {"exact_q": False}))
+    def under(self, change: str) -> Case:
+        """The case as a change takes it."""
+        if not change.endswith(NOT_EXACT):
+            return self
+        return replace(self, schedule=replace(self.schedule, launch=Params(self.schedule.launch, exact_q=False)))
 
 
 @dataclass(frozen=True)
@@ -91,29 +99,39 @@ def main() -> int:
     command = parser(__doc__)
     command.add_argument("--change", action="append", default=[], metavar="NAME=PATCH[,PATCH]")
     command.add_argument("--case", action="append", metavar="'SPEC SCHEDULE WORKLOADS'")
-    command.add_argument("--arch", default="sm90")
+    command.add_argument("--arch", default="sm90", choices=get_args(Target))
     command.add_argument("--sustained", action="store_true", help="also under load")
     command.add_argument("--no-check", action="store_true", help="do not verify the changed modules")
-    command.add_argument("--compile", action="store_true", help="print what the cases compile to with the present templates, as JSON")
+    command.add_argument("--budget", type=float, default=inf, help="seconds, after which no workload is begun")
+    command.add_argument(
+        "--compile", metavar="NAME", help="print what the cases of a change compile to with the present templates, as JSON"
+    )
     add_rounds(command)
     options = command.parse_args()
-    cases = [Case.of(words, options.arch) for words in options.case or CASES]
+    started = time.monotonic()
+    try:
+        cases = [Case.of(words, options.arch) for words in options.case or CASES]
+    except (ValueError, KvgenError) as error:
+        command.error(str(error))
     if options.compile:
-        print(json.dumps([vars(module) for module in compiled(cases, options.arch)]))
+        print(json.dumps([vars(module) for module in compiled([case.under(options.compile) for case in cases], options.arch)]))
         return 0
     changes = dict(change.split("=", 1) for change in options.change if "=" in change)
     if len(changes) != len(options.change) or {BASE, AGAIN} & set(changes):
         command.error(f"a change is NAME=PATCH[,PATCH], with a name of its own other than {BASE!r} and {AGAIN!r}")
     with tempfile.TemporaryDirectory(prefix="headers-") as folder:
+        try:
+            folders = {name: patched(Path(folder) / str(number), changes[name].split(",")) for number, name in enumerate(changes)}
+        except (OSError, ValueError) as error:
+            command.error(str(error))
         built = {BASE: compiled(cases, options.arch)}
-        for name, patches in changes.items():
-            built[name] = changed(Path(folder) / name, patches.split(","), options, name)
+        with ThreadPoolExecutor() as pool:
+            built |= zip(changes, pool.map(lambda name: elsewhere(name, folders[name], options), changes), strict=True)
     bad = report(built, cases)
     with Worker() as worker:
         if not options.no_check:
-            bad |= wrong(built, cases, options.arch, worker)
-        good = {name: modules for name, modules in built.items() if name not in bad}
-        measure(good, cases, options, worker)
+            bad |= wrong(built, cases, bad, options.arch, worker)
+        bad |= measure(built, cases, bad, options, worker, started + options.budget)
     return 1 if bad else 0
 
 
@@ -129,78 +147,96 @@ def _module(built: Artifact | KvgenError) -> Module:
     return Module(str(built.path), *attend_usage(built)) if isinstance(built, Artifact) else Module("", 0, 0, str(built))
 
 
-def changed(folder: Path, patches: Sequence[str], options: Any, name: str) -> list[Module]:
-    """The modules over patched templates: this program in a process of its own, with a copy of the templates."""
-    for part in ("templates", "search_spaces"):
+def patched(folder: Path, patches: Sequence[str]) -> Path:
+    """A copy of the templates and search spaces with the patches. Raises ValueError for one that does not apply, OSError for none."""
+    parts = ("templates", "search_spaces")
+    for part in parts:
         shutil.copytree(_resources.root() / part, folder / part)
+    outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}  # inside a repository git would skip files that are not its own
     for patch in patches:
-        subprocess.run(["git", "apply", str(Path(patch).resolve())], cwd=folder, check=True)
-    words = [word for case in options.case or CASES for word in ("--case", not_exact_words(case) if name.endswith(NOT_EXACT) else case)]
-    again = [sys.executable, __file__, "--compile", "--arch", options.arch, *words]
+        command = ["git", "apply", *(f"--include={part}/*" for part in parts), str(Path(patch).resolve(strict=True))]
+        done = subprocess.run(command, cwd=folder, env=outside, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"{patch} does not apply: {done.stderr.strip()}")
+    return folder
+
+
+def elsewhere(name: str, folder: Path, options: Any) -> list[Module]:
+    """The modules of a change over its own templates: this program in another process."""
+    words = [word for case in options.case or CASES for word in ("--case", case)]
+    again = [sys.executable, __file__, "--compile", name, "--arch", options.arch, *words]
     done = subprocess.run(again, env=os.environ | {"KVGEN_DATA_DIR": str(folder)}, stdout=subprocess.PIPE, text=True, check=True)
     return [Module(**row) for row in json.loads(done.stdout)]
 
 
-def not_exact_words(case: str) -> str:
-    """A case's words, with `exact_q: false`."""
-    spec, schedule, workloads = case.split()
-    return f"{spec} {schedule}.noexact {workloads}"
-
-
-def report(built: Mapping[str, Sequence[Module]], cases: Sequence[Case]) -> set[str]:
-    """Print registers and spills; the changes of which something did not compile."""
-    for number, case in enumerate(cases):
-        told = [f"{name} {m.registers} registers, {m.spill_bytes} bytes spilled" for name, all_ in built.items() for m in [all_[number]]]
-        print(f"{case.words}: {'; '.join(told)}", flush=True)
-    bad = {name: module.error for name, modules in built.items() for module in modules if module.error}
-    for name, error in bad.items():
-        print(f"{name}: {error}", flush=True)
-    return set(bad)
-
-
-def job(case: Case, name: str, module: Module, arch: Target, workloads: Sequence[Workload]) -> Job:
-    """Verify and time a module."""
-    schedule = case.not_exact().schedule if name.endswith(NOT_EXACT) else case.schedule
-    return Job(case.spec, schedule, arch, Path(module.path), tuple(workloads), timing=POLICY)
-
-
-def wrong(built: Mapping[str, Sequence[Module]], cases: Sequence[Case], arch: Target, worker: Worker) -> set[str]:
-    """Verify every changed module at its first workload; the changes of which one is wrong."""
+def report(built: Mapping[str, Sequence[Module]], cases: Sequence[Case]) -> set[Place]:
+    """Print registers and spills; what did not compile."""
     bad = set()
-    for name, modules in built.items():
-        for case, module in zip(cases, modules, strict=True):
-            if name == BASE or module.error:
-                continue
-            outcome = worker.run(replace(job(case, name, module, arch, case.spec.workloads[:1]), timing=None))
-            if not outcome.ok:
-                print(f"{name}, {case.words}: {outcome.kind}: {outcome.detail}", flush=True)
-                bad.add(name)
+    for number, case in enumerate(cases):
+        for name, modules in built.items():
+            module = modules[number]
+            told = module.error or f"{module.registers} registers, {module.spill_bytes} bytes spilled"
+            print(f"{case.words}, {name}: {told}", flush=True)
+            if module.error:
+                bad.add((name, number))
     return bad
 
 
-def measure(built: Mapping[str, Sequence[Module]], cases: Sequence[Case], options: Any, worker: Worker) -> None:
-    """Time all modules of a case in turns, at each of its workloads; rows after each."""
+def job(case: Case, name: str, module: Module, arch: Target, workload: Workload) -> Job:
+    """Verify and time a module."""
+    return Job(case.spec, case.under(name).schedule, arch, Path(module.path), (workload,), timing=POLICY)
+
+
+def wrong(built: Mapping[str, Sequence[Module]], cases: Sequence[Case], bad: Set[Place], arch: Target, worker: Worker) -> set[Place]:
+    """Verify every changed module; those that are wrong."""
+    found = set()
+    for name, modules in built.items():
+        for number, (case, module) in enumerate(zip(cases, modules, strict=True)):
+            if name == BASE or (name, number) in bad:
+                continue
+            outcome = worker.run(replace(job(case, name, module, arch, case.spec.workloads[0]), timing=None))
+            if not outcome.ok:
+                print(f"{name}, {case.words}: {outcome.kind}: {outcome.detail}", flush=True)
+                found.add((name, number))
+    return found
+
+
+def measure(
+    built: Mapping[str, Sequence[Module]], cases: Sequence[Case], bad: Set[Place], options: Any, worker: Worker, until: float
+) -> set[Place]:
+    """Time the modules of a case in turns, at each of its workloads; rows after each. Those that could not be timed."""
     from kvgen.cli.bench import facts
 
     known = {name: fact for name, fact in facts(options.arch, POLICY).items() if name not in ("call", "load")}
     rows: list[dict[str, Any]] = []
+    failed = set()
     for number, case in enumerate(cases):
         for workload in loaded(case.spec.workloads, options.sustained):
-            modules = {name: all_[number] for name, all_ in built.items()} | {AGAIN: built[BASE][number]}
-            jobs = [replace(job(case, name, module, options.arch, [workload]), check=None) for name, module in modules.items()]
+            if time.monotonic() > until or (BASE, number) in bad:
+                break
+            modules = {name: all_[number] for name, all_ in built.items() if (name, number) not in bad} | {AGAIN: built[BASE][number]}
+            jobs = [replace(job(case, name, module, options.arch, workload), check=None) for name, module in modules.items()]
             outcomes = dict(zip(modules, interleave(jobs, options.rounds, worker=worker), strict=True))
-            base = outcomes[BASE]
+            failed |= {(name, number) for name, outcome in outcomes.items() if not outcome.ok}
             for name, outcome in outcomes.items():
                 row = {"change": name, "case": case.words.rsplit(" ", 1)[0], "workload": workload.key, "load": workload.load}
-                row |= {"us": "", "ratio": "", "read_fraction": "", "note": outcome.detail}
-                if outcome.ok and base.ok:
-                    mine, plain = outcome.timings[0], base.timings[0]
-                    row |= {"us": round(mine.us, 3), "read_fraction": round((mine.read_us or 0.0) / mine.us, 4)}
-                    row["ratio"] = round(median(a / b for a, b in zip(mine.samples, plain.samples, strict=True)), 4)
-                row |= {"registers": modules[name].registers, "spill_bytes": modules[name].spill_bytes}
-                rows.append(row)
-                print(*row.values(), flush=True)
+                rows.append(
+                    row | timed(outcome, outcomes[BASE]) | {key: getattr(modules[name], key) for key in ("registers", "spill_bytes")}
+                )
+                print(*rows[-1].values(), flush=True)
             write_rows("header_changes", rows, known)
+    return failed
+
+
+def timed(outcome: Outcome, base: Outcome) -> dict[str, Any]:
+    """Time, ratio to the headers as they are, and read fraction; empty where there is none."""
+    row: dict[str, Any] = {"us": "", "ratio": "", "read_fraction": "", "note": outcome.detail}
+    if outcome.ok:
+        mine = outcome.timings[0]
+        row |= {"us": round(mine.us, 3), "read_fraction": round((mine.read_us or 0.0) / mine.us, 4)}
+        if base.ok:
+            row["ratio"] = round(median(a / b for a, b in zip(mine.samples, base.timings[0].samples, strict=True)), 4)
+    return row
 
 
 def loaded(workloads: Sequence[Workload], sustained: bool) -> Iterator[Workload]:

@@ -222,7 +222,7 @@ def accuracy() -> str:
         "bits",
         "divergence, 10⁻³ nats",
         "perplexity, %",
-        "same first token, %",
+        "same top token, %",
         "normal: L2",
         "structured: L2",
         "weights L1",

@@ -68,13 +68,38 @@ def test_without_time_there_are_rows_that_say_so(monkeypatch: pytest.MonkeyPatch
 
 def test_a_kernel_that_waits_for_another_does_not_count_twice() -> None:
     events = [(0.0, 4.0, "product"), (4.5, 10.0, "attend"), (9.0, 11.0, "advance"), (9.5, 10.5, "copy"), (12.0, 13.0, "product")]
-    assert gpu_generate.alone(reversed(events)) == {"attend": (5.5, 1), "product": (5.0, 2), "advance": (1.0, 1), "copy": (0.0, 1)}
-    names = {"attend_planned_kernel": "attention", "nvjet_sm90_hsh_64x8": "product", "triton_red_fused_mm_t_view_5": "product"}
-    names["triton_poi_fused_mul_silu_split"] = names["kvgen::advance_kernel(kvgen::AdvanceArgs)"] = ""
-    names["cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma"] = "attention"
-    for name, part in names.items():
-        assert bool(gpu_generate.ATTENTION.search(name)) == (part == "attention")
-        assert bool(gpu_generate.PRODUCT.search(name)) == (part == "product")
+    assert gpu_generate.exclusive_times(reversed(events)) == {
+        "attend": (5.5, 1),
+        "product": (5.0, 2),
+        "advance": (1.0, 1),
+        "copy": (0.0, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        (
+            "attention_ms",
+            ["attend_planned_kernel", "void kvgen::attend_static<kvgen::Traits<", "cudnn_generated_fort_native_sdpa_sm80_flash"],
+        ),
+        ("attention_ms", ["void flash::flash_fwd_splitkv_kernel<cutlass::half_t>", "fmha_cutlassF_f16_aligned_64x128_rf_sm80"]),
+        (
+            "weights_ms",
+            ["nvjet_sm90_hsh_64x8", "void cublasLt::splitKreduce_kernel<32, 16>", "triton_red_fused_mm_t_view_5", "triton_tem_fused_mm_3"],
+        ),
+        (
+            "rest_ms",
+            [
+                "triton_poi_fused_mul_silu_split",
+                "triton_poi_fused_cached_attention_mm_split_5",
+                "kvgen::advance_kernel(kvgen::AdvanceArgs)",
+            ],
+        ),
+    ],
+)
+def test_kernels_count_as_attention_products_or_the_rest(part: str, names: list[str]) -> None:
+    assert [gpu_generate.part_of(name) for name in names] == [part] * len(names)
 
 
 def test_the_loop_over_16_bits_is_compiled_once_for_all_caches() -> None:
