@@ -116,7 +116,7 @@ def _label(axes: Any, points: Sequence[Point], best: Sequence[Row], color: dict[
 def _places(names: Sequence[str], marks: Sequence[Place], line: Sequence[Place], frame: Box) -> list[Place]:
     """The offsets of names from their points that cover least of points, lines and other names, and are the nearest then.
 
-    Names are moved one after another until none has a better place, in several orders: where that ends depends on the order.
+    Names are moved one after another, three times each, in several orders: where that ends depends on the order.
     """
     ink = [place for start, end in pairwise(line) for place in _between(start, end)]
     dots = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]

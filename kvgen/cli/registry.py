@@ -126,8 +126,8 @@ def _print_entry(entry: Entry, one: Found) -> None:
         ("provenance", told),
         ("toolchain", entry.toolchain),
     ):
-        if facts:  # entries of operations on a matrix have no quality
-            typer.echo(f"\n{title}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None))
+        if shown := ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None):  # operations on a matrix have no quality
+            typer.echo(f"\n{title}: {shown}")
     typer.echo(f"\n{one.path}")
 
 

@@ -10,7 +10,7 @@ from random import Random
 from subprocess import CalledProcessError
 from typing import Protocol
 
-from kvgen.errors import KvgenError
+from kvgen.errors import CompileError, CompilerCrash
 
 
 class AnyLife(Protocol):
@@ -53,11 +53,11 @@ def live(args: argparse.Namespace, each: int, lives: Callable[[int], Sequence[st
     failed, start = 0, time.monotonic()
     for seed in numbers:
         try:
-            failures = lives(seed)
-        except (KvgenError, CalledProcessError) as error:
-            failures = [f"{seed}: {type(error).__name__}: {error}"]
-        failed += len(failures)
-        for failure in failures:
+            found = lives(seed)
+        except (CompileError, CompilerCrash, CalledProcessError) as error:
+            found = [f"{seed}: {type(error).__name__}: {error}"]
+        failed += len(found)
+        for failure in found:
             print(failure, flush=True)
     print(f"{each * len(numbers)} lives from {numbers[0]} on, {failed} failed, {time.monotonic() - start:.0f} s")
     return int(failed > 0)
