@@ -40,6 +40,7 @@ class Step:
     ms: float
     bytes_ms: float
     """0 if it is not known."""
+    dtype: str
     date: str
     device: str
 
@@ -59,7 +60,14 @@ class Step:
 def steps() -> list[Step]:
     """The rows of the results that have a time."""
     return [
-        Step(row["loop"], int(row["batch"]), int(row["tokens"]), float(row["ms"]), float(row["bytes_ms"] or 0), row["date"], row["device"])
+        Step(
+            row["loop"],
+            int(row["batch"]),
+            int(row["tokens"]),
+            float(row["ms"]),
+            float(row["bytes_ms"] or 0),
+            *(row[name] for name in ("dtype", "date", "device")),
+        )
         for row in rows("h200_generate.csv")
         if row["ms"]
     ]
@@ -96,6 +104,6 @@ def picture(found: Sequence[Step]) -> str:
     height = y + 14
     head = [svg.rect(0, 0, width, height, "page", rx=8.0), svg.text(MARGIN, 32, "Time per token of a decoding model", class_="title")]
     head += [svg.text(MARGIN, 54 + 17 * number, line, class_="quiet") for number, line in enumerate(LEGEND)]
-    facts = f"{found[0].device}, float16, {max(one.date for one in found)}: benchmarks/gpu_generate.py"
+    facts = f"{found[0].device}, {found[0].dtype}, {max(one.date for one in found)}: benchmarks/gpu_generate.py"
     marks.append(svg.text(MARGIN, height - 14, facts, class_="small quiet"))
     return svg.document(width, height, f"Time per token. {'. '.join(told)}", colors(), *head, *marks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from benchmarks.figures import WIDTH, Row, rows, table
+from benchmarks.generate_parts import PARTS, parts
 
 CACHES = {
     "graph16": "16 bits, captured", "int8": "int8", "int4": "int4", "int4:equal": "int4, equal lengths promised",
@@ -25,14 +26,24 @@ def cases() -> list[list[Row]]:
 
 def generate() -> str:
     """Steps of a decoding model, and where their time goes."""
-    body = []
+    kernels, body = rows("h200_generate_kernels.csv"), []
     for case in cases():
         baseline = float(case[0]["tokens_per_second"])
         for row in sorted(case, key=lambda row: list(CACHES).index(row["loop"])):
             rate = float(row["tokens_per_second"])
-            parts = [f"{float(row[part]):.2f}" if row[part] else "–" for part in ("attention_ms", "weights_ms", "rest_ms", "bytes_ms")]
+            mine = parts(kernel for kernel in kernels if all(kernel[name] == row[name] for name in ("loop", "batch", "tokens")))
+            spent = [*(mine.get(part, "") for part in PARTS), row["bytes_ms"]]
             size = f"{row['batch']} × {row['tokens']}"
-            body.append([size, CACHES[row["loop"]], f"{float(row['ms']):.2f}", f"{rate:.0f}", f"{rate / baseline:.2f}", *parts])
+            body.append(
+                [
+                    size,
+                    CACHES[row["loop"]],
+                    f"{float(row['ms']):.2f}",
+                    f"{rate:.0f}",
+                    f"{rate / baseline:.2f}",
+                    *(f"{float(ms):.2f}" if ms else "–" for ms in spent),
+                ]
+            )
     return table(
         ["batch × tokens", "cache", "step", "tokens per second", "times 16 bits", "attention", "weights", "rest", "read once"], body
     )

@@ -7,18 +7,16 @@
 Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop of kvgen's
 computes a plan in every step, `int4:equal` is promised that all lengths are equal, as the loop over 16 bits takes them. On a GPU the loop
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
-CUDA graph; for a batch of one, torch generates its own kernels for the products. `attention_ms`, `weights_ms` and `rest_ms` are what the
-profiler finds in such a step: a kernel counts from the end of those that began before it, so one that waits for another does not count
-twice; `kernels_ms` is their sum. `bytes_ms` is what reading the weights and the cache once takes at the rate of the read roofline. Rows go
-to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, with the kernels of each step beside it; what does not fit into
+CUDA graph; for a batch of one, torch generates its own kernels for the products. `bytes_ms` is what reading the weights and the cache once
+takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, and the kernels of a
+step, by the profiler, as h200_generate_kernels.csv: a kernel counts from the end of those that began before it. What does not fit into
 `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed. `python -m
-benchmarks.picture` draws what is in benchmarks/results.
+benchmarks.tables` and `benchmarks.picture` show what is in benchmarks/results.
 """
 
 from __future__ import annotations
 
 import gc
-import re
 import sys
 import time
 from argparse import Namespace
@@ -59,11 +57,6 @@ READ_BYTES = 2 << 30
 MOST_STEPS = 80
 PROFILED = 5
 """Steps of which the profiler takes the mean."""
-GEMM = re.compile(r"^(?!triton_poi).*(gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_)", re.IGNORECASE)
-"""Names of kernels that multiply by weights: cuBLAS's, and those that torch generates. It names pointwise kernels (triton_poi) after
-products, too, whose results they read."""
-ATTENTION = re.compile(r"attend|plan_kernel|sdpa|fmha|flash|lean_reduction", re.IGNORECASE)
-"""In the names of kernels of attention: kvgen's, cuDNN's with the sum of its splits, and flash attention's."""
 FAILED = "not measured: "
 LATE = "no time left"
 """Notes of loops without a time."""
@@ -133,8 +126,8 @@ class Bench:
 
     def one(self, name: str, batch: int, length: int) -> None:
         """Time one loop; its row, or why there is none."""
-        row: Row = {"loop": name, "batch": batch, "tokens": length, "ms": "", "tokens_per_second": "", "attention_ms": "", "weights_ms": ""}
-        row |= {"rest_ms": "", "bytes_ms": "", "kernels_ms": "", "cache_gib": "", "note": ""}
+        row: Row = {"loop": name, "batch": batch, "tokens": length, "dtype": self.options.dtype, "ms": "", "tokens_per_second": ""}
+        row |= {"bytes_ms": "", "cache_gib": "", "note": ""}
         self.rows.append(row)
         if time.monotonic() - self.started > self.options.budget:
             row["note"] = LATE
@@ -185,13 +178,10 @@ class Bench:
         except RuntimeError as error:
             row["note"] += f"; not profiled: {str(error).splitlines()[0][:80]}"
             return
-        parts = {"attention_ms": 0.0, "weights_ms": 0.0, "rest_ms": 0.0}
         for kernel, (spent, calls) in found.items():
-            parts[part_of(kernel)] += spent
             self.kernels.append(
                 {"loop": name, "batch": batch, "tokens": length, "kernel": kernel[:400], "calls": calls, "ms": round(spent, 4)}
             )
-        row |= {part: round(spent, 3) for part, spent in parts.items()} | {"kernels_ms": round(sum(parts.values()), 3)}
 
     def loop(self, name: str, batch: int, length: int) -> Any:
         """The loop of that name, its cache filled."""
@@ -213,11 +203,6 @@ class Bench:
         # With coordinate descent, torch makes a product with one row a reduction, which reads weights faster than a matrix product does.
         options = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": False, "coordinate_descent_tuning": True}
         return {"dynamic": False, "options": options}
-
-
-def part_of(kernel: str) -> str:
-    """The column of a row that a kernel counts to."""
-    return "attention_ms" if ATTENTION.search(kernel) else "weights_ms" if GEMM.search(kernel) else "rest_ms"
 
 
 def profiled(step: Callable[[], object]) -> dict[str, tuple[float, int]]:

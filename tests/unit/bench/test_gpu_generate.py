@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks import generate_loops, gpu_generate
+from benchmarks import generate_loops, generate_parts, gpu_generate
 from benchmarks.fused_llama import fuse
 from tests.support.models import model_of
 
@@ -80,16 +80,16 @@ def test_a_kernel_that_waits_for_another_does_not_count_twice() -> None:
     ("part", "names"),
     [
         (
-            "attention_ms",
+            "attention",
             ["attend_planned_kernel", "void kvgen::attend_static<kvgen::Traits<", "cudnn_generated_fort_native_sdpa_sm80_flash"],
         ),
-        ("attention_ms", ["void flash::flash_fwd_splitkv_kernel<cutlass::half_t>", "fmha_cutlassF_f16_aligned_64x128_rf_sm80"]),
+        ("attention", ["void flash::flash_fwd_splitkv_kernel<cutlass::half_t>", "fmha_cutlassF_f16_aligned_64x128_rf_sm80"]),
         (
-            "weights_ms",
+            "weights",
             ["nvjet_sm90_hsh_64x8", "void cublasLt::splitKreduce_kernel<32, 16>", "triton_red_fused_mm_t_view_5", "triton_tem_fused_mm_3"],
         ),
         (
-            "rest_ms",
+            "rest",
             [
                 "triton_poi_fused_mul_silu_split",
                 "triton_poi_fused_cached_attention_mm_split_5",
@@ -99,7 +99,7 @@ def test_a_kernel_that_waits_for_another_does_not_count_twice() -> None:
     ],
 )
 def test_kernels_count_as_attention_products_or_the_rest(part: str, names: list[str]) -> None:
-    assert [gpu_generate.part_of(name) for name in names] == [part] * len(names)
+    assert [generate_parts.part_of(name) for name in names] == [part] * len(names)
 
 
 def test_the_loop_over_16_bits_is_compiled_once_for_all_caches() -> None:
