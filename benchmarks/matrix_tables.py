@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import figure, rows, table
+from kvgen.pages.numbers import fraction
 
 VARIANTS = ("naive", "tiled", "coarsened", "vectorized", "kvgen")
 
@@ -14,7 +15,7 @@ def speed(call: str) -> str:
     for tokens, channels in dict.fromkeys(key[:2] for key in found):
         here = {name: found[tokens, channels, name] for name in VARIANTS}
         times = [figure(float(here["kvgen"][column])) for column in ("us", "roofline_us")]
-        body.append([f"{tokens} × {channels}", *(f"{float(row['fraction']):.2f}".removeprefix("0") for row in here.values()), *times])
+        body.append([f"{tokens} × {channels}", *(fraction(float(row["fraction"])) for row in here.values()), *times])
     return table([f"{call}, tokens × channels", *VARIANTS, "kvgen, µs", "copy, µs"], body)
 
 

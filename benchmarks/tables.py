@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import generate_table, matrix_tables
 from benchmarks.figures import ROOT, WIDTH, Row, figure, rows, table
+from kvgen.pages.numbers import fraction
 
 if TYPE_CHECKING:
     from kvgen.accuracy.row import Row as AccuracyRow
@@ -64,11 +65,6 @@ LLAMA_LAYERS = 32
 """Of Llama-3.1-8B, whose heads the presets have."""
 
 
-def fraction(value: str) -> str:
-    """A fraction of the read roofline."""
-    return f"{float(value):.2f}".removeprefix("0")
-
-
 def at(found: Iterable[Row], workload: tuple[int, int]) -> list[Row]:
     """The idle-rested rows of a workload of one query token."""
     batch, kv_len = map(str, workload)
@@ -84,7 +80,8 @@ def serving() -> str:
         ours = {r["spec"]: r for r in here if r["provider"] == "kvgen"}
         torch = min(float(r["us"]) for r in here if r["provider"] == "torch" and r["spec"] == "serving-kv4")
         cells = [
-            f"{figure(float(ours[s]['us']))} ({fraction(ours[s]['read_fraction'])})" for s in ("serving-kv8", "serving-kv4", "serving-kv2")
+            f"{figure(float(ours[s]['us']))} ({fraction(float(ours[s]['read_fraction']))})"
+            for s in ("serving-kv8", "serving-kv4", "serving-kv2")
         ]
         body.append([f"{workload[0]} × {workload[1]}", *cells, figure(torch)])
     return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA, fp16"], body)
@@ -139,7 +136,7 @@ def ragged() -> str:
     """Both back ends at unequal lengths."""
     found = {(r["case"], r["backend"]): r["read_fraction"] for r in rows("h200_shapes.csv")}
     cases = ("ragged, one long", "ragged, moderate", "ragged, 2K to 16K")
-    body = [[SHAPES[case].partition(" (")[0], *(fraction(found[case, name]) for name in ("cuda", "tilelang"))] for case in cases]
+    body = [[SHAPES[case].partition(" (")[0], *(fraction(float(found[case, name])) for name in ("cuda", "tilelang"))] for case in cases]
     return table(["int4, read fraction", "CUDA", "TileLang"], body)
 
 
