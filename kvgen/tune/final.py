@@ -33,6 +33,8 @@ class Final:
         """The finalists' records. `known` are the records of the search; those of `keep` that were right take part whatever their times."""
         right = {record.candidate.key for record in known if record.ok}
         candidates = finalists(known, self.workloads, [candidate for candidate in keep if candidate.key in right])
+        if not candidates:
+            return []
         for candidate in candidates:
             self.queue.start(candidate.schedule)
         if self.runner.exclusive:

@@ -89,7 +89,10 @@ class MeasuringLoop:
                         for future in self._await(running, any_idle=bool(devices.idle)):
                             devices.idle.append(running.pop(future))
                             self._finish(future.result())
-                    elif self._clock.search_over or not (self._window or (more and (self._search.left or self._forgone))):
+                    elif self._clock.search_over:
+                        if not any(candidate.key in must for candidate in self._window):
+                            break  # else `_next` waits for them
+                    elif not (self._window or (more and (self._search.left or self._forgone))):
                         break
                     elif not self._window and not self._search.left:
                         time.sleep(AWAIT_S)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
+from time import sleep
 
 import pytest
 
@@ -334,6 +335,18 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
     assert all(waited)
     assert 4 not in {candidate.schedule.launch["threads"] for candidate in runner.finals[0]}
     assert all(timing.default_us and timing.read_us for timing in result.entry.timings)
+
+
+def test_the_default_is_measured_though_the_budget_ends_while_it_is_compiled(place: Place):
+    class Slow(FakeBackend):
+        def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+            sleep(1.5)
+            return super().lower(spec, schedule, target)
+
+    runner = FakeRunner(exclusive=False)
+    result = place.tune(runner, budget=Budget(seconds=1.0), backends=[Slow()], plane=False)
+    assert not result.interrupted
+    assert {candidate.workload.key for candidate in runner.measured} == {workload.key for workload in result.entry.spec.workloads}
 
 
 def test_the_shortest_final_is_planned_into_the_budget(place: Place):
