@@ -49,7 +49,8 @@ class AttentionCandidate:
 
     def verification(self, policy: CheckPolicy) -> AttentionVerification:
         """See `AttentionVerification`."""
-        return AttentionVerification(Checker(self.variant, self.job.device, policy))
+        exact = bool(self.job.schedule.launch.get("exact_q", True))
+        return AttentionVerification(Checker(self.variant, self.job.device, policy, exact=exact))
 
 
 @dataclass(frozen=True)

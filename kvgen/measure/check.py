@@ -47,13 +47,16 @@ def check(
 
 
 class Checker:
-    """Verification of one variant. `again` repeats its last call, to detect whether memory was overwritten meanwhile."""
+    """Verification of one variant. `again` repeats its last call, to detect whether memory was overwritten meanwhile.
 
-    def __init__(self, variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None) -> None:
+    `exact`: whether its schedule carries the rounding error of the query.
+    """
+
+    def __init__(self, variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None, *, exact: bool = True) -> None:
         self.variant = variant
         self.device = torch.device(device)
         self.policy = policy or CheckPolicy()
-        self.comparison = Comparison(variant.dtype, self.device)
+        self.comparison = Comparison(variant.spec, self.device, exact=exact)
         self.reads = Reads(variant, self.device, self.comparison, self.policy.most_tokens)
         self.rows = residual_rows(variant.spec, variant.layout.tokens)
         self._sinks = learned_sinks(variant.spec, self.device)

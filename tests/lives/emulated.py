@@ -36,7 +36,7 @@ class CudaLife(StepLife[Step]):
 
     def __init__(self, built: Emulated, packer: emulate.Emulated, draw: Random) -> None:
         self.built, self.packer = built, packer
-        super().__init__(built.spec, built.layout.tokens, draw)
+        super().__init__(built.spec, built.layout.tokens, draw, exact=built.exact)
 
     def live(self) -> None:
         """Steps, then prefills."""

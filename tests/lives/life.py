@@ -10,7 +10,7 @@ import torch
 from kvgen.errors import CacheMismatch
 from kvgen.measure.compare import poison
 from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from kvgen.reference.window import first_held, window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.rows import row_of
@@ -18,7 +18,6 @@ from kvgen.runtime.variant import Variant
 from tests.lives.drawn import KINDS, drawn_query, drawn_sinks, drawn_tensor
 from tests.support.packed import meaningful_bytes, sequence_blocks
 
-ROW_FACTOR = 10
 CALLS = 9
 
 
@@ -253,7 +252,7 @@ class Life:
         limit = tolerance(q.dtype)
         require(relative_l2(out, want) <= limit, f"relative l2 of the output is {relative_l2(out, want):.3g}")
         worst = worst_relative_l2(out, want)
-        require(worst <= ROW_FACTOR * limit, f"the worst row is off by {worst:.3g}")
+        require(worst <= row_tolerance(self.spec), f"the worst row is off by {worst:.3g}")
         seen = torch.isfinite(want_lse)
         require(torch.equal(lse[~seen].double(), want_lse[~seen]), "the LSE of a query that sees nothing")
         error = ((lse - want_lse).abs() / (1 + want_lse.abs()))[seen]

@@ -10,10 +10,10 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from kvgen.spec import KernelSpec
 from tests.lives.drawn import KINDS, dense, drawn_query, drawn_sinks, drawn_tensor
-from tests.lives.life import ROW_FACTOR, require
+from tests.lives.life import require
 from tests.lives.packing import drawn_crop
 
 STEPS = 4
@@ -48,8 +48,8 @@ S = TypeVar("S", bound=AnyStep)
 class StepLife(ABC, Generic[S]):
     """Steps over a cache that starts with drawn lengths. Raises AssertionError or Wrong at the first difference."""
 
-    def __init__(self, spec: KernelSpec, block: int, draw: Random) -> None:
-        self.spec, self.draw = spec, draw
+    def __init__(self, spec: KernelSpec, block: int, draw: Random, *, exact: bool) -> None:
+        self.spec, self.draw, self.row_limit = spec, draw, row_tolerance(spec, exact=exact)
         cache = spec.cache
         edge = cache.unpacked + block
         edges = (0, 1, cache.sink, edge - 1, edge, edge + block - 1)
@@ -103,7 +103,7 @@ class StepLife(ABC, Generic[S]):
                 step.out[b], step.lse[b] = want[0][b].to(q.dtype), want[1][b].float()
         require(relative_l2(step.out, want[0]) <= tolerance(q.dtype), f"relative l2 of the output is {relative_l2(step.out, want[0]):.3g}")
         worst = worst_relative_l2(step.out, want[0])
-        require(worst <= ROW_FACTOR * tolerance(q.dtype), f"the worst row is off by {worst:.3g}")
+        require(worst <= self.row_limit, f"the worst row is off by {worst:.3g}")
         seen = torch.isfinite(want[1])
         require(torch.equal(torch.isfinite(step.lse), seen), "the LSE of a query that sees nothing")
         error = ((step.lse - want[1]).abs() / (1 + want[1].abs()))[seen]

@@ -31,7 +31,7 @@ class TileLife(StepLife[Step]):
 
     def __init__(self, built: Emulated, draw: Random) -> None:
         self.built = built
-        super().__init__(built.spec, built.plan.tokens, draw)
+        super().__init__(built.spec, built.plan.tokens, draw, exact=built.plan.exact_q)
 
     def made(self, drawn: Drawn) -> Step:
         """With any number of splits, or a plan for any number of workers."""

@@ -63,7 +63,7 @@ class Emulated:
     """`attend` and `decode` of one variant."""
 
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
-        self.spec, self.layout = spec, packed_layout(spec, block, "mma")
+        self.spec, self.layout, self.exact = spec, packed_layout(spec, block, "mma"), bool(chosen["exact_q"])
         self.library = compile_variant(spec, self.layout, chosen, folder)
         self.counters = 33 * runs(spec) + (runs(spec) > 1)  # of a head
         self.library.workspace_bytes.restype = self.library.prefetched.restype = ctypes.c_int64

@@ -18,7 +18,8 @@ NO_LIMIT = 1 << 30
 
 def verify(check: type[StepCheck], **wrapped: Callable[..., object]) -> None:
     device = torch.device("cpu")
-    check(variant(**wrapped), device, CheckPolicy(), Comparison(torch.float32, device)).run()  # type: ignore[attr-defined]
+    checked = variant(**wrapped)
+    check(checked, device, CheckPolicy(), Comparison(checked.spec, device)).run()  # type: ignore[attr-defined]
 
 
 def without_limit(place: int) -> Callable[..., object]:

@@ -36,7 +36,7 @@ def variant(**wrapped: Callable[..., object]) -> Variant:
 
 def timed(workload: Workload, **wrapped: Callable[..., object]) -> TimedCheck:
     candidate = variant(**wrapped)
-    found = TimedCheck(WorkloadInputs(candidate, workload, "cpu", cold=0), candidate, Comparison(candidate.dtype, torch.device("cpu")))
+    found = TimedCheck(WorkloadInputs(candidate, workload, "cpu", cold=0), candidate, Comparison(candidate.spec, torch.device("cpu")))
     found.prepare()
     return found
 

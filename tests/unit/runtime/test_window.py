@@ -121,11 +121,11 @@ def test_variants_that_follow_each_other_are_judged_over_the_same_caches() -> No
     v = variant(NARROW, BLOCK_32)
     inputs = WorkloadInputs(v, Workload(batch=12, kv_len=1000), "cpu", cold=0)
     for _ in range(2):
-        check = TimedCheck(inputs, v, Comparison(v.dtype, torch.device("cpu")))
+        check = TimedCheck(inputs, v, Comparison(v.spec, torch.device("cpu")))
         check.prepare()
         check.run()
 
 
 def test_steps_over_a_plan_are_judged_by_what_the_cache_still_holds() -> None:
     v = variant(NARROW, BLOCK_32)
-    PlannedSteps(v, torch.device("cpu"), CheckPolicy(), Comparison(v.dtype, torch.device("cpu"))).run()
+    PlannedSteps(v, torch.device("cpu"), CheckPolicy(), Comparison(v.spec, torch.device("cpu"))).run()
