@@ -1,6 +1,6 @@
 """Changes of device headers, each a list of patches, timed in turns with the headers as they are.
 
-    python benchmarks/header_changes.py --change 1=docs/decisions/0027/1.patch
+    python benchmarks/header_changes.py --change pinned=pinned.patch --change both=pinned.patch,order.patch
     python benchmarks/header_changes.py --arch cpu --case "k4v4 default 1x4096" --change NAME=PATCH,PATCH --change NAME=PATCH
 
 A case is a spec, a schedule and workloads in the words of gpu_words.py; without `--case` there are those of docs/decisions/0027. Of a

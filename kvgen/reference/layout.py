@@ -26,7 +26,7 @@ from typing import Any, Literal
 from kvgen.digest import digest
 from kvgen.spec import KernelSpec, KeySpec, QuantSpec
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 SECTION_ALIGN = 16
 BLOCK_ALIGN = 128
 LANES = 32
@@ -146,7 +146,7 @@ class PackedLayout:
     @property
     def boost_index_bytes(self) -> int:
         """Numbers of the boosted channels, per group of tokens, and padding."""
-        return _align(self.channel_params_end + self._boost_numbers, BLOCK_ALIGN) - self.channel_params_end if self.key.boost else 0
+        return self.header_bytes - self.channel_params_end if self.key.boost else 0
 
     @property
     def _boost_numbers(self) -> int:
@@ -164,8 +164,8 @@ class PackedLayout:
 
     @property
     def header_bytes(self) -> int:
-        """Channel params of K and V and the boost index, before the first sub-tile."""
-        return self.channel_params_end + self.boost_index_bytes
+        """Channel params of K and V, the boost index, and padding before the first sub-tile."""
+        return _align(self.channel_params_end + (self._boost_numbers if self.key.boost else 0), BLOCK_ALIGN)
 
     @property
     def block_bytes(self) -> int:

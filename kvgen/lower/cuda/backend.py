@@ -96,12 +96,19 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         **gpu_facts(spec, target),
         "boosted": spec.key.boost.fraction > 0,
         "cta_rows": rows_of_cta(spec),
+        "integer_keys": _integer_keys(spec),
         "runs": runs(spec),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
     }
+
+
+def _integer_keys(spec: KernelSpec) -> bool:
+    """Whether K's codes meet the query as integers without `exact_q` (mainloop/integer_keys.cuh)."""
+    key = spec.key
+    return key.axis == "channel" and key.bits <= 4 and key.group >= 32 and not key.boost.fraction and rows_of_cta(spec) <= 4
 
 
 def _plain_launches(spec: KernelSpec) -> Iterator[Params]:

@@ -22,6 +22,18 @@ __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// D[16x8] += A[16x32] * B[32x8] of unsigned and signed bytes, 32-bit sums; and of 16 columns of A.
+__device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+
 // Transposes an 8x8 matrix of 16-bit elements held by the warp.
 __device__ __forceinline__ uint32_t transpose(uint32_t x) {
   uint32_t y;
@@ -32,6 +44,12 @@ __device__ __forceinline__ uint32_t transpose(uint32_t x) {
 __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -48,8 +66,11 @@ __device__ __forceinline__ __half2 as_half2(uint32_t x) { return *reinterpret_ca
 // Returns x. The compiler cannot recompute the result, so it stays in its register.
 template <class T>
 __device__ __forceinline__ T pinned(T x) {
-  static_assert(sizeof(T) == 4);
-  asm volatile("" : "+r"(x));
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 8)
+    asm volatile("" : "+l"(x));
+  else
+    asm volatile("" : "+r"(x));
   return x;
 }
 
@@ -93,6 +114,9 @@ __device__ __forceinline__ uint32_t load_shared1(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ void store_shared16(uint32_t address, const int (&v)[4]) {
+  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
 __device__ __forceinline__ void store_shared16(uint32_t address, const float (&v)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }

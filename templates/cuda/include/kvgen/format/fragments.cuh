@@ -53,6 +53,18 @@ __device__ __forceinline__ void expand(const uint32_t* w, int tile, Use&& use) {
   }
 }
 
+// The same for operands of bytes: passes rows g and g + 8 of an MMA tile and k-step to `use(tile16, a0, a1)`.
+template <int kBits, class Use>
+__device__ __forceinline__ void expand_bytes(uint32_t x, int tile, Use&& use) {
+  static_assert(kBits == 4 || kBits == 2);
+  if constexpr (kBits == 4) {
+    use(tile, x & 0x0f0f0f0fu, x);
+  } else {
+    use(2 * tile, x & 0x03030303u, x & 0x0c0c0c0cu);
+    use(2 * tile + 1, x & 0x30303030u, x);
+  }
+}
+
 // Visits every (tile, step) pair of an operand in the order of a lane's words: `visit(pair, words)`.
 template <int kBits, int kPairs, class Visit>
 __device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& visit) {
@@ -85,8 +97,8 @@ __device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& 
 
 // Converts products from mixed form: subtracts the products of a byte's lower fields from those of its top field. `low` and `high` are the
 // two MMA tiles of a pair, [2 * half + column].
-template <int kBits>
-__device__ __forceinline__ void unmix(float (&low)[4], float (&high)[4]) {
+template <int kBits, class Sum>
+__device__ __forceinline__ void unmix(Sum (&low)[4], Sum (&high)[4]) {
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     if constexpr (kBits == 4) low[2 + c] -= low[c], high[2 + c] -= high[c];

@@ -62,12 +62,13 @@ struct Format {
     return Quant::kAxis == Axis::token ? align_up(kSubtile * (kHeadDim / Quant::kGroup) * Quant::kParams * 2, 16) : 0;
   }
 
-  // Block: [K channel params][V channel params][boost index, and padding to a multiple of 128] sub-tiles.
+  // Block: [K channel params][V channel params][boost index][padding to a multiple of 128] sub-tiles. A warp's copies of 512 bytes begin at
+  // a line of 128 bytes; at half a line they touch five (docs/decisions/0028).
   static constexpr int kBoosted = Key::kBoosted;
   static constexpr int kKeyChannelParams = 0;
   static constexpr int kValueChannelParams = channel_params_bytes<Key>();
   static constexpr int kBoostIndex = kValueChannelParams + channel_params_bytes<Value>();
-  static constexpr int kHeaderBytes = kBoosted ? align_up(kBoostIndex + kTokens / Key::kGroup * kBoosted, 128) : kBoostIndex;
+  static constexpr int kHeaderBytes = align_up(kBoostIndex + kTokens / Key::kGroup * kBoosted, 128);
   // Sub-tile: [K codes][K token params][boost codes][V codes][V token params].
   static constexpr int kKeyCodes = 0;
   static constexpr int kKeyTokenParams = codes_bytes<Key>();

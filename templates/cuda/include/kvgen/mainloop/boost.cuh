@@ -9,7 +9,7 @@ namespace kvgen {
 
 // Products of K's codes and q for one tile of query rows: [group][16-token MMA tile][2 * half + c].
 template <class Traits>
-using Products = float[Traits::kKeyGroups][2][4];
+using Products = std::conditional_t<Traits::kIntegerKeys, int, float>[Traits::kKeyGroups][2][4];
 
 // The boosted channels of a KV tile, distributed over the lanes: lane i has the channels i, i + 32, ... of the boost index.
 template <class Traits>

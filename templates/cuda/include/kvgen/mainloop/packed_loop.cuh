@@ -1,5 +1,6 @@
 // The packed loop: it computes scores, softmax and P*V of a warp's packed KV tiles, kStepSubtiles sub-tiles at a time.
 #pragma once
+#include "kvgen/mainloop/integer_keys.cuh"
 #include "kvgen/mainloop/mask.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
 #include "kvgen/mainloop/subtile.cuh"
@@ -36,9 +37,11 @@ struct Shared {
 // The query operands. K per channel: of the sub-tile's groups of tokens.
 template <class Traits>
 struct TileQuery {
-  QueryFragments<Traits> fragments[Traits::kSubtileKeyGroups][Traits::kQTiles];
+  using Fragments = std::conditional_t<Traits::kIntegerKeys, IntegerQuery<Traits>, QueryFragments<Traits>>;
+  Fragments fragments[Traits::kSubtileKeyGroups][Traits::kQTiles];
   BoostQuery<Traits> boost[Traits::kQTiles];
   float affine[Traits::kStepKeyGroups][Traits::kQTiles][2];  // sum of q * zero in log2 units, for the K groups of a softmax step
+  float unit[Traits::kStepKeyGroups][Traits::kQTiles][2];    // of integer products, for the same groups
 };
 
 template <class Traits>
@@ -57,11 +60,15 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile) {
       const int group = token / Params::kTokens + i;
-      float(&affine)[2] = query.affine[group % Traits::kStepKeyGroups][tile];
+      const int step_group = group % Traits::kStepKeyGroups;
+      float(&affine)[2] = query.affine[step_group][tile];
       query.fragments[i][tile].load_scaled(shared.query(), params + group * Params::kGroupBytes, tile, lane, affine);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
         affine[c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
+      if constexpr (Traits::kIntegerKeys)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) query.unit[step_group][tile][c] = query.fragments[i][tile].unit[c];
     }
   if constexpr (Traits::Format::kBoosted > 0) {
     const BoostedChannels<Traits> channels(params, lane);
@@ -107,18 +114,20 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
                                           const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile, int tile,
                                           int lane, Scores<Traits> (&x)[kStepSubtiles]) {
   if constexpr (Traits::kErrorInCopy) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
+  if constexpr (Traits::kIntegerKeys) own_integer_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     if constexpr (Traits::kKeyPerToken)
       scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kSubtileStride + Traits::Format::kKeyTokenParams, tile, lane,
                              x[s]);
-    else if constexpr (!Traits::kErrorInCopy)
+    else if constexpr (!Traits::kErrorInCopy && !Traits::kIntegerKeys)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         x[s].factor[m_tile][i] = factors[m_tile][i];
+        if constexpr (Traits::kIntegerKeys) x[s].factor[m_tile][i] *= query.unit[s * Traits::kStepKeyGroups / kStepSubtiles][tile][i % 2];
         if constexpr (!Traits::kKeyPerToken) x[s].offset[m_tile][i] = key_offset<Traits>(query, s, tile, m_tile, lane, i % 2);
       }
   }
@@ -145,7 +154,10 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     before(s);
-    multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments, query.tile.boost, products[s]);
+    if constexpr (Traits::kIntegerKeys)
+      multiply_integer_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments[0][0], products[s][0]);
+    else
+      multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments, query.tile.boost, products[s]);
     load_value_params<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];

@@ -1,7 +1,7 @@
 // Loads q of one KV head as B fragments in shared memory: [tile of query rows][run of channels][32 lanes] of 16 bytes, two k-steps, or of 8
 // bytes, one k-step of a half run. Each row is multiplied by a power of two that brings its largest element to [8, 16), so that q * scale
-// keeps its bits. Where columns 4..7 of the MMA carry the rounding error of q * scale, a second copy holds -q for them and zeros for
-// columns 0..3.
+// keeps its bits; to [0.5, 1) for integer products, whose largest constant is 24 times the largest q * scale. Where columns 4..7 of the MMA
+// carry the rounding error of q * scale, a second copy holds -q for them and zeros for columns 0..3.
 #pragma once
 #include <type_traits>
 
@@ -67,7 +67,7 @@ struct QueryLoader {
   __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], int tile, int lane) {
     const float largest = largest_of_row(raw);
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-    const int shift = largest > 0.f ? max(-100, min(100, 3 - exponent)) : 0;
+    const int shift = largest > 0.f ? max(-100, min(100, (Traits::kIntegerKeys ? -1 : 3) - exponent)) : 0;
     float group_sums[Traits::kKeyGroups] = {};
     const __half2 negate = __float2half2_rn(lane < 16 ? 0.f : -1.f);
 #pragma unroll
@@ -151,6 +151,19 @@ __device__ __forceinline__ uint32_t scaled_pair(uint32_t q, uint32_t negated, ui
   return ptx::as_u32(product);
 }
 
+// Scales and zeros of K of the channels that a lane's query fragments of a k-step have; symmetric codes have their scales for zeros.
+template <class Traits>
+__device__ __forceinline__ void load_key_params(uint32_t params, int step, int lane, uint32_t (&scale)[2], uint32_t (&zero)[2]) {
+  const int quad = step * 4 + lane % 4;
+  if constexpr (Traits::Key::kZero) {
+    const uint4 v = ptx::load_shared16(params + quad * 16);
+    zero[0] = v.x, scale[0] = v.y, zero[1] = v.z, scale[1] = v.w;
+  } else {
+    const uint2 v = ptx::load_shared8(params + quad * 8);
+    zero[0] = scale[0] = v.x, zero[1] = scale[1] = v.y;
+  }
+}
+
 // B fragments of a tile of query rows for every k-step: `high`, and the rounding error `low` where it has its own registers.
 template <class Traits>
 struct QueryFragments {
@@ -188,20 +201,13 @@ struct QueryFragments {
  private:
   __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t negated0, uint32_t negated1, uint32_t params,
                                              int lane, float (&affine)[4]) {
-    uint32_t scale0, scale1, zero0, zero1;
-    const int quad = step * 4 + lane % 4;
-    if constexpr (Traits::Key::kZero) {
-      const uint4 v = ptx::load_shared16(params + quad * 16);
-      zero0 = v.x, scale0 = v.y, zero1 = v.z, scale1 = v.w;
-    } else {
-      const uint2 v = ptx::load_shared8(params + quad * 8);
-      zero0 = scale0 = v.x, zero1 = scale1 = v.y;
-    }
+    uint32_t scale[2], zero[2];
+    load_key_params<Traits>(params, step, lane, scale, zero);
     // A's rows 0..7 are the zeros. Its rows 8..15 are the scales, whose sums nothing uses: one load returns both, and this order of
     // registers needs no moves.
-    ptx::mma(affine, zero0, scale0, zero1, scale1, q0, q1);
-    high[step][0] = scaled_pair<Traits>(q0, negated0, scale0, &low[kLow ? step : 0][0]);
-    high[step][1] = scaled_pair<Traits>(q1, negated1, scale1, &low[kLow ? step : 0][1]);
+    ptx::mma(affine, zero[0], scale[0], zero[1], scale[1], q0, q1);
+    high[step][0] = scaled_pair<Traits>(q0, negated0, scale[0], &low[kLow ? step : 0][0]);
+    high[step][1] = scaled_pair<Traits>(q1, negated1, scale[1], &low[kLow ? step : 0][1]);
   }
 };
 

@@ -10,8 +10,14 @@ namespace kvgen {
 
 constexpr float kWeightLimit = 60000.f;  // below fp16's maximum, since the weights of a lane are summed in fp16
 constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after row_max moved
-constexpr float kSmallestScale =
-    1.f / (1 << 23) / (1 << 23);  // added to scales of V: a group of equal values has scale 0, which would leave p unbounded
+// A group of equal values has scale 0, which would leave p unbounded, and codes 0.
+constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // added to scales of V
+constexpr float kScaleOfConstants = 1.f / 1024;                // in place of 0, so that the weight is a normal number of fp16
+
+// Whether zeros of V are in units of the scale and meet the rounded weights, as the codes do: then the rounding error of a weight is
+// multiplied by the value, and not by the code. The error of 2-bit codes themselves is hundreds of times as large.
+template <class Traits>
+constexpr bool kZerosInScales = Traits::kValuePerToken && (Traits::Value::kBits > 2);
 
 // A warp's softmax state of one tile of query rows. Lane (g, t) = (lane / 4, lane % 4) holds rows 2t and 2t + 1; with kQueryTwice, of four
 // rows, t % 2 in place of t.
@@ -19,7 +25,7 @@ template <class Traits>
 struct State {
   float row_max[2];
   float row_sum[2];                       // of p
-  float affine[Traits::kValueGroups][2];  // of p * zero_v
+  float affine[Traits::kValueGroups][2];  // of p * zero_v, with kZerosInScales of weight * (zero_v / scale_v)
   float out[Traits::kRowTiles][4];        // sum of p * code (V per channel: of p * v): channel g of the two rows, then channel g + 8
   GroupSums<Traits> group;                // V per channel: of the current group of tokens
 
@@ -77,8 +83,8 @@ struct Scores {
   }
 };
 
-// Scale and zero of V for the tokens whose scores a lane holds: [m_tile][group][half]. Scales are positive; they are 1 if V has none per
-// token.
+// Scale and zero of V (with kZerosInScales over the scale) for the tokens whose scores a lane holds: [m_tile][group][half]. Scales are
+// positive; they are 1 if V has none per token.
 template <class Traits>
 struct ValueParams {
   float scale[Traits::kMTiles][Traits::kValueGroups][2];
@@ -182,8 +188,11 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubt
         state.row_sum[i % 2] += p[s][m_tile][i];
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q)
-          if constexpr (Traits::kValuePerToken)
-            state.affine[q][i % 2] = fmaf(p[s][m_tile][i], v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
+          if constexpr (Traits::kValuePerToken) {
+            const float2 rounded = __half22float2(ptx::as_half2(y[s][q][m_tile][i / 2]));
+            const float weight = !kZerosInScales<Traits> ? p[s][m_tile][i] : i % 2 == 0 ? rounded.x : rounded.y;
+            state.affine[q][i % 2] = fmaf(weight, v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
+          }
       }
 }
 

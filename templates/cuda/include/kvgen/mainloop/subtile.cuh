@@ -8,11 +8,29 @@
 
 namespace kvgen {
 
+// Loads scales and zeros of the tokens g, g + 8, g + 16 and g + 24 of a lane that holds scores of them all: they are contiguous.
+template <class Traits, int kGroups>
+__device__ __forceinline__ void load_row_params_of_all(uint32_t address, int lane, float (&scale)[2][kGroups][2],
+                                                       float (&zero)[2][kGroups][2]) {
+#pragma unroll
+  for (int q = 0; q < kGroups; ++q) {
+    const uint4 v = ptx::load_shared16(address + (q * 8 + lane / 4) * 16);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __half22float2(ptx::as_half2(words[i]));
+      scale[i / 2][q][i % 2] = pair.x, zero[i / 2][q][i % 2] = pair.y;
+    }
+  }
+}
+
 // Loads the per-token params of the tokens whose scores a lane holds.
 template <class Traits, class Quant, int kGroups>
 __device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kMTiles][kGroups][2],
                                                 float (&zero)[Traits::kMTiles][kGroups][2]) {
   constexpr int kRowBytes = Quant::kZero ? 4 : 2;  // params of a token
+  if constexpr (Quant::kZero && Traits::kMTiles == 2 && !Traits::kHalfStride)
+    return load_row_params_of_all<Traits>(address, lane, scale, zero);
 #pragma unroll
   for (int q = 0; q < kGroups; ++q)
 #pragma unroll
@@ -44,9 +62,17 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int q = 0; q < Traits::kValueGroups; ++q) {
-        float(&scale)[2] = params.scale[m_tile][q];
-        scale[0] += kSmallestScale, scale[1] += kSmallestScale;
-        params.zero[m_tile][q][0] = fmaf(scale[0], kTop, params.zero[m_tile][q][0]);
+        float(&scale)[2] = params.scale[m_tile][q], (&zero)[2] = params.zero[m_tile][q];
+        if constexpr (kZerosInScales<Traits>) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (scale[half] == 0.f) scale[half] = kScaleOfConstants;
+            zero[half] = fmaf(zero[half], ptx::reciprocal(scale[half]), half == 0 ? kTop : 0.f);
+          }
+        } else {
+          scale[0] += kSmallestScale, scale[1] += kSmallestScale;
+          zero[0] = fmaf(scale[0], kTop, zero[0]);
+        }
       }
   } else {
 #pragma unroll
@@ -88,7 +114,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q)
-      if constexpr (Traits::kMixedKeys) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
+      if constexpr (Traits::kMixedKeys && !Traits::kUnmixedSums) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
 }
 
 // The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <
@@ -131,6 +157,12 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
       for (int i = 0; i < 4; ++i) x[s].product[0][i] = (first ? low[i] : high[i]) + __shfl_xor_sync(~0u, first ? high[i] : low[i], 2);
     }
   }
+  if constexpr (Traits::kUnmixedSums) {
+#pragma unroll
+    for (int s = 0; s < kStepSubtiles; ++s)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) x[s].product[0][2 + c] -= x[s].product[0][c];
+  }
 }
 
 // The factors that turn a lane's products into scores in log2 units: they undo the position of a token's code fields and the unit of the
@@ -144,7 +176,7 @@ __device__ __forceinline__ void row_factors(const float* q_factors, int tile, in
     for (int i = 0; i < 4; ++i) {
       const float row = Traits::kQueryTwice ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2))
                                             : row_factor<kBits>(m_tile, i / 2);
-      factors[m_tile][i] = row / kCodeUnit<typename Traits::Key> * q_factors[q_row<Traits>(tile, lane, i)];
+      factors[m_tile][i] = row / (Traits::kIntegerKeys ? 1.f : kCodeUnit<typename Traits::Key>)*q_factors[q_row<Traits>(tile, lane, i)];
     }
 }
 

@@ -74,12 +74,18 @@ struct Traits : Schedule {
   static constexpr bool kValuePerChannel = Value::kPerChannel;
   static constexpr bool kValuePerToken = Value::kPerToken;
 
+  // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
+  // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
+  static constexpr bool kIntegerKeys =
+      kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Key::kGroup >= 32 && Format::kBoosted == 0;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
-  static constexpr bool kCarryError = kKeyPerChannel && (kQueryTwice || Schedule::kExactQ);
+  static constexpr bool kCarryError = kKeyPerChannel && !kIntegerKeys && (kQueryTwice || Schedule::kExactQ);
   static constexpr bool kErrorInCopy = kCarryError && kQueryTwice;  // in columns 4..7
+  // Products of 4-bit K leave the mixed form after they were added to those with the rounding error, which are half as many.
+  static constexpr bool kUnmixedSums = kErrorInCopy && Key::kBits == 4;
   // Lanes exchange products through the shared memory of a sub-tile's K codes, if it is large enough.
-  static constexpr bool kExchangeShared = kErrorInCopy && Format::template codes_bytes<Key>() >= 1024;
+  static constexpr bool kExchangeShared = (kErrorInCopy || kIntegerKeys) && Format::template codes_bytes<Key>() >= 1024;
   static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs of a split
   // A KV tile is the number of tokens that a warp processes at a time.
   static constexpr int kTileTokens = Schedule::kTileSubtiles * 32;
@@ -106,8 +112,8 @@ struct Traits : Schedule {
   static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // distance of the two sub-tiles of 16 tokens
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
   static constexpr int kSlotBytes = kTileHeaderBytes + kTileBytes;
-  // A stage is the unit of waiting and refilling. Short sub-tiles are stages of their own, so that more bytes are in flight.
-  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && kSubtileStride < 3072 ? 1 : kStepSubtiles;
+  // A stage is the unit of waiting and refilling. Sub-tiles of 2-bit codes are stages of their own, so that more bytes are in flight.
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && Key::kBits + Value::kBits <= 4 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
   static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;

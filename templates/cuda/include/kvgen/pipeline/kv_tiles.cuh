@@ -22,6 +22,7 @@ struct TileAddresses {
       pages = args.cache.block_table + static_cast<int64_t>(head.sequence) * args.cache.table_stride;
     else
       start += head.sequence * args.cache.outer_stride_bytes;
+    start = ptx::pinned(start);  // otherwise every tile multiplies head and strides again, in 64 bits
   }
   // The block-table entry of the `which`-th block of a tile. `length` is the sequence's.
   __device__ __forceinline__ const int* entry(int tile, int which, int length) const {

@@ -9,6 +9,7 @@ namespace kvgen::ptx {
 inline uint32_t as_u32(__half2 x) { return emulator::bits<uint32_t>(x); }
 inline __half2 as_half2(uint32_t x) { return emulator::bits<__half2>(x); }
 inline float exp2(float x) { return std::exp2(x); }
+inline float reciprocal(float x) { return 1.f / x; }
 inline uint32_t pack_half2(float low, float high) { return as_u32({__half(low), __half(high)}); }
 inline uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) { return (~x & mask) | set; }
 inline uint32_t odd_bytes(uint32_t x) { return x >> 8 & 0x00ff00ffu; }
@@ -56,6 +57,36 @@ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
   emulator::meet(warp, [] {});  // the next operands come after all lanes have taken their sums
 }
 
+// The same of unsigned and signed bytes, in integers, over 32 columns of A or 16.
+template <size_t kRegisters>
+void multiply_bytes(int (&d)[4], const uint32_t (&mine)[kRegisters]) {
+  emulator::Meeting& warp = emulator::warps[emulator::current / 32];
+  const int lane = emulator::current % 32, halves = kRegisters / 3;
+  std::memcpy(warp.words[lane], mine, sizeof mine);
+  emulator::meet(warp, [&] {
+    for (int to = 0; to < 32; ++to)
+      for (int i = 0; i < 4; ++i) {
+        int sum = 0;
+        for (int k = 0; k < 16 * halves; ++k) {
+          const int shift = k % 4 * 8, quad = k % 16 / 4, half = k / 16;
+          const uint32_t a = warp.words[to / 4 * 4 + quad][2 * half + i / 2], b = warp.words[(to % 4 * 2 + i % 2) * 4 + quad][2 * halves + half];
+          sum += static_cast<int>(a >> shift & 0xff) * static_cast<int8_t>(b >> shift & 0xff);
+        }
+        std::memcpy(&warp.sums[to][i], &sum, 4);
+      }
+  });
+  for (int i = 0; i < 4; ++i) {
+    int sum;
+    std::memcpy(&sum, &warp.sums[lane][i], 4);
+    d[i] += sum;
+  }
+  emulator::meet(warp, [] {});
+}
+inline void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  multiply_bytes<6>(d, {a0, a1, a2, a3, b0, b1});
+}
+inline void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) { multiply_bytes<3>(d, {a0, a1, b0}); }
+
 // --- shared memory, and copies to it ------------------------------------------------------------------------------------
 
 inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulator::shared); }
@@ -72,7 +103,8 @@ __forceinline__ uint2 load_shared8(uint32_t address) { return load_shared<uint2>
 __forceinline__ uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
 __forceinline__ uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
 __forceinline__ uint32_t load_shared1(uint32_t address) { return load_shared<uint8_t>(address); }
-__forceinline__ void store_shared16(uint32_t address, const float (&v)[4]) {
+template <class T>
+__forceinline__ void store_shared16(uint32_t address, const T (&v)[4]) {
   checker::access(emulator::shared + address, 16, checker::kWrite);
   const checker::Quiet quiet;
   std::memcpy(emulator::shared + address, v, 16);
