@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.reference.quantize import DTYPES
 from kvgen.reference.residual import residual_rows
+from kvgen.reference.window import window_places
 from kvgen.runtime.module import Module, load, load_library
 from kvgen.runtime.sequences import OverflowFlag
 from kvgen.spec import KernelSpec, Workload
@@ -74,6 +75,8 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
         table = None
         if spec.cache.page:
             data, table = _paged(data, spec.cache.page // n, random)
+        elif places := window_places(spec, n):
+            data = in_places(data, [residual_rows(spec, n).packed_blocks(length) for length in held], places)
         packed.append(data)
         tables.append(table)
         rest = [torch.randn(work.batch, a.kv_heads, rows, a.head_dim, generator=random, device="cuda").to(dtype) for _ in range(2)]
@@ -84,6 +87,17 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
     sinks = learned_sinks(spec, "cuda")
     want = _attention(spec, q, first, read, residuals[0], held, sinks)
     return Caches(q, packed, tables, residuals, lengths, (new[0], new[1]), sinks, want, nbytes, blocks * n)
+
+
+def in_places(data: torch.Tensor, counts: Sequence[int], places: int) -> torch.Tensor:
+    """[batch, heads, blocks, bytes], of which the first `counts` of a sequence are packed, as a cache with a sliding window has them:
+    [batch, heads, places, bytes], block i in place i mod places.
+    """
+    kept = data[:, :, :places].clone()
+    for b, count in enumerate(counts):
+        for block in range(max(0, count - places), count):
+            kept[b, :, block % places] = data[b, :, block]
+    return kept
 
 
 def _paged(data: torch.Tensor, page_blocks: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,8 +26,19 @@ RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
 """CUDA schedules for codes of 8 and of 2 bits."""
 BOOSTED = ("default", "w8u4d1.cl2", "w8u4d1", "w12u4d1.cl2", "w6u4d1c2")
-SHORT_HEADS = ("default", "w8u4d2.cl2", "w8u4d1.cl2", "w12u4d1.cl2", "w6u4d1c2", "w4u4d2c2")
-MANY_ROWS = ("default", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2")
+SHORT_HEADS = (
+    "default",
+    "w8u4d2.cl2",
+    "w8u4d1.cl2",
+    "w12u4d1.cl2",
+    "w12u4d1",
+    "w6u4d1c2",
+    "w4u4d2c2",
+    "w6u4d1c2.noexact",
+    "w8u4d1.cl2.noexact",
+)
+SIXTEEN_ROWS = ("w8u4d1.cl2", "w8u4d1", "w8u2d1.cl2", "w8u4d1.cl2.noexact", "w8u2d1.cl2.noexact", "w8u4d1.noexact")
+MANY_ROWS = ("default", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", "w8u2d1.noexact", "w8u2d1.cl2.noexact", "w4u2d2.noexact")
 CRUMB_PAGES = ("default", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
 """CUDA schedules for K with boost, for short heads, for many packed-GQA rows, and for 2-bit codes in small blocks."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
@@ -94,12 +105,13 @@ SHAPES = (
     Shape("ragged, moderate, page 128", "k4v4:page128", MODERATE, "page 128", RAGGED, FINE_TILES),
     Shape("as many bytes as 2K to 16K", "k4v4", "32x9216", None, ("w8u4d1", "w8u1d2", "w4u4d1c2"), SPREAD),
     Shape("ragged, 2K to 16K", "k4v4", MIXED, "as many bytes as 2K to 16K", RAGGED, SPREAD),
+    Shape("symmetric", "k4v4:sym", tilelang=()),
     Shape("softcap 50", "k4v4:cap50", sibling="plain"),
     Shape("as many bytes as a window of 4096", "k4v4", "8x4096"),
     Shape("window 4096", "k4v4:window4096", sibling="as many bytes as a window of 4096", cuda=(*WIDE, "w8u1d2", "w8u2d2", "w4u1d2c2")),
     Shape("bfloat16", "k4v4:bf16", sibling="plain"),
-    Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", ("w8u4d1.cl2", "w8u4d1"), COLUMN_TILES),
-    Shape("group 16", "k4v4:h128/8", PLAIN, "plain", ("w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2", "w8u2d2.cl2", "w8u2d1.cl2"), COLUMN_TILES),
+    Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", SIXTEEN_ROWS, COLUMN_TILES),
+    Shape("group 16", "k4v4:h128/8", PLAIN, "plain", (*SIXTEEN_ROWS, "w8u1d2.cl2", "w8u2d2.cl2"), COLUMN_TILES),
     Shape("group 5", "k4v4:h40/8", PLAIN, "plain", ("w8u4d1.cl2", "w8u4d1", "w8u4d1.cl2.noexact"), (*TILES, "w8u2s2.cl.noexact")),
     Shape("head_dim 64", "k4v4:d64", cuda=("w8u4d2.cl2", "w8u4d2", "w8u4d1.cl2", "w12u4d1.cl2", "w4u4d2c2"), tilelang=FOURS),
     Shape("head_dim 96", "k4v4:d96", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=FOURS),
@@ -111,7 +123,7 @@ SHAPES = (
     Shape("8 bits", "k8v8", cuda=BYTE, tilelang=FINE_TILES),
     Shape("8 bits, token", "k8v8:token", sibling="8 bits", cuda=BYTE, tilelang=FINE_TILES),
     Shape("ragged, moderate, 8 bits", "k8v8", MODERATE, "8 bits", ("w8u1d2", "w8u2d1", "w4u2d1c2"), FINE_TILES),
-    Shape("2 bits", "k2v2", cuda=CRUMB, tilelang=CRUMB_TILES),
+    Shape("2 bits", "k2v2", cuda=(*CRUMB, "w12u4d1.cl2.noexact", "w6u4d1c2.noexact"), tilelang=CRUMB_TILES),
     Shape("ragged, moderate, 2 bits", "k2v2", MODERATE, "2 bits", ("w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3"), SPREAD),
     Shape("as many bytes as 1x131072 of one KV head", "k4v4", "1x16384", cuda=("w8u4d1", "w8u1d2.cl8", "w8u4d1.cl8"), tilelang=SPREAD),
     Shape(
@@ -146,12 +158,14 @@ SHAPES = (
     Shape("group 32", "k4v4:h256/8", cuda=MANY_ROWS, tilelang=()),
     Shape("group 64", "k4v4:h512/8", cuda=MANY_ROWS, tilelang=()),
     Shape("q_len 8", "k4v4:q8", PLAIN + "q8", cuda=MANY_ROWS, tilelang=()),
-    Shape("group 8, 2 bits", "k2v2:h64/8", cuda=CRUMB, tilelang=()),
+    Shape("group 8, 2 bits", "k2v2:h64/8", cuda=(*CRUMB, "w12u4d1.cl2.noexact", "w6u4d1c2.noexact", "w8u4d1.cl2.noexact"), tilelang=()),
     Shape("groups of 32, 2 bits", "k2v2:kg32:vg32", cuda=("default", "w8u4d1.cl2", "w12u2d1.cl2", "w12u4d1.cl2", "w4u1d4c3"), tilelang=()),
     Shape("page 64, 2 bits", "k2v2:kg64:page64", cuda=CRUMB_PAGES, tilelang=()),
     Shape("K 2 bits, V 4 bits", "k2v4", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2", "default"), tilelang=()),
     Shape("groups of 32", "k4v4:kg32:vg32", cuda=("default", "w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2"), tilelang=()),
     Shape("K groups of 16", "k4v4:kg16", cuda=("default", "w8u4d1.cl2", "w8u2d2"), tilelang=()),
-    Shape("group 7", "k4v4:h28/4", "16x32768", cuda=("default", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2"), tilelang=()),
+    Shape(
+        "group 7", "k4v4:h28/4", "16x32768", cuda=("default", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2", "w8u4d1.cl2.noexact"), tilelang=()
+    ),
     Shape("16 bits", "k16v16", "8x8192", cuda=("default", "w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1"), tilelang=()),
 )

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu_shapes
+from benchmarks.gpu_measure import in_places
 from benchmarks.shape_cases import Shape
 from kvgen.errors import CompileError
 from kvgen.toolchain.pool import CompilePool
@@ -62,3 +64,11 @@ def test_a_case_that_fails_ends_no_other(shapes: list[Shape], tmp_path: Path, ca
 def test_all_right_is_success(shapes: list[Shape]) -> None:
     shapes[1].name = "also right"
     assert gpu_shapes.main() == 0
+
+
+def test_blocks_of_a_window_lie_where_a_cache_has_them() -> None:
+    """Of 7, 2 and 4 packed blocks the newest three or fewer, each in the place that its number has."""
+    blocks = torch.arange(8).reshape(1, 1, 8, 1).expand(3, 2, 8, 4)
+    kept = in_places(blocks, (7, 2, 4), 3)
+    assert kept.shape == (3, 2, 3, 4)
+    assert kept[:, 0, :, 0].tolist() == [[6, 4, 5], [0, 1, 2], [3, 1, 2]]
