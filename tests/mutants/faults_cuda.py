@@ -417,8 +417,12 @@ FAULTS: tuple[Fault, ...] = (
             "for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];", "affine[0][c] *= factor[c];",
         ),
         (
-            "constant-values", "value-groups", "a constant group of V, whose scale is 0, lets weights grow without bound",
+            "constant-values", "int2", "a constant group of V of 2 bits, whose scale is 0, lets weights grow without bound",
             "1.f / (1 << 23) / (1 << 23);", "0.f;",
+        ),
+        (
+            "zeros-rows", "queries", "V's zeros of a row are summed with the rounded weights of the next",
+            "i % 2 == 0 ? rounded.x : rounded.y;", "i % 2 == 1 ? rounded.x : rounded.y;",
         ),
         (
             "maximum-half", "queries", "the maximum that the running maximum moves to leaves out a lane's second row",
@@ -451,6 +455,14 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "mainloop/subtile",
         (
+            "constant-scale", "value-groups", "zeros of a constant group of V are divided by its scale of 0",
+            "if (scale[half] == 0.f) scale[half] = kScaleOfConstants;", "",
+        ),
+        (
+            "zeros-complement", "last", "codes of V that are not complemented are taken for complemented ones",
+            "half == 0 ? kTop : 0.f);", "kTop);",
+        ),
+        (
             "key-half", "channel-groups", "the second 16 tokens of a sub-tile take the K scales of the first",
             "query[rows % Traits::kSubtileKeyGroups][tile];", "query[0][tile];",
         ),
@@ -468,7 +480,22 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "mainloop/integer_keys",
+        (
+            "integer-bytes", "integers", "products with the lower bytes of the query are left out",
+            "static_cast<int>(a.x * 256 + b.x)", "static_cast<int>(a.x * 256)",
+        ),
+        (
+            "integer-remainder", "integers", "a remainder of half a unit is rounded up to a byte that means the opposite",
+            "most = both(lower ? exponent - (4 << 10) + 0x27f : 0x7bff);", "most = both(0x7bff);",
+        ),
+    ),
+    *_in(
         "mainloop/packed_loop",
+        (
+            "integer-unit", "integers", "all groups of tokens in a softmax step take the unit of the first",
+            "query.unit[s * Traits::kStepKeyGroups / kStepSubtiles][tile]", "query.unit[0][tile]",
+        ),
         (
             "key-half-zero", "channel-groups", "K's zeros of the first and the second 16 tokens of a sub-tile are swapped",
             "m_tile) ? second : first;", "m_tile) ? first : second;",
