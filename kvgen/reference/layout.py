@@ -165,7 +165,7 @@ class PackedLayout:
     @property
     def header_bytes(self) -> int:
         """Channel params of K and V, the boost index, and padding before the first sub-tile."""
-        return _align(self.channel_params_end + (self._boost_numbers if self.key.boost else 0), BLOCK_ALIGN)
+        return _align(self.channel_params_end + self._boost_numbers, BLOCK_ALIGN)
 
     @property
     def block_bytes(self) -> int:

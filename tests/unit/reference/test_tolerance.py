@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+from kvgen.errors import CheckError
+from kvgen.measure.compare import Comparison
+from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
+from tests.support.specs import kv4_spec
 
 
 def test_limits_by_type_and_by_name() -> None:
@@ -16,6 +19,25 @@ def test_limits_by_type_and_by_name() -> None:
     assert tolerance("float32") == 1e-5
     with pytest.raises(KeyError):
         tolerance(torch.int8)
+
+
+def test_a_single_row_of_float16_has_the_limit_of_all() -> None:
+    """Except where the format's own error is far larger: 2-bit V per token, and a schedule without the query's rounding error."""
+    half = kv4_spec(attention={"dtype": "float16"})
+    assert row_tolerance(half) == 2e-3
+    assert row_tolerance(half, exact=False) == 2e-2
+    assert row_tolerance(kv4_spec(attention={"dtype": "float16"}, value={"bits": 2})) == 2e-2
+    assert row_tolerance(kv4_spec(attention={"dtype": "bfloat16"})) == pytest.approx(0.1)
+
+
+def test_verification_refuses_a_row_that_all_rows_together_hide() -> None:
+    want, lse = torch.ones(1, 1, 64, 16), torch.zeros(1, 1, 64)
+    got = want.clone()
+    got[0, 0, 5] += 5e-3
+    spec, device = kv4_spec(attention={"dtype": "float16"}), torch.device("cpu")
+    Comparison(spec, device, exact=False).output("here", got, lse, want.double(), lse.double())
+    with pytest.raises(CheckError, match="worst row is 0.005, and at most 0.002"):
+        Comparison(spec, device).output("here", got, lse, want.double(), lse.double())
 
 
 def test_relative_l2_is_a_share_of_the_norm() -> None:
