@@ -39,7 +39,9 @@ class Runner(Protocol):
         ...
 
     def measure_cell(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
-        """Time candidates at one workload of the grid, interleaved in `rounds` short rounds, with the read roofline. None is verified."""
+        """Time candidates at one workload of the grid, interleaved in short rounds, with the read roofline: one round of all, and
+        the others of `rounds` of those that came near the fastest. None is verified.
+        """
         ...
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
