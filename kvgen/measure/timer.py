@@ -20,6 +20,9 @@ Calls = Sequence[Callable[[], object]]
 MIN_SAMPLES = 5
 CPU_SAMPLE_SECONDS = 5e-4
 GRAPH_SECONDS = 2e-3
+"""Most seconds of a CUDA graph's calls, where they are many."""
+GRAPH_FRACTION = 0.1
+"""Of the policy's seconds, likewise: a short policy takes as many samples as MIN_SAMPLES, of shorter graphs."""
 MOST_CAPTURED = 512
 RETAKES = 3
 WAITING_FRACTION = 0.02
@@ -92,7 +95,8 @@ class CudaTimer:
             for call in calls:
                 call()
             once = self._events(lambda: [call() for call in calls], 1)[0] / len(calls)
-            repeats = max(1, min(math.ceil(GRAPH_SECONDS / max(once * len(calls), 1e-7)), MOST_CAPTURED // len(calls)))
+            wanted = min(GRAPH_SECONDS, GRAPH_FRACTION * policy.seconds)
+            repeats = max(1, min(math.ceil(wanted / max(once * len(calls), 1e-7)), MOST_CAPTURED // len(calls)))
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(repeats):

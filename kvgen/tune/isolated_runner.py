@@ -29,9 +29,9 @@ from kvgen.tune.decide import Kind
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-CELL_CUDA = TimingPolicy(seconds=0.02, warmup_seconds=0.004, samples=5, read=True)
+CELL_CUDA = TimingPolicy(seconds=0.01, warmup_seconds=0.004, samples=5, read=True)
 CELL_CPU = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-"""Of one round of one launch at a workload of the grid: about 50 ms on a GPU."""
+"""Of one round of one launch at a workload of the grid: some 30 ms on a GPU."""
 NEAR = 1.2
 """A launch that is slower than the fastest by more than this factor in a cell's first round takes no part in its further rounds: no
 portfolio needs its time more exactly.
