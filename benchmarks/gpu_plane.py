@@ -6,9 +6,9 @@
 Takes each spec's registered entry, which must have a dispatch table (`kvgen build SPEC`), and times all of its launches in turns, with
 reads of the same bytes, at the named rows below and at points between those of the tuner's grid: batches and lengths a factor of 1.41 off,
 with equal lengths and with log-uniform ones of another seed, in random order. At `--whole` of the points every launch over the entry's
-layout that the search spaces allow there takes part, of every back end: they are compiled meanwhile, timed once, and the best of them in
-turns with the entry's. A launch whose output differs from that of the launch that serves is told and not counted. Sequences of unequal
-lengths have a plan, made before, as all layers of a step share one.
+layout that the search spaces allow there takes part, of every back end: they are compiled before anything is timed (lowering beside it
+would delay the launches), timed once, and the best of them in turns with the entry's. A launch whose output differs from that of the
+launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
 
 Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point; the last lines are worst regret and geometric mean of
 each spec. No point is begun after `--seconds`, of which every spec has an equal part; what is left is told.
@@ -20,7 +20,6 @@ import math
 import random
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +61,7 @@ POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.005, samples=7)
 FINALISTS = 8
 """Launches of the search spaces that are timed in turns with the entry's, after all of them were timed once."""
 COMPILING = 0.6
-"""Of a spec's time, the end of compiling the launches of the search spaces; then they are measured."""
+"""Of a spec's time, the most for compiling the launches of the search spaces."""
 Row = dict[str, Any]
 
 
@@ -180,7 +179,7 @@ def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Ro
         entrants = {schedule: variant for schedule, variant in entrants.items() if schedule in own or schedule in best}
     found, reads = take_turns(
         {schedule: partial(inputs.time, variant, POLICY) for schedule, variant in entrants.items()},
-        1 if point.load == "sustained" else rounds,
+        rounds,
         {inputs.nbytes: partial(read_roofline(target).samples, inputs.nbytes, POLICY.under(point.work.load))},
     )
     power = None
@@ -266,8 +265,8 @@ def main() -> int:
 
 
 def run(launches: Launches, points: Sequence[Point], whole: Sequence[Point], rounds: int, seconds: float) -> list[Row]:
-    """The rows of one spec, as many as fit into the time. The `whole` points come once their launches are compiled."""
-    began, rows, waiting = time.monotonic(), list[Row](), deque(points)
+    """The rows of one spec, as many as fit into the time, `whole` points first: those whose launches could be compiled."""
+    began, rows = time.monotonic(), list[Row]()
     name = f"{'cpu' if launches.entry.arch == 'cpu' else 'h200'}_plane.{launches.spec.name}"
 
     def one(point: Point, *, with_space: bool) -> None:
@@ -282,24 +281,17 @@ def run(launches: Launches, points: Sequence[Point], whole: Sequence[Point], rou
                 flush=True,
             )
 
-    def some(until: float) -> None:
-        while waiting and time.monotonic() < until:
-            one(waiting.popleft(), with_space=False)
-
-    end, late = began + seconds, []
+    spaces = {point: launches.space(point.work) for point in whole}
     with launches.queue() as queue:
-        spaces = {point: launches.space(point.work) for point in whole}
-        for schedule in chain.from_iterable(spaces.values()):
-            queue.start(schedule)
-        some(began + COMPILING * seconds if whole else end)
         launches.take(list(chain.from_iterable(spaces.values())), queue, began + COMPILING * seconds)
-        for point, space in spaces.items():
-            if time.monotonic() < end and launches.known(space):
-                one(point, with_space=True)
-            else:
-                late.append(point)
-        some(end)
-    if left := [*late, *waiting]:
+    compiled = [point for point, space in spaces.items() if launches.known(space)]
+    left = [point for point in whole if point not in compiled]
+    for point in (*compiled, *points):
+        if time.monotonic() < began + seconds:
+            one(point, with_space=point in compiled)
+        else:
+            left.append(point)
+    if left:
         print(f"{launches.spec.name}: not measured for want of time: {', '.join(point.name for point in left)}", flush=True)
     return rows
 

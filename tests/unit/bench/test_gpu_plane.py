@@ -115,7 +115,7 @@ def test_the_launches_of_the_search_spaces_take_part_once_they_are_compiled(laun
 
 
 def test_rows_are_written_as_they_come_until_the_time_is_over(launches, monkeypatch, tmp_path, capsys):
-    """Whole points come last, and only those whose launches are compiled by then."""
+    """Whole points come first, but for those whose launches are not compiled by then."""
     small, whole, never = Point("1x60", (60,)), Point("1x70", (70,)), Point("1x80", (80,))
     late = threads(launches, 11)
     monkeypatch.setattr(launches, "queue", lambda: Queue(threads(launches, 8), threads(launches, 9)))
@@ -130,7 +130,7 @@ def test_rows_are_written_as_they_come_until_the_time_is_over(launches, monkeypa
 
     monkeypatch.setattr("benchmarks.gpu_plane.measure", spy)
     rows = gpu_plane.run(launches, [small], [whole, never], 1, 3600.0)
-    assert [(row["point"], row["whole"], row["candidates"]) for row in rows] == [("1x60", False, 2), ("1x70", True, 3)]
+    assert [(row["point"], row["whole"], row["candidates"]) for row in rows] == [("1x70", True, 3), ("1x60", False, 2)]
     assert seen == [0, 2]
     assert "not measured for want of time: 1x80" in capsys.readouterr().out
     assert gpu_plane.run(launches, [small], [], 1, 0.0) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +55,16 @@ class Emulated:
 
     def __post_init__(self) -> None:
         self.library.flushed.restype = ctypes.c_long
+
+    @contextmanager
+    def accumulators(self, bits: int) -> Iterator[None]:
+        """Matrix instructions that truncate their sums to so many bits."""
+        held = ctypes.c_int.in_dll(self.library, "accumulator_bits")
+        usual, held.value = held.value, bits
+        try:
+            yield
+        finally:
+            held.value = usual
 
     def __call__(self, entry: str, values: dict[str, torch.Tensor | int | float]) -> None:
         """Run the whole grid of a kernel."""

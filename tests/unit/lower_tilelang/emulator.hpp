@@ -262,7 +262,18 @@ inline unsigned __pack_half2(half_t low, half_t high) {
 inline float __log2f(float x) { return std::log2(x); }
 inline int atomicAdd(int *x, int by) { return (*x += by) - by; }
 
+// Bits of a tensor core's accumulators, which truncate. Few of them show in a short cache what a long one does to 24.
+extern "C" int accumulator_bits = 24;
+
 namespace tl {
+
+inline float accumulated(float sum) {
+  uint32_t word;
+  std::memcpy(&word, &sum, 4);
+  word &= ~0u << (24 - accumulator_bits);
+  std::memcpy(&sum, &word, 4);
+  return sum;
+}
 
 enum class DataType { kFloat16, kBFloat16, kFloat32 };
 
@@ -297,7 +308,7 @@ void mma_sync(float *c, const unsigned *a, const unsigned *b) {
       }
   });
   for (int i = 0; i < 4; ++i)
-    c[i] += warp.sums[lane][i];
+    c[i] = accumulated(c[i] + warp.sums[lane][i]);
 }
 
 template <int kBytes> void cp_async_gs(void *shared, const void *global) {

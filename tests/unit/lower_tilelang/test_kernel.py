@@ -164,6 +164,20 @@ def test_a_huge_scale_of_v_does_not_overflow(kernel: Make) -> None:
     agree(step, cache.attend(inputs.q))
 
 
+@pytest.mark.parametrize(("words", "launch"), CASES[:1] + CASES[2:4] + CASES[5:6])
+def test_sums_over_many_tokens_stay_near_zero(kernel: Make, words: str, launch: dict[str, Value]) -> None:
+    """Tensor cores truncate when they accumulate, so sums that grew with the number of tokens would lose what is left of them in the
+    end. With codes as they are, these errors are four times as large and more.
+    """
+    built = kernel(words, **launch)
+    cache, q = reference(built, [2048])
+    q = q * 0  # flat attention weights: the output is far smaller than a token's V
+    step = Step(built, cache, q)
+    with built.accumulators(13):
+        step.run()
+    assert relative_l2(step.out, cache.attend(q)[0]) <= 0.02
+
+
 def test_repeated_calls_agree_bit_for_bit(kernel: Make) -> None:
     built = kernel("k4v4:h8/2")
     cache, q = reference(built, [400, 129])

@@ -1,6 +1,10 @@
 # mypy: disable-error-code="untyped-decorator"
 """Codes as A operands: masked fields of a word read as fp16 denormals. The top field is left mixed with the lower ones, which
-saves an instruction per word; sums of rows are separated afterwards, once. Elements of 16 bits are operands as they are."""
+saves an instruction per word; sums of rows are separated afterwards, once. Elements of 16 bits are operands as they are.
+
+V's codes may be *complemented* in the first eight tokens of every run of 16: these are read as -(top code - code), by the instruction
+that masks them. Sums of products then stay near zero however many tokens are summed, and the tensor core, which truncates when it
+accumulates, loses nothing (docs/decisions/0003)."""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.state import static
 
+SIGNS = 0x80008000
+"""The signs of two halves."""
+
 
 def row_factor(bits: int, tile: int, half: int) -> float:
     """What a sum over rows `half` * 8 .. + 7 of 16-row tile `tile` is to be multiplied by: fields sit at different bits."""
@@ -17,27 +24,33 @@ def row_factor(bits: int, tile: int, half: int) -> float:
     return 2.0 ** (-bits * field)
 
 
+def masked(word: Any, mask: int, complemented: bool) -> Any:
+    """The fields under a mask of two halves, or their complements as negative numbers."""
+    return (~word & T.uint32(mask)) | T.uint32(SIGNS) if complemented else word & T.uint32(mask)
+
+
 @T.macro
-def expand(bits: Any, r: Any, at: Any) -> None:
-    """The A operand (two for 2-bit codes) in the words from `at` on of the vector last loaded: four of 16 bits, two of 8, else one."""
+def expand(bits: Any, r: Any, at: Any, complemented: Any) -> None:
+    """The A operand (two for 2-bit codes) in the words from `at` on of the vector last loaded: four of 16 bits, two of 8, else one.
+    `complemented`: its columns 0 to 7 are; never of 16 bits."""
     if bits == 16:
         for i in static(4):
             r.a[i] = r.words[at + i]
     elif bits == 8:
-        r.a[0] = r.words[at] & T.uint32(0x00FF00FF)
-        r.a[1] = r.words[at + 1] & T.uint32(0x00FF00FF)
+        r.a[0] = masked(r.words[at], 0x00FF00FF, complemented)
+        r.a[1] = masked(r.words[at + 1], 0x00FF00FF, complemented)
         r.a[2] = T.call_extern("uint32", "kvgen::ptx::odd_bytes", r.words[at])
         r.a[3] = T.call_extern("uint32", "kvgen::ptx::odd_bytes", r.words[at + 1])
     elif bits == 4:
-        r.a[0] = r.words[at] & T.uint32(0x000F000F)
-        r.a[1] = r.words[at] & T.uint32(0x00FF00FF)
+        r.a[0] = masked(r.words[at], 0x000F000F, complemented)
+        r.a[1] = masked(r.words[at], 0x00FF00FF, complemented)
         r.a[3] = T.call_extern("uint32", "kvgen::ptx::odd_bytes", r.words[at])
         r.a[2] = r.a[3] & T.uint32(0x000F000F)
     else:
-        r.a[0] = r.words[at] & T.uint32(0x00030003)
-        r.a[1] = r.words[at] & T.uint32(0x000C000C)
-        r.a[4] = r.words[at] & T.uint32(0x00300030)
-        r.a[5] = r.words[at] & T.uint32(0x00FF00FF)
+        r.a[0] = masked(r.words[at], 0x00030003, complemented)
+        r.a[1] = masked(r.words[at], 0x000C000C, complemented)
+        r.a[4] = masked(r.words[at], 0x00300030, complemented)
+        r.a[5] = masked(r.words[at], 0x00FF00FF, complemented)
         r.a[7] = T.call_extern("uint32", "kvgen::ptx::odd_bytes", r.words[at])
         r.a[2] = r.a[7] & T.uint32(0x00030003)
         r.a[3] = r.a[7] & T.uint32(0x000C000C)

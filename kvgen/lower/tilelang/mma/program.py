@@ -18,7 +18,7 @@ from kvgen.lower.tilelang.mma.scores import begin_kv_tile, load_row_params, scor
 from kvgen.lower.tilelang.mma.softmax import begin_state, refresh_bias, weigh
 from kvgen.lower.tilelang.mma.state import static
 from kvgen.lower.tilelang.mma.step import flush
-from kvgen.lower.tilelang.mma.values import add_values
+from kvgen.lower.tilelang.mma.values import add_values, set_middle
 from kvgen.lower.tilelang.traits import Traits
 
 
@@ -64,6 +64,8 @@ def attend(p: Any, k: Any, at: Any, work: Any, r: Any, _: Any, memory: Any) -> N
     set_ones(r)
     if p.key.quantized:
         sum_query(p, r)
+    if p.value.quantized:
+        set_middle(p, r)
     if p.channel_scaled:
         store_query(p, at, r, memory)
     attend_residual(p, k, at, work, r)

@@ -108,7 +108,7 @@ def score_codes(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
         load_codes(p, "key", at, r, memory, subtile, vector)
         for i in T.unroll(p.fragments("key")):
             tile, step = p.fragment("key", vector * p.fragments("key") + i)
-            expand(p.key.bits, r, i * p.fragment_words("key"))
+            expand(p.key.bits, r, i * p.fragment_words("key"), False)
             multiply_keys(p, r, tile, step)
             if (step + 1) % p.group_steps("key") == 0:
                 for n in static(p.q_tiles):

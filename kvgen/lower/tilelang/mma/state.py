@@ -133,6 +133,7 @@ class Registers:
     k_rows: Any
     v_rows: Any
     ones: Any
+    middle: Any
 
 
 @T.macro
@@ -175,9 +176,11 @@ def registers(p: Any) -> Any:
     k_rows = T.alloc_local((p.chunks * 8,), "uint32")
     v_rows = T.alloc_local((p.chunks * 8,), "uint32")
     ones = T.alloc_local((4,), "uint32")
+    middle = T.alloc_local((4,), "uint32") if p.value.quantized else None
     return Registers(
         raw, q, qx, qs, ql, score_scale, q_sum, key_zero, words, a, c, x, params, row_factor, prob, pb, o, group_sums, v, row_max, bias,
         limit, row_sum, zo, top, factor, flag, completed, source, row, page, tile, k_rows, v_rows, ones,
+        middle,
     )  # fmt: skip
 
 

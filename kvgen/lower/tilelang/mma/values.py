@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import tilelang.language as T
@@ -30,13 +31,30 @@ def scale_probabilities(p: Any, r: Any) -> None:
 
 
 @T.macro
+def set_middle(p: Any, r: Any) -> None:
+    """The A operand that turns sums over codes into sums over what codes are away from the middle one: in rows 0 to 7, top code - middle
+    in the columns of complemented tokens, and -middle in the others. Scaled per channel, V has no complemented tokens, and the sums of
+    probabilities are multiplied at the end of a group: ones."""
+    for half in static(2):
+        r.middle[half * 2] = T.uint32(middle_word(p, half))
+        r.middle[half * 2 + 1] = T.uint32(0)
+
+
+def middle_word(p: Any, half: int) -> int:
+    """Its two fp16 in columns 8 * `half` and on."""
+    centre = p.centre(p.value)
+    value = 1.0 if p.value.per_channel else -centre if half else (1 << p.value.bits) - 1 - centre
+    return int.from_bytes(struct.pack("<2e", value, value), "little")
+
+
+@T.macro
 def sum_probabilities(p: Any, r: Any) -> None:
-    """Sum of scaled probabilities as rounded, which the middle code multiplies: the first two sums of `zo`, of a whole warp. The
-    others see zeros, and are those of probability times what the middle code stands for, of a lane."""
+    """Sums of scaled probabilities as rounded, times `middle`: the first two sums of `zo`, of a whole warp. The others see zeros, and
+    are those of probability times what the middle code stands for, of a lane."""
     for group in static(p.groups("value")):
         for n in static(p.q_tiles):
             for step in static(p.row_tiles):
-                multiply(r.ones, 0, r.pb, (group * p.q_tiles + n) * 4 + step * 2, r.zo, (group * p.q_tiles + n) * 4)
+                multiply(r.middle, 0, r.pb, (group * p.q_tiles + n) * 4 + step * 2, r.zo, (group * p.q_tiles + n) * 4)
 
 
 @T.macro
@@ -49,7 +67,7 @@ def add_values(p: Any, at: Any, r: Any, memory: Any, subtile: Any) -> None:
         load_codes(p, "value", at, r, memory, subtile, vector)
         for i in T.unroll(p.fragments("value")):
             tile, step = p.fragment("value", vector * p.fragments("value") + i)
-            expand(p.value.bits, r, i * p.fragment_words("value"))
+            expand(p.value.bits, r, i * p.fragment_words("value"), p.scaled_by_token("value"))
             for n in static(p.q_tiles):
                 b = (tile // p.group_steps("value") * p.q_tiles + n) * 4 + step * 2
                 for part in static(2 if p.value.bits == 2 else 1):
@@ -68,6 +86,6 @@ def true_output(p: Any, r: Any, n: int, tile: Any, half: int, e: int) -> Any:
         return r.o[(n * p.steps + tile) * 4 + half * 2 + e]
     group = tile // p.group_steps("value")
     at = (group * p.q_tiles + n) * 4 + e
-    zero = r.zo[at + 2] - r.zo[at] * T.float32(p.centre(p.value))
+    zero = r.zo[at + 2] + r.zo[at]
     factor = row_factor(p.value.bits, half // 2, half % 2) * CODE_UNIT
     return r.o[(n * p.steps + tile) * 4 + half * 2 + e] * T.float32(factor) + zero
