@@ -5,28 +5,28 @@
 
 namespace {
 
-using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
-static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
+static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
 
 #line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 9216, kBarriers = 110592, kQuery = 110592, kMerge = 114688, kPages = 139456, kWorkTiles = 139456, kScalars = 140992, kFlags = 141824, kCluster = 141840, kFlush = 0, kTotal = 144128;
+    static constexpr int kSlot = 8960, kBarriers = 53760, kQuery = 53760, kMerge = 57856, kPages = 70240, kWorkTiles = 70240, kScalars = 71008, kFlags = 71456, kCluster = 71472, kFlush = 0, kTotal = 71552;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 9216, kBarriers = 110592, kQuery = 110592, kMerge = 114688, kPages = 139456, kWorkTiles = 139456, kScalars = 140992, kFlags = 141824, kCluster = 141840, kFlush = 0, kTotal = 141952;
+    static constexpr int kSlot = 8960, kBarriers = 53760, kQuery = 53760, kMerge = 57856, kPages = 70240, kWorkTiles = 70240, kScalars = 71008, kFlags = 71456, kCluster = 71472, kFlush = 0, kTotal = 71552;
   };
-  static constexpr int kWarps = 12;
-  static constexpr int kTileSubtiles = 4;
+  static constexpr int kWarps = 6;
+  static constexpr int kTileSubtiles = 2;
   static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 1;
+  static constexpr int kCtasPerSm = 2;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 2;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;

@@ -5,22 +5,22 @@
 
 namespace {
 
-using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
-static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
+static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
 
 #line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 9216, kBarriers = 55296, kQuery = 55296, kMerge = 59392, kPages = 71776, kWorkTiles = 71776, kScalars = 72544, kFlags = 72992, kCluster = 73008, kFlush = 0, kTotal = 73088;
+    static constexpr int kSlot = 17408, kBarriers = 69632, kQuery = 69632, kMerge = 73728, kPages = 81984, kWorkTiles = 81984, kScalars = 82496, kFlags = 82816, kCluster = 82832, kFlush = 0, kTotal = 82944;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 9216, kBarriers = 55296, kQuery = 55296, kMerge = 59392, kPages = 71776, kWorkTiles = 71776, kScalars = 72544, kFlags = 72992, kCluster = 73008, kFlush = 0, kTotal = 73088;
+    static constexpr int kSlot = 17408, kBarriers = 69632, kQuery = 69632, kMerge = 73728, kPages = 81984, kWorkTiles = 81984, kScalars = 82496, kFlags = 82816, kCluster = 82832, kFlush = 0, kTotal = 82944;
   };
-  static constexpr int kWarps = 6;
+  static constexpr int kWarps = 4;
   static constexpr int kTileSubtiles = 4;
   static constexpr int kTilesInFlight = 1;
   static constexpr int kCtasPerSm = 2;
@@ -33,7 +33,7 @@ struct Schedule {
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = true;
+  static constexpr bool kExactQ = false;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;

@@ -15,15 +15,15 @@ static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 9216, kBarriers = 36864, kQuery = 36864, kMerge = 40960, kPages = 49216, kWorkTiles = 49216, kScalars = 49728, kFlags = 50048, kCluster = 50064, kFlush = 0, kTotal = 50176;
+    static constexpr int kSlot = 9216, kBarriers = 73728, kQuery = 73728, kMerge = 77824, kPages = 94336, kWorkTiles = 94336, kScalars = 95360, kFlags = 95936, kCluster = 95952, kFlush = 0, kTotal = 96000;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 9216, kBarriers = 36864, kQuery = 36864, kMerge = 40960, kPages = 49216, kWorkTiles = 49216, kScalars = 49728, kFlags = 50048, kCluster = 50064, kFlush = 0, kTotal = 50176;
+    static constexpr int kSlot = 9216, kBarriers = 73728, kQuery = 73728, kMerge = 77824, kPages = 94336, kWorkTiles = 94336, kScalars = 95360, kFlags = 95936, kCluster = 95952, kFlush = 0, kTotal = 96000;
   };
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = 8;
   static constexpr int kTileSubtiles = 4;
   static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 3;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;
