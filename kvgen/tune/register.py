@@ -9,6 +9,7 @@ from kvgen.arch import Target
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
+from kvgen.plaindata import Facts
 from kvgen.reference.quality import format_quality
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
@@ -72,6 +73,11 @@ def make_untuned(spec: AnySpec, target: Target, default: Schedule, source: Sourc
         provenance={**provenance(), **facts, "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
+
+
+def with_known(quality: Facts | None, known: Facts | None) -> Facts | None:
+    """What a new entry says of its format's accuracy, with the measurements that a build does not repeat: those of a model."""
+    return quality if quality is None else {**(known or {}), **quality}
 
 
 def toolchain(compiler: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from kvgen.errors import KvgenError, MeasureError, host_errors
 from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
+from kvgen.plaindata import Facts
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
 from kvgen.registry.entry import entry_key
@@ -34,7 +36,7 @@ from kvgen.tune.measuring import MeasuringLoop
 from kvgen.tune.plane import Plane, Table
 from kvgen.tune.present import present_launches, present_table
 from kvgen.tune.progress import Best, Phase, Progress, Watch
-from kvgen.tune.register import make_entry
+from kvgen.tune.register import make_entry, with_known
 from kvgen.tune.result import TuningResult
 from kvgen.tune.runner import Runner
 from kvgen.tune.times import LATE
@@ -238,6 +240,11 @@ class _Run:
         candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(candidates))
 
+    def _known_quality(self) -> Facts | None:
+        """What entries of the spec's format say of its accuracy; None without one."""
+        found = (one.entry for store in self._stores() for one in store.find(self.spec))
+        return next((entry.quality for entry in found if entry is not None and entry.quality), None)
+
     def _seeds(self, keep: Sequence[Candidate]) -> list[Candidate]:
         """The candidates that are measured first."""
         more = [] if self.fresh else warm_starts(self.spec, self.target, self.found, self._stores())
@@ -294,6 +301,7 @@ class _Run:
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         lost = table is None and any(one.dispatch is not None for one in before)
+        entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
         for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
             if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:

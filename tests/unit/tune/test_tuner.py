@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
@@ -225,6 +226,16 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
     )
     assert beaten.entry.layout["block"] == 64
     assert len(place.store.all()) == 1
+
+
+def test_a_models_accuracy_over_the_format_outlives_a_build(place: Place):
+    first = place.tune(FakeRunner())
+    measured = {"lengths": {"2048": {"perplexity": 5.5}}}
+    place.store.replace(first.path, dataclasses.replace(first.entry, quality={**(first.entry.quality or {}), "model": measured}))
+    again = place.tune(FakeRunner(policy={"runner": "other"}))
+    assert again.entry.quality == {"model": measured, "outputs": (first.entry.quality or {})["outputs"]}
+    (found,) = place.store.all()
+    assert found.entry == again.entry
 
 
 def test_progress_tells_best_failures_and_the_end(place: Place):
