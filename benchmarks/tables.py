@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from benchmarks import generate_table, matrix_tables
+from benchmarks import generate_table, matrix_tables, plane_tables
 from benchmarks.figures import ROOT, WIDTH, Row, figure, rows, table
 from kvgen.pages.numbers import fraction
 
@@ -258,6 +258,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
     "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
     "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
+    "regrets": plane_tables.regrets, "traffic": plane_tables.traffic,
 }  # fmt: skip
 
 

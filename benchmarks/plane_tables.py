@@ -1,0 +1,48 @@
+"""Tables of h200_plane.csv: what calls lose between the measured workloads, and the traffic that the project's goals name."""
+
+from __future__ import annotations
+
+import math
+
+from benchmarks.figures import Row, figure, rows, table
+from kvgen.pages.numbers import fraction
+
+TITLES = {
+    "serving-kv8": "int8", "serving-kv4": "int4", "serving-kv2": "int2", "llama31-8b-k8v4": "K8V4",
+    "serving-kv4-paged": "int4, pages of 128",
+}  # fmt: skip
+TRAFFIC = {
+    "64x1000": "64 × 1000", "256x1998": "256 × 1998", "128 of .2K to 16K": "128 of .2K to 16K tokens",
+    "48 of .3K to 24K": "48 of .3K to 24K", "128K beside 63 of 1K": "one of 128K and 63 of 1K",
+    "8x32768": "8 × 32768", "32x8192": "32 × 8192", "128x8192": "128 × 8192",
+}  # fmt: skip
+
+
+def regrets() -> str:
+    """Regret of the launches that calls take, rested, and of the default if it served every call."""
+    body = []
+    for spec, title in TITLES.items():
+        mine = [row for row in rows("h200_plane.csv") if row["spec"] == spec and row["traffic"] == "rested"]
+        own, space = [float(row["regret_own"]) for row in mine], [float(row["regret"]) for row in mine if row["whole"] == "True"]
+        default = [float(row["default_us"]) / float(row["best_own_us"]) for row in mine if row["default_us"]]
+        mean = math.exp(sum(map(math.log, own)) / len(own))
+        beside = f"{max(space):.3f} ({len(space)})"
+        body.append([title, str(len(mine)), f"{max(own):.3f}", f"{mean:.3f}", beside, f"{max(default):.2f}"])
+    return table(
+        ["entry", "points", "worst regret", "geometric mean", "worst beside the whole space (points)", "worst of the default"], body
+    )
+
+
+def traffic() -> str:
+    """µs and read fraction of the named points."""
+    found = {(row["spec"], row["point"], row["traffic"]): row for row in rows("h200_plane.csv")}
+    cells = [(point, load) for point in TRAFFIC for load in ("rested", "sustained") if any((s, point, load) in found for s in TITLES)]
+    body = [
+        [f"{TRAFFIC[p]}{', sustained' if load == 'sustained' else ''}", *(_cell(found.get((s, p, load))) for s in TITLES)]
+        for p, load in cells
+    ]
+    return table(["traffic", *TITLES.values()], body)
+
+
+def _cell(row: Row | None) -> str:
+    return "–" if row is None else f"{figure(float(row['us']))} ({fraction(float(row['read_fraction']))})"
