@@ -14,12 +14,17 @@ READ_EVERY = 3
 def take_turns(
     kernels: Mapping[K, Timer], rounds: int, reads: Mapping[int, Timer] | None = None
 ) -> tuple[dict[K, list[float]], dict[int, list[float]]]:
-    """Samples of every kernel, one turn each per round, and of reads by their bytes, after the kernels of every third round."""
+    """Samples of every kernel, one turn each per round, and of reads by their bytes, after the kernels of every third round.
+
+    Every round begins with the next kernel, so that none always follows the same one: under load the clocks depend on what ran before.
+    """
+    names = list(kernels)
     samples: dict[K, list[float]] = {name: [] for name in kernels}
     read: dict[int, list[float]] = {nbytes: [] for nbytes in reads or {}}
     for number in range(rounds):
-        for name, kernel in kernels.items():
-            samples[name] += kernel()
+        first = number % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            samples[name] += kernels[name]()
         if number % READ_EVERY == 0:
             for nbytes, timer in (reads or {}).items():
                 read[nbytes] += timer()

@@ -46,7 +46,7 @@ def check(
             if isinstance(files, Exception):
                 results.append(unreachable(store.name, files))
             else:
-                results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept)
+                results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=_compiling)
     if as_json:
         print_json([result.to_json() for result in results])
     elif not results:
@@ -92,6 +92,10 @@ def _stores(registry: Path | None) -> list[Store]:
     if not registry.is_dir():
         raise typer.BadParameter(f"there is no folder {registry}")
     return [Store(registry, registry.name)]
+
+
+def _compiling(count: int) -> None:
+    typer.echo(f"compiling {count} {'kernel' if count == 1 else 'kernels'} (cached afterwards)", err=True)
 
 
 def _print(results: list[Result]) -> None:

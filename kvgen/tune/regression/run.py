@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from kvgen.errors import KvgenError
+from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import MANIFEST
 from kvgen.registry.store import Store
+from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compile import cached
+from kvgen.toolchain.pool import build_many
 from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import Checked, Finding
 from kvgen.tune.regression.registry import RegistryFiles
+from kvgen.tune.regression.source import render
 
 REGISTRY = "(registry)"
 """The key of a finding about a whole registry that cannot be read or written."""
@@ -40,17 +46,26 @@ class Result:
 
 
 def check_registry(
-    files: RegistryFiles, worker: Worker, *, keys: Sequence[str] = (), archs: Sequence[str] = (), speed: bool = False, accept: bool = False
+    files: RegistryFiles,
+    worker: Worker,
+    *,
+    keys: Sequence[str] = (),
+    archs: Sequence[str] = (),
+    speed: bool = False,
+    accept: bool = False,
+    compiling: Callable[[int], object] | None = None,
 ) -> Iterator[Result]:
     """Check entries whose key begins with one of `keys` and whose target is one of `archs` (any where there are none), one by one.
 
-    `accept` writes those that render and compile into the store, and brings its manifest up to date.
+    What has to be compiled for them is compiled before, in parallel; `compiling` is called with the number of modules, if there are any.
+    `accept` writes entries that render and compile into the store, and brings its manifest up to date.
     """
     wanted = partial(_wanted, tuple(keys))
-    for one in files.found:
-        if one.entry is not None and wanted(one.key) and (not archs or one.entry.arch in archs):
-            checked = check_entry(one.entry, speed=speed, worker=worker)
-            yield _accept(files.store, checked) if accept else Result(checked, files.store.name)
+    chosen = [one.entry for one in files.found if one.entry is not None and wanted(one.key) and (not archs or one.entry.arch in archs)]
+    compile_ahead(chosen, ArtifactCache(), compiling)
+    for entry in chosen:
+        checked = check_entry(entry, speed=speed, worker=worker)
+        yield _accept(files.store, checked) if accept else Result(checked, files.store.name)
     yield from (Result(checked, files.store.name) for checked in files.entry_problems(wanted))
     accepted: set[str] = set()
     if accept:
@@ -60,6 +75,20 @@ def check_registry(
             yield unreachable(files.store.name, error)
     for file, checked in files.manifest_problems(wanted).items():
         yield Result(checked, files.store.name, accepted=file in accepted)
+
+
+def compile_ahead(entries: Iterable[Entry], cache: ArtifactCache, compiling: Callable[[int], object] | None) -> None:
+    """Compile the present sources of entries in parallel. What fails is left to the check of its entry, which names it."""
+    sources: dict[str, Source] = {}
+    for entry in entries:
+        with suppress(Exception):  # templates raise exceptions of many kinds
+            sources |= {source.id: source for source in render(entry).values()}
+    with suppress(KvgenError):
+        missing = [source for source in sources.values() if cached(source, cache) is None]
+        if missing and compiling is not None:
+            compiling(len(missing))
+        for _ in build_many(missing, cache=cache):
+            pass
 
 
 def unreachable(registry: str, error: Exception) -> Result:

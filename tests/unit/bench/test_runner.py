@@ -27,8 +27,8 @@ def test_kernels_take_turns_and_reads_follow_every_third_round() -> None:
         return [float(len(order))]
 
     samples, reads = take_turns({name: partial(turn, name) for name in "ab"}, 4, {64: partial(turn, "read")})
-    assert "".join(order) == "abreadabababread"
-    assert samples == {"a": [1.0, 4.0, 6.0, 8.0], "b": [2.0, 5.0, 7.0, 9.0]}
+    assert "".join(order) == "abreadbaabbaread"
+    assert samples == {"a": [1.0, 5.0, 6.0, 9.0], "b": [2.0, 4.0, 7.0, 8.0]}
     assert reads == {64: [3.0, 10.0]}
 
 

@@ -12,9 +12,15 @@ import pytest
 
 from kvgen.cli.app import main
 from kvgen.errors import HostError
+from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import manifest_problems, write_manifest
+from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compile import cached
 from kvgen.tune.regression import entry as entry_check
 from kvgen.tune.regression import registry as registry_check
+from kvgen.tune.regression.entry import check_entry
+from kvgen.tune.regression.finding import Checked
+from kvgen.tune.regression.source import render
 from tests.support.checking import Place
 
 Run = Callable[..., tuple[int, str]]
@@ -29,13 +35,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @pytest.fixture
 def check(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `kvgen check` over the place's registry: its exit code, and what it printed."""
+    """Run `kvgen check` over the place's registry: its exit code, and what it printed, but for the number of kernels to compile."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
             main(["check", str(place.store.root), *map(str, words)])
         captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out + captured.err
+        told = [line for line in captured.err.splitlines(keepends=True) if not line.startswith("compiling ")]
+        return int(ended.value.code or 0), captured.out + "".join(told)
 
     return run
 
@@ -205,3 +212,20 @@ def test_a_registry_that_cannot_be_read_is_exit_3(check: Run, place: Place):
     code, out = check("--json")
     assert (code, only(out)["environment"]) == (3, True)
     assert "Permission denied" in only(out)["reason"]
+
+
+def test_what_must_be_compiled_is_compiled_before_the_first_entry_is_checked(check: Run, place: Place, monkeypatch: pytest.MonkeyPatch):
+    seen: list[bool] = []
+    counts: list[int] = []
+
+    def looked(entry: Entry, **options: object) -> Checked:
+        seen.extend(cached(source, ArtifactCache()) is not None for source in render(entry).values())
+        return check_entry(entry, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kvgen.tune.regression.run.check_entry", looked)
+    monkeypatch.setattr("kvgen.cli.check._compiling", counts.append)
+    place.later(comment="// changed\n")
+    assert check()[0] == 1
+    assert (seen, counts) == ([True], [1])
+    check()
+    assert (seen, counts) == ([True, True], [1])
