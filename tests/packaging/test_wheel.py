@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from kvgen.extras import EXTRAS
+from kvgen.lower.backends import get_backend
+from kvgen.registry import Store
+from kvgen.spec import presets
+from kvgen.toolchain import Artifact, Resources
+from kvgen.tune.register import make_untuned
 from tests.packaging.fresh import fresh_environment, required
+from tests.support.tilelang import needs_tilelang
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +57,7 @@ print(float((out - exact).norm() / exact.norm()))
 LOWER = """
 import json
 from kvgen.lower.backends import get_backend
-from kvgen.registry import packaged_store
+from kvgen.registry import packaged_store, user_store
 from kvgen.spec import presets
 
 spec = presets()["bitdecoding-int4"]
@@ -59,12 +65,12 @@ lowered = {}
 for target in ("sm80", "sm89", "sm90"):
     backend = get_backend("cuda")
     lowered[target] = len(backend.lower(spec, backend.default(spec, target), target).text)
-entries = [found.entry for found in packaged_store().all()]
+entries = [found.entry for store in (packaged_store(), user_store()) for found in store.all()]
 usable = {name: 0 for name in ("cuda", "tilelang")}
 for entry in entries:
-    for launch in entry.launches:
+    for launch in entry.every_launch:
         usable[launch.backend] += entry.codes[launch.file].source(entry.arch) is not None
-print(json.dumps([lowered, sum(len(entry.launches) for entry in entries), usable]))
+print(json.dumps([lowered, sum(len(entry.every_launch) for entry in entries), usable]))
 """
 
 COMMANDS = """
@@ -160,9 +166,16 @@ def test_a_kernel_is_rendered_compiled_and_right(run):
     assert float(run(USE, json.dumps(SPEC))) < 0.02
 
 
-def test_cuda_lowers_and_every_shipped_source_is_usable_without_tilelang(run):
+def test_cuda_lowers_and_every_registered_source_is_usable_without_tilelang(run, tmp_path: Path):
+    """Those that ship, and one that TileLang printed."""
+    needs_tilelang()
+    backend, spec = get_backend("tilelang"), presets()["bitdecoding-int4"]
+    default = backend.default(spec, "sm90")
+    compiled = Artifact("compiled-elsewhere", tmp_path / "module.so", Resources("nvcc", 0.0))
+    Store(tmp_path / "REGISTRY").put(make_untuned(spec, "sm90", default, backend.lower(spec, default, "sm90"), compiled, {}))
     lowered, launches, usable = json.loads(run(LOWER))
     assert min(lowered.values()) > 1000
+    assert usable["cuda"] > 0
     assert usable["tilelang"] > 0
     assert sum(usable.values()) == launches
 
