@@ -20,9 +20,9 @@ Calls = Sequence[Callable[[], object]]
 MIN_SAMPLES = 5
 CPU_SAMPLE_SECONDS = 5e-4
 GRAPH_SECONDS = 2e-3
-"""Most seconds of a CUDA graph's calls, where they are many."""
+"""Seconds of a CUDA graph's calls, as many as it takes."""
 GRAPH_FRACTION = 0.1
-"""Of the policy's seconds, likewise: a short policy takes as many samples as MIN_SAMPLES, of shorter graphs."""
+"""A graph lasts this fraction of the policy's seconds, if that is shorter than GRAPH_SECONDS."""
 MOST_CAPTURED = 512
 RETAKES = 3
 WAITING_FRACTION = 0.02

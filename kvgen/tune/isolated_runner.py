@@ -33,8 +33,8 @@ CELL_CUDA = TimingPolicy(seconds=0.01, warmup_seconds=0.004, samples=5, read=Tru
 CELL_CPU = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
 """Of one round of one launch at a workload of the grid: some 30 ms on a GPU."""
 NEAR = 1.2
-"""A launch that is slower than the fastest by more than this factor in a cell's first round takes no part in its further rounds: no
-portfolio needs its time more exactly.
+"""A launch that is slower than the fastest by more than this factor in a cell's first round takes no part in its further rounds: its
+time need not be exact to see that it does not serve the cell well.
 """
 ROUNDS = 15
 """Rounds of the final, where there is time."""

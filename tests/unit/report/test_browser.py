@@ -63,10 +63,8 @@ def test_nothing_wraps_is_cut_or_too_wide(tmp_path: Path):
     ragged = [cell(f"{1 << i}x{32 << j}-{2048 << j}", i % 2, [1234.0, 1000.0], 1000.0) for i in range(1, 11) for j in range(12)]
     wide = next(entry for entry in entries if len(entry.launches) > 1 and isinstance(entry.spec, KernelSpec))
     entries[entries.index(wide)] = with_grid(wide, *table, *ragged)
-    grids = sum(entry.dispatch is not None for entry in entries)
-    for one in seen(
-        render(entries, ArtifactCache(tmp_path / "cache"), rows), tmp_path
-    ):  # a grid: three maps for equal and for unequal lengths
+    grids = sum(entry.dispatch is not None for entry in entries)  # each has three maps of equal lengths and three of unequal ones
+    for one in seen(render(entries, ArtifactCache(tmp_path / "cache"), rows), tmp_path):
         assert one.pop("charts") == sum(len(entry.timings) for entry in entries) + len(entries) + 6 * grids
         assert one == {"wider": 0, "wrapped": [], "cut": []}
 
