@@ -1,11 +1,11 @@
-"""How far the launches that calls take are from the best ones, at batches and lengths that no build measured.
+"""How far the launches that calls take are from the best ones, at batches and lengths that builds do not measure, but for some named ones.
 
     python benchmarks/gpu_plane.py [SPEC…] [--target sm90] [--seconds 300] [--whole 4] [--rounds 5] [--stride 2] [--seed 1] [--named-only]
     python benchmarks/gpu_plane.py SPEC --target cpu --whole 1 --most-tokens 4096 --no-named --stride 9     a small run anywhere
 
 Takes each spec's registered entry, which must have a dispatch table (`kvgen build SPEC`), and times all of its launches in turns, with
 reads of the same bytes, at the named rows below and at points between those of the tuner's grid: batches and lengths a factor of 1.41 off,
-with equal lengths and with log-uniform ones of another seed, in random order. At `--whole` of the points every launch over the entry's
+with equal lengths and with log-uniform ones of another seed, in random order. At the first `--whole` of these every launch over the entry's
 layout that the search spaces allow there takes part, of every back end: they are compiled before anything is timed (lowering beside it
 would delay the launches), timed once, and the best of them in turns with the entry's. A launch whose output differs from that of the
 launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.

@@ -20,10 +20,11 @@ Calls = Sequence[Callable[[], object]]
 MIN_SAMPLES = 5
 CPU_SAMPLE_SECONDS = 5e-4
 GRAPH_SECONDS = 2e-3
-"""Seconds of a CUDA graph's calls, as many as it takes."""
+"""A CUDA graph repeats its calls until they take this long."""
 GRAPH_FRACTION = 0.1
-"""A graph lasts this fraction of the policy's seconds, if that is shorter than GRAPH_SECONDS."""
+"""If it is shorter than GRAPH_SECONDS, they take this fraction of the policy's seconds."""
 MOST_CAPTURED = 512
+"""Most calls of a graph."""
 RETAKES = 3
 WAITING_FRACTION = 0.02
 """A sample in which a thread waited longer than this fraction of the time is taken again."""
@@ -95,8 +96,7 @@ class CudaTimer:
             for call in calls:
                 call()
             once = self._events(lambda: [call() for call in calls], 1)[0] / len(calls)
-            wanted = min(GRAPH_SECONDS, GRAPH_FRACTION * policy.seconds)
-            repeats = max(1, min(math.ceil(wanted / max(once * len(calls), 1e-7)), MOST_CAPTURED // len(calls)))
+            repeats = captured_rounds(policy, once, len(calls))
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(repeats):
@@ -139,6 +139,12 @@ class CudaTimer:
         while time.perf_counter() - started < seconds:
             last = cls._events(run, 4)[-1]
         return max(last, 1e-7)
+
+
+def captured_rounds(policy: TimingPolicy, once: float, calls: int) -> int:
+    """How often a CUDA graph repeats `calls` calls of `once` seconds each."""
+    wanted = min(GRAPH_SECONDS, GRAPH_FRACTION * policy.seconds)
+    return max(1, min(math.ceil(wanted / max(once * calls, 1e-7)), MOST_CAPTURED // calls))
 
 
 def wanted_samples(policy: TimingPolicy, each: float) -> int:

@@ -75,9 +75,9 @@ def make_untuned(spec: AnySpec, target: Target, default: Schedule, source: Sourc
     )
 
 
-def with_known(quality: Facts | None, known: Facts | None) -> Facts | None:
+def with_known(quality: Facts | None, known: Facts) -> Facts | None:
     """What a new entry says of its format's accuracy, with the measurements that a build does not repeat: those of a model."""
-    return quality if quality is None else {**(known or {}), **quality}
+    return quality if quality is None else {**known, **quality}
 
 
 def toolchain(compiler: str) -> dict[str, Any]:

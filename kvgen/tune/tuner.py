@@ -240,10 +240,10 @@ class _Run:
         candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(candidates))
 
-    def _known_quality(self) -> Facts | None:
-        """What entries of the spec's format say of its accuracy; None without one."""
-        found = (one.entry for store in self._stores() for one in store.find(self.spec))
-        return next((entry.quality for entry in found if entry is not None and entry.quality), None)
+    def _known_quality(self) -> Facts:
+        """What entries of the spec's format say of its accuracy; of several that say the same, that of the first store."""
+        found = [one.entry for store in self._stores() for one in store.find(self.spec) if one.entry is not None]
+        return {name: facts for entry in reversed(found) for name, facts in (entry.quality or {}).items()}
 
     def _seeds(self, keep: Sequence[Candidate]) -> list[Candidate]:
         """The candidates that are measured first."""

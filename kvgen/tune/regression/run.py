@@ -16,8 +16,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import MANIFEST
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
-from kvgen.toolchain.compile import cached
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain.pool import build_all
 from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import Checked, Finding
 from kvgen.tune.regression.registry import RegistryFiles
@@ -53,7 +52,7 @@ def check_registry(
     archs: Sequence[str] = (),
     speed: bool = False,
     accept: bool = False,
-    compiling: Callable[[int], object] | None = None,
+    compiling: Callable[[int], object],
 ) -> Iterator[Result]:
     """Check entries whose key begins with one of `keys` and whose target is one of `archs` (any where there are none), one by one.
 
@@ -62,7 +61,7 @@ def check_registry(
     """
     wanted = partial(_wanted, tuple(keys))
     chosen = [one.entry for one in files.found if one.entry is not None and wanted(one.key) and (not archs or one.entry.arch in archs)]
-    compile_ahead(chosen, ArtifactCache(), compiling)
+    compile_ahead(chosen, compiling)
     for entry in chosen:
         checked = check_entry(entry, speed=speed, worker=worker)
         yield _accept(files.store, checked) if accept else Result(checked, files.store.name)
@@ -77,18 +76,14 @@ def check_registry(
         yield Result(checked, files.store.name, accepted=file in accepted)
 
 
-def compile_ahead(entries: Iterable[Entry], cache: ArtifactCache, compiling: Callable[[int], object] | None) -> None:
-    """Compile the present sources of entries in parallel. What fails is left to the check of its entry, which names it."""
-    sources: dict[str, Source] = {}
+def compile_ahead(entries: Iterable[Entry], compiling: Callable[[int], object]) -> None:
+    """Compile the present sources of entries in parallel, until one fails: the check of its entry names the failure."""
+    sources: list[Source] = []
     for entry in entries:
         with suppress(Exception):  # templates raise exceptions of many kinds
-            sources |= {source.id: source for source in render(entry).values()}
+            sources += render(entry).values()
     with suppress(KvgenError):
-        missing = [source for source in sources.values() if cached(source, cache) is None]
-        if missing and compiling is not None:
-            compiling(len(missing))
-        for _ in build_many(missing, cache=cache):
-            pass
+        build_all(sources, ArtifactCache(), compiling)
 
 
 def unreachable(registry: str, error: Exception) -> Result:

@@ -7,7 +7,7 @@ import pytest
 from kvgen.errors import MeasureError
 from kvgen.measure import timer
 from kvgen.measure.job import TimingPolicy
-from kvgen.measure.timer import CpuTimer, CudaTimer, timer_for
+from kvgen.measure.timer import CpuTimer, CudaTimer, captured_rounds, timer_for
 
 
 class FakeClock:
@@ -119,6 +119,13 @@ def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(
 def test_samples_fit_into_the_time_of_a_policy() -> None:
     policy = TimingPolicy(seconds=0.06, samples=15)
     assert [timer.wanted_samples(policy, each) for each in (0.002, 0.008, 1.0)] == [15, 7, timer.MIN_SAMPLES]
+
+
+def test_graphs_of_short_policies_are_short() -> None:
+    assert captured_rounds(TimingPolicy(seconds=0.3), 5e-5, 4) == 10  # 2 ms
+    assert captured_rounds(TimingPolicy(seconds=0.01), 5e-5, 4) == 5  # 1 ms
+    assert captured_rounds(TimingPolicy(seconds=0.3), 1e-6, 4) == 128  # 512 calls
+    assert captured_rounds(TimingPolicy(seconds=0.01), 1.0, 4) == 1
 
 
 def test_each_device_has_its_timer() -> None:

@@ -228,7 +228,7 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
     assert len(place.store.all()) == 1
 
 
-def test_a_models_accuracy_over_the_format_outlives_a_build(place: Place):
+def test_a_models_accuracy_over_the_format_outlives_a_build(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     first = place.tune(FakeRunner())
     measured = {"lengths": {"2048": {"perplexity": 5.5}}}
     place.store.replace(first.path, dataclasses.replace(first.entry, quality={**(first.entry.quality or {}), "model": measured}))
@@ -236,6 +236,13 @@ def test_a_models_accuracy_over_the_format_outlives_a_build(place: Place):
     assert again.entry.quality == {"model": measured, "outputs": (first.entry.quality or {})["outputs"]}
     (found,) = place.store.all()
     assert found.entry == again.entry
+    fresh = Store(tmp_path / "fresh")  # its first entry says nothing of a model, and a registry that ships does
+    monkeypatch.setattr("kvgen.tune.tuner.stores", lambda: [place.store])
+    for name in ("one", "two"):
+        own = {"backends": [FakeBackend()], "cache": place.cache, "store": fresh}
+        built = tune(tiny_spec(), "cpu", Budget(), runner=FakeRunner(policy={"runner": name}), **own)  # type: ignore[arg-type]
+        assert (built.entry.quality or {})["model"] == measured
+        fresh.replace(built.path, dataclasses.replace(built.entry, quality=first.entry.quality))
 
 
 def test_progress_tells_best_failures_and_the_end(place: Place):
