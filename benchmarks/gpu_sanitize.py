@@ -23,7 +23,10 @@ KERNEL_CASES = (
     KernelCase("k2v2", "w8u4d1"), KernelCase("k4v4:token:kg32:vg32:page64"), KernelCase("k4v4:bf16:q4:page128"),
     KernelCase("k4v4:d64:h5/1"),
     KernelCase("k8v8:d256"), KernelCase("k16v4:h16/1"), KernelCase("k4v4", "w4u4d1c2"), KernelCase("k8v8:page128", "w8u2d1.cl2"),
-    KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
+    KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"), KernelCase("k4v4", "w2u4d1c4.noexact"), KernelCase("k8v8:vchannel"),
+    KernelCase("k4v4:d80:h7/1"), KernelCase("k4v4:q8"), KernelCase("k4v4:window256:cap50:sinks"), KernelCase("k16v16:rollback4"),
+    KernelCase("k2v2:boost1/8:sink32:local128:page128"), KernelCase("k2v2", "w4u4d1c2.noexact"),
+    KernelCase("k4v4", "default", "sm90", "tilelang"), KernelCase("k2v2:sink16:local64:page128", "default", "sm90", "tilelang"),
 )  # fmt: skip
 SIMILAR, UNEQUAL = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
 """Lengths of similar and of very different size."""

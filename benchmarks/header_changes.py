@@ -3,13 +3,13 @@
     python benchmarks/header_changes.py --change pinned=pinned.patch --change both=pinned.patch,order.patch
     python benchmarks/header_changes.py --arch cpu --case "k4v4 default 1x4096" --change NAME=PATCH,PATCH --change NAME=PATCH
 
-A case is a spec, a schedule and workloads in the words of gpu_words.py; without `--case` there are those of docs/decisions/0027. Of a
-patch, only what it changes below templates and search_spaces counts. A change whose name ends in `.noexact` takes its cases with `exact_q:
-false`. Every changed module is verified as a build verifies it, at its first workload. Then all modules of a case are timed at each
-workload, one round each in turns, idle-rested, and with `--sustained` under load, too. The ratio of a change is the median over rounds of
-its time over that of the headers as they are in the same round; the row `again` is those headers a second time, and tells the noise. Rows
-go to $OUT (or benchmarks/results) as header_changes.csv after every workload; none is begun after `--budget` seconds. Exits with 1 where a
-change does not compile, is wrong, or could not be timed.
+A case is a spec and a schedule in the words of gpu_words.py, and workloads by their keys (48x300-24576 has unequal lengths); without
+`--case` there are those of docs/decisions/0027. Of a patch, only what it changes below templates and search_spaces counts. A change whose
+name ends in `.noexact` takes its cases with `exact_q: false`. Every changed module is verified as a build verifies it, at its first
+workload. Then all modules of a case are timed at each workload, one round each in turns, idle-rested, and with `--sustained` under load,
+too. The ratio of a change is the median over rounds of its time over that of the headers as they are in the same round; the row `again`
+is those headers a second time, and tells the noise. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload;
+none is begun after `--budget` seconds. Exits with 1 where a change does not compile, is wrong, or could not be timed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import add_rounds, parser, processors
 from benchmarks.compiling import attend_usage, build_sources, lower_all
-from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from benchmarks.gpu_words import schedules_of, spec_of
 from benchmarks.output import write_rows
 from kvgen import _resources
 from kvgen.arch import Target
@@ -44,6 +44,7 @@ from kvgen.measure.finalists import interleave
 from kvgen.measure.job import Job, Outcome, TimingPolicy
 from kvgen.measure.worker import Worker
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.traffic import parse
 from kvgen.toolchain import Artifact
 
 BASE, AGAIN = "as it is", "again"
@@ -73,7 +74,7 @@ class Case:
             spec_words, schedule, workloads = words.split()
         except ValueError:
             raise ValueError(f"a case is a spec, a schedule and workloads, like {CASES[1]!r}, not {words!r}") from None
-        spec = spec_of(spec_words, arch, [workload_of(word) for word in workloads.split(",")])
+        spec = spec_of(spec_words, arch, [parse(word) for word in workloads.split(",")])
         backend = get_backend("cpu" if arch == "cpu" else "cuda")
         return cls(words, spec, schedules_of(schedule, backend, spec, arch)[0])
 

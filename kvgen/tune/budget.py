@@ -11,7 +11,7 @@ RESERVE = 0.2
 """Least fraction of the seconds that is kept for the final."""
 MOST_RESERVE = 0.5
 """Largest fraction, however long the final takes."""
-PLANE = 0.25
+PLANE = 0.4
 """Fraction that is kept for measuring launches over the grid of the (batch, tokens) plane, if they are."""
 AGAIN = 0.25
 """Fraction of the final's time that is kept for more rounds at workloads whose winner is unclear."""

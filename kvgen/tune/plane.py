@@ -21,7 +21,7 @@ from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
 from kvgen.tune.grid import Grid
-from kvgen.tune.portfolio import TIED, Portfolio, choose
+from kvgen.tune.portfolio import Portfolio, choose
 from kvgen.tune.runner import Runner
 from kvgen.tune.times import BARRING, Times, fill
 
@@ -37,7 +37,9 @@ VERIFYING = 0.1
 """Of the stage's time, for verification."""
 ROUNDS = 2
 TUNED_ROUNDS = 4
-"""At the workloads of the spec, whose winners only give way to launches within noise of them."""
+"""At the workloads of the spec, whose winners only give way to launches within GIVEN of them."""
+GIVEN = 1.02
+"""The largest regret at a workload of the spec. Winners that differ by less would fill a portfolio which has no room left for other calls."""
 VERIFIED_AT = 3
 """Workloads at which a member is verified: of most sequences, of the longest, of most tokens."""
 
@@ -47,7 +49,7 @@ class Table:
     """The result of the stage."""
 
     decision: Decision
-    """The decision, where a workload's winner has given way to a launch of the portfolio within noise of it."""
+    """The decision, where a workload's winner has given way to a launch of the portfolio within GIVEN of it."""
     dispatch: DispatchTable
     """Without the launches themselves."""
     more: tuple[tuple[Workload, Schedule], ...]
@@ -188,7 +190,7 @@ class Plane:
     # --- choice ------------------------------------------------------------------------------------------------------
 
     def _choose(self, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule, decision: Decision) -> Portfolio:
-        """The portfolio. At the spec's own workloads regret counts from the winner, and is held to what is within noise."""
+        """The portfolio. At the spec's own workloads regret counts from the winner, and is GIVEN at most."""
         rows: list[list[float]] = [[] for _ in finalists]
         limits: dict[int, float] = {}
         for number, cell in enumerate(cells):
@@ -196,7 +198,7 @@ class Plane:
             times = [self._times.us(cell, schedule) for schedule in finalists]
             base = min(times)
             if winner is not None:
-                place, limits[number] = finalists.index(winner.candidate.schedule), TIED
+                place, limits[number] = finalists.index(winner.candidate.schedule), GIVEN
                 base = times[place] if times[place] < float("inf") else winner.cost
                 times[place] = base  # it was verified and measured there, whatever else it failed at
             for row, us in zip(rows, times, strict=True):
