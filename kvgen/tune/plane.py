@@ -39,7 +39,7 @@ ROUNDS = 2
 TUNED_ROUNDS = 4
 """At the workloads of the spec, whose winners only give way to launches within GIVEN of them."""
 GIVEN = 1.02
-"""The largest regret at a workload of the spec. Winners that differ by less would fill a portfolio which has no room left for other calls."""
+"""The largest regret at a workload of the spec. Winners that differ by less would take places which other calls need."""
 VERIFIED_AT = 3
 """Workloads at which a member is verified: of most sequences, of the longest, of most tokens."""
 
