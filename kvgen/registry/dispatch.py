@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvgen.lower.schedule import Params
 from kvgen.plaindata import Json
 from kvgen.spec import AnyWorkload, Workload
+from kvgen.spec.dispatch import Measured
 from kvgen.spec.timing import Timing
 from kvgen.spec.traffic import parse
 
@@ -73,6 +74,17 @@ class DispatchTable(Json):
     def time(self, cell: Cell, index: int) -> float | None:
         """µs of a launch at a cell; None where it was not measured."""
         return cell.us[self.members.index(index)] if index in self.members else None
+
+    def measured(self) -> list[Measured]:
+        """The cells for the look-up: losses of the members beside the launch that serves."""
+        return [Measured(cell.work, cell.launch, self._losses(cell)) for cell in self.cells]
+
+    def _losses(self, cell: Cell) -> list[tuple[int, float]]:
+        served = self.time(cell, cell.launch)
+        if served is None:
+            return []
+        others = ((index, us) for index, us in zip(self.members, cell.us, strict=True) if us is not None and index != cell.launch)
+        return [(index, max(1.0, us / served)) for index, us in others]
 
     def regret(self, cell: Cell) -> float | None:
         """Time of the launch that serves a cell, over the time of the fastest launch that was measured there."""

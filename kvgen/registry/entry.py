@@ -25,7 +25,7 @@ from kvgen.registry.device import machine
 from kvgen.registry.dispatch import DispatchTable, Launch
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
-from kvgen.spec.dispatch import Dispatch, prefers_sustained
+from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.validated import recall, record
@@ -197,12 +197,16 @@ class Entry(Json):
     def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
         """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""
         default = None if self.dispatch is None else self.dispatch.default
-        return Dispatch(self.served(), default, sustained=prefers_sustained((spec or self.spec).workloads))
+        return Dispatch(self.measured(), default, sustained=prefers_sustained((spec or self.spec).workloads))
 
-    def served(self) -> list[tuple[Workload, int]]:
-        """The workloads of attention that were tuned for and those of the table, each with the index of the launch that serves it."""
-        tuned = [(work, index) for index, launch in enumerate(self.launches) if isinstance(work := launch.workload, Workload)]
-        return tuned if self.dispatch is None else tuned + [(cell.work, cell.launch) for cell in self.dispatch.cells]
+    def measured(self) -> list[Measured]:
+        """The workloads of attention that were measured: those of the dispatch table, and before them those that were tuned for and are not
+        among them.
+        """
+        cells = [] if self.dispatch is None else self.dispatch.measured()
+        known = {one.workload.key for one in cells}
+        launches = ((launch.workload, index) for index, launch in enumerate(self.launches))
+        return [Measured(work, index) for work, index in launches if isinstance(work, Workload) and work.key not in known] + cells
 
     @cached_property
     def packed(self) -> PackedLayout:

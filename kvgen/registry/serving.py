@@ -56,14 +56,20 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
         return Serving(work, index, launch, None, "the default: no workload within a doubling of it was measured")
-    served = [one for one, _ in entry.served()]
-    away = distance(served[place], work)
-    where = f"measured at {served[place].key}" + (f", {away:.1f} doublings away" if away else "")
-    cell = next((cell for cell in table.cells if cell.workload == served[place].key), None)
-    timing = entry.timing(served[place])
-    us, read = (timing.us, timing.read_fraction) if timing else (None, None)
-    default = table.time(cell, table.default) if cell else timing.default_us if timing else None
-    return Serving(work, index, launch, served[place], where, us, read, table.regret(cell) if cell else None, default)
+    near = entry.measured()[place].workload
+    away = distance(near, work)
+    where = (
+        f"measured at {near.key}" if not away else f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away"
+    )
+    cell = next((cell for cell in table.cells if cell.workload == near.key), None)
+    if cell is None:
+        timing = entry.timing(near)
+        us, read, default = (timing.us, timing.read_fraction, timing.default_us) if timing else (None, None, None)
+        return Serving(work, index, launch, near, where, us, read, None, default)
+    us = table.time(cell, index)
+    read = cell.read_us / us if us is not None and cell.read_us is not None else None
+    regret = us / cell.best_us if us is not None else None
+    return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default))
 
 
 def shares(entry: Entry) -> Counter[int]:

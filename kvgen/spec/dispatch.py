@@ -1,14 +1,17 @@
 """Which launch of a kernel serves a call: the one look-up of `Kernel`, the torch operators and exports.
 
-A table of measured workloads decides, if the kernel has one: the launch that is fastest at the measured workload nearest to the call, and
-the default where none is near. Without a table, the launch that was tuned for the nearest workload serves, however far away that is.
+A table of measured workloads decides, if the kernel has one. A call of a measured workload takes the launch that serves it. Between the
+measured workloads, each launch has at each of them a loss, which is its time over that of the launch that serves there, and the launch of
+the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimensional interpolation function for irregularly-spaced data",
+1968). Where no measured workload is near, the default serves. Without a table, the launch that was tuned for the nearest workload serves,
+however far away that is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvgen.spec.distance import Coordinates, coordinates, coordinates_of, nearest
 
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
     from kvgen.spec.operations import AnyWorkload
 
 REACH = 1.0
-"""Doublings of batch, of tokens and of q_len, each, up to which a measured workload speaks for a call."""
+"""Doublings of batch, of tokens and of q_len, each, up to which a measured workload is near a call."""
+POWER = 4
+"""A measured workload has the weight distance^-POWER: the nearest ones outweigh all others together."""
 UNEQUAL = 1.0
 """Distance of a workload of equal lengths from a call of which the host knows neither the tokens nor that lengths are equal."""
 STEPS = 8
@@ -25,15 +30,26 @@ STEPS = 8
 REMEMBERED = 4096
 
 
+class Measured(NamedTuple):
+    """A workload, and what is known of the launches there."""
+
+    workload: Workload
+    launch: int
+    """Index of the launch that serves it."""
+    losses: Sequence[tuple[int, float]] = ()
+    """Of the other launches that were measured: index, and time over that of the launch that serves, 1 at least."""
+
+
 class Dispatch:
     """Maps what the host knows of a call to the index of a launch. Thread-safe; without torch."""
 
-    def __init__(self, tuned: Sequence[tuple[Workload, int]], default: int | None = None, *, sustained: bool = False) -> None:
-        """`tuned` are workloads with the index of the launch that serves each. `default` is the launch beyond all of them; None: there is
-        no table, and the nearest serves. `sustained`: prefer what was measured under a sustained load.
+    def __init__(self, measured: Sequence[Measured], default: int | None = None, *, sustained: bool = False) -> None:
+        """`default` is the launch beyond all that was measured; None: there is no table, and the nearest serves. `sustained`: prefer what
+        was measured under a sustained load.
         """
-        self._cells = [coordinates_of(workload) for workload, _ in tuned]
-        self._launches = [launch for _, launch in tuned]
+        self._cells = [coordinates_of(one.workload) for one in measured]
+        self._launches = [one.launch for one in measured]
+        self._losses = [{one.launch: 0.0} | {index: math.log(loss) for index, loss in one.losses} for one in measured]
         self._default = default
         self._sustained = sustained
         self._known: dict[tuple[int, int, int, int | None], int] = {}
@@ -67,20 +83,43 @@ class Dispatch:
         if found is None:
             if len(self._rounded) >= REMEMBERED:
                 self._rounded.clear()
-            cell = self.cell(batch, bound, q_len, tokens)
-            found = self._rounded[call] = self._default if cell is None else self._launches[cell]
+            away = self._away(batch, bound, q_len, tokens)
+            closest = self._near(away)
+            found = self._rounded[call] = self._default if closest is None else self._least_loss(away, closest)
         return found
 
     def cell(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None) -> int | None:
-        """Index of the measured workload that decides for such a call; None where none is within REACH."""
+        """Index of the measured workload nearest to such a call; None where none is within REACH, and the default serves."""
+        return self._near(self._away(batch, bound, q_len, tokens))
+
+    def _away(self, batch: int, bound: int, q_len: int, tokens: int | None) -> list[tuple[float, bool]]:
+        """Distance of each measured workload from a call, and whether it is near."""
         longest = 2.0 ** (_step(bound) / STEPS)
         total = None if tokens is None else 2.0 ** (_step(tokens) / STEPS)
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
         most = call[0] + math.log2(longest)
         unequal = None if total is None else max(0.0, most - math.log2(total))
-        away = [_away(cell, call, most, unequal) for cell in self._cells]
-        closest = min(away, default=math.inf)
-        return away.index(closest) if math.isfinite(closest) else None
+        return [_away(cell, call, most, unequal) for cell in self._cells]
+
+    @staticmethod
+    def _near(away: Sequence[tuple[float, bool]]) -> int | None:
+        """The nearest of the measured workloads that are near; the first of equals."""
+        closest = min((distance for distance, near in away if near), default=math.inf)
+        return away.index((closest, True)) if math.isfinite(closest) else None
+
+    def _least_loss(self, away: Sequence[tuple[float, bool]], closest: int) -> int:
+        """The launch of the least mean loss, of those that were measured at the nearest workload: they can serve the call. Of equals, the
+        one that serves there.
+        """
+        if away[closest][0] == 0:
+            return self._launches[closest]
+        weights = [distance**-POWER for distance, _ in away]
+
+        def mean(launch: int) -> float:
+            known = [(weight, losses[launch]) for weight, losses in zip(weights, self._losses, strict=True) if launch in losses]
+            return sum(weight * loss for weight, loss in known) / sum(weight for weight, _ in known)
+
+        return min(self._losses[closest], key=mean)
 
 
 def prefers_sustained(workloads: Sequence[AnyWorkload]) -> bool:
@@ -93,8 +132,8 @@ def _step(tokens: int) -> int:
     return round(STEPS * math.log2(max(1, tokens)))
 
 
-def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None) -> float:
-    """Distance of a measured workload from a call of 2^most tokens at most, 2^(most - unequal) in fact; infinite beyond REACH.
+def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None) -> tuple[float, bool]:
+    """Distance of a measured workload from a call of 2^most tokens at most, 2^(most - unequal) in fact, and whether it is within REACH.
 
     If the tokens are not known (`unequal` is None), the longest sequences are compared.
     """
@@ -103,7 +142,6 @@ def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | No
     else:
         tokens, spread = abs(cell[1] - (most - unequal)), abs(cell[3] - unequal)
     batch, query = abs(cell[0] - call[0]), abs(cell[2] - call[2])
-    if max(batch, tokens, query) > REACH + 1e-9:
-        return math.inf
     # Another load is farther than the next measured workload: cells of one load lie at most a doubling apart.
-    return batch + tokens + query + spread + 1.5 * abs(cell[4] - call[4])
+    distance = batch + tokens + query + spread + 1.5 * abs(cell[4] - call[4])
+    return distance, max(batch, tokens, query) <= REACH + 1e-9

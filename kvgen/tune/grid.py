@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvgen.arch import Target
 from kvgen.spec import Workload
-from kvgen.spec.dispatch import Dispatch
+from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.distance import mean_length
 from kvgen.spec.model import MAX_KV_LEN, Lengths
 
@@ -68,7 +68,7 @@ class Grid:
 
 def reached(measured: Sequence[Workload], missing: Sequence[Workload]) -> float:
     """Part of these workloads at which a call would find a measured one near enough to decide."""
-    look_up = Dispatch([(work, 0) for work in measured], 0)
+    look_up = Dispatch([Measured(work, 0) for work in measured], 0)
 
     def found(work: Workload) -> bool:
         return look_up.cell(work.batch, work.kv_len, work.q_len, round(work.batch * mean_length(work))) is not None

@@ -9,7 +9,7 @@ from typing import Any
 from kvgen import __version__
 from kvgen.arch import device_type
 from kvgen.integrations.hf_kernels.libraries import Build
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.dispatch import prefers_sustained
 
 FILE = "_kernel.json"
@@ -59,14 +59,16 @@ def _build(build: Build) -> dict[str, Any]:
 
 
 def _dispatch(build: Build) -> dict[str, Any]:
-    """What `kvgen.spec.dispatch` takes: workloads, each with the index of the launch that serves it, and the default."""
+    """What `kvgen.spec.dispatch` takes: what was measured at workloads, and the default."""
     entry = build.entry
     default = entry.dispatch.default if entry.dispatch else None
-    served = [
-        {"batch": w.batch, "kv_len": w.kv_len, "q_len": w.q_len, "shortest": w.shortest, "load": w.load, "launch": index}
-        for w, index in entry.served()
-    ]
-    return {"served": served, "default": default, "sustained": prefers_sustained(entry.spec.workloads)}
+    measured = [{"workload": _facts_of(one.workload), "launch": one.launch, "losses": one.losses} for one in entry.measured()]
+    return {"measured": measured, "default": default, "sustained": prefers_sustained(entry.spec.workloads)}
+
+
+def _facts_of(workload: Workload) -> dict[str, Any]:
+    """What the distance of a workload from a call depends on."""
+    return {name: getattr(workload, name) for name in ("batch", "kv_len", "q_len", "shortest", "load")}
 
 
 def _tuned(build: Build) -> dict[str, Any]:

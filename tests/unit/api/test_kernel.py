@@ -18,7 +18,7 @@ from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
-from kvgen.spec.dispatch import Dispatch
+from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.distance import distance
 from kvgen.spec.traffic import parse
 from tests.support.naive import naive_layout, naive_spec
@@ -139,7 +139,7 @@ class Named:
 def chooser(spec, *shapes):
     """A kernel whose launches are the names of their workloads: it can choose, not run."""
     works = [Workload(batch=batch, kv_len=kv_len, q_len=q_len) for batch, kv_len, q_len in shapes]
-    dispatch = Dispatch([(work, index) for index, work in enumerate(works)])
+    dispatch = Dispatch([Measured(work, index) for index, work in enumerate(works)])
     return Kernel(spec, "cpu", Selection(None, "default", ()), naive_layout(spec), list(map(Named, works)), dispatch)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgen.spec import Workload, load_spec
-from kvgen.spec.dispatch import Dispatch, prefers_sustained
+from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
 from kvgen.spec.distance import mean_length
 from kvgen.spec.traffic import parse
 from tests.support.specs import base
@@ -21,7 +21,7 @@ DEFAULT = 9
 
 def table(*names: str, sustained: bool = False) -> Dispatch:
     """Each workload has a launch of its own, numbered in order; the default is another one."""
-    return Dispatch([(parse(name), number) for number, name in enumerate(names)], DEFAULT, sustained=sustained)
+    return Dispatch([Measured(parse(name), number) for number, name in enumerate(names)], DEFAULT, sustained=sustained)
 
 
 def call(found: Dispatch, name: str) -> int:
@@ -41,9 +41,34 @@ def test_beyond_what_was_measured_the_default_serves_and_no_far_away_winner(name
 
 
 def test_without_a_table_the_nearest_workload_serves_however_far():
-    found = Dispatch([(parse("1x4096"), 0), (parse("64x1024"), 1)])
+    found = Dispatch([Measured(parse("1x4096"), 0), Measured(parse("64x1024"), 1)])
     assert found.launch(1024, 65536) == 1
     assert found.launch(1, 1 << 20) == 0
+
+
+def three(*losses: tuple[float, float, float]) -> Dispatch:
+    """16 sequences of 1K, 4K and 16K tokens, each with the losses of three launches."""
+    names = ("16x1024", "16x4096", "16x16384")
+    return Dispatch([Measured(parse(name), row.index(1), list(enumerate(row))) for name, row in zip(names, losses, strict=True)], DEFAULT)
+
+
+def test_between_measured_workloads_the_launch_of_the_least_mean_loss_serves():
+    """The launch that serves the nearest workload is bad at the other one; another launch loses little at both."""
+    found = three((1, 1.4, 1.02), (1.3, 1, 1.02), (1.3, 1, 1.5))
+    assert call(found, "16x2000") == 2
+    assert [call(found, name) for name in ("16x1024", "16x4096", "16x16384")] == [0, 1, 1], "a measured workload keeps its launch"
+    assert call(found, "16x1200") == 0, "near a measured workload, that one decides"
+    assert call(found, "16x11000") == 1
+
+
+def test_a_launch_that_was_not_measured_at_the_nearest_workload_does_not_serve():
+    measured = [Measured(parse("16x1024"), 0), Measured(parse("16x4096"), 1, [(0, 5.0)]), Measured(parse("16x700"), 1, [(0, 5.0)])]
+    assert call(Dispatch(measured, DEFAULT), "16x1100") == 0
+
+
+def test_a_launch_that_loses_nothing_more_than_the_one_that_serves_does_not_replace_it():
+    measured = [Measured(parse("16x1024"), 1, [(0, 1.0)]), Measured(parse("16x4096"), 1, [(0, 1.0)])]
+    assert call(Dispatch(measured, DEFAULT), "16x2000") == 1
 
 
 def test_tokens_tell_equal_lengths_from_one_long_sequence_beside_short_ones():

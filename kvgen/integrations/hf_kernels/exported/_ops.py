@@ -16,7 +16,7 @@ from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.module import load
-from kvgen.spec.dispatch import Dispatch
+from kvgen.spec.dispatch import Dispatch, Measured
 
 _FOLDER = Path(__file__).resolve().parent
 _FACTS: Any = json.loads((_FOLDER / "_kernel.json").read_text(), object_hook=lambda facts: SimpleNamespace(**facts))
@@ -58,7 +58,8 @@ def _load(build: Any) -> Calls:
     loaded = {file: Executable(load(_FOLDER / file), spec.attention.q_len) for file in files}
     launches = [loaded[launch.library] for launch in build.launches]
     table = build.dispatch
-    dispatch = Dispatch([(cell, cell.launch) for cell in table.served], table.default, sustained=table.sustained)
+    measured = [Measured(one.workload, one.launch, one.losses) for one in table.measured]
+    dispatch = Dispatch(measured, table.default, sustained=table.sustained)
     return Calls(spec, build.layout, launches, dispatch)
 
 
