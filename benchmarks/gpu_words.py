@@ -18,7 +18,7 @@ from kvgen.spec import AnySpec, KernelSpec, Workload, load_spec
 _WORDS: dict[str, tuple[str, Value]] = {
     "async": ("copy", "cp_async"),
     "bulk": ("copy", "bulk_stage"),
-    "unit": ("copy", "bulk_tile"),
+    "tile": ("copy", "bulk_tile"),
     "last": ("reduction", "last_cta"),
     **{f"cl{n}": ("reduction", f"cluster{n}") for n in (2, 4, 8)},
     "cl": ("reduction", "cluster"),

@@ -20,7 +20,7 @@ MIXED = "4x2048+4x4096+4x6144+4x8192+4x10240+4x12288+4x14336+4x16384"
 WIDE = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
 PAGES = (*WIDE, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
-"""CUDA schedules for units of 128 tokens, on pages too, and for units of 64."""
+"""CUDA schedules for KV tiles of 128 tokens, on pages too, and for KV tiles of 64."""
 RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
 """CUDA schedules for unequal lengths: a plan takes no clusters."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
@@ -42,14 +42,14 @@ MANY_ROWS = ("default", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", 
 CRUMB_PAGES = ("default", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
 """CUDA schedules for K with boost, for short heads, for many packed-GQA rows, and for 2-bit codes in small blocks."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
-"""TileLang schedules for about as many heads as multiprocessors, or half as many, and those of them for units of 64 tokens."""
+"""TileLang schedules for about as many heads as multiprocessors, or half as many, and those of them for KV tiles of 64 tokens."""
 SPREAD = ("w8u2s2", "w8u4s4", "w12u4s4", "w4u4s4c2")
 """TileLang schedules for few heads or very many: clusters suit neither."""
 CRUMB_TILES = ("w12u4s4", "w12u4s4.cl", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl")
 FOURS = ("w8u4s4", "w8u4s4.cl", "w12u4s4", "w12u4s4.cl")
 """TileLang schedules for 2-bit codes, and for codes of which two sub-tiles are too few."""
 COLUMN_TILES = ("w8u2s2t2", "w8u2s2t2.cl", "w8u4s4t2.cl")
-"""TileLang schedules for more than 8 columns."""
+"""TileLang schedules for more than 8 packed-GQA rows."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from kvgen.cli.exit import Exit, exit_code
 
 
 class _Ended(Exception):
-    """Carries what typer would answer itself, without a word: Ctrl-C, and an output that nobody reads any more."""
+    """Carries what typer would answer itself, without a word: Ctrl-C, and a closed pipe as output."""
 
 
 class _Commands(TyperGroup):

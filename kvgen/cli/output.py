@@ -59,7 +59,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         return
     with console.capture() as drawn:
         console.print(table)
-    typer.echo(drawn.get(), nl=False)  # rich would end the process with 1 where nobody reads the output
+    typer.echo(drawn.get(), nl=False)  # rich would end the process with 1 where the output is a closed pipe
 
 
 def _least_width(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> int:

@@ -78,16 +78,30 @@ class OverflowFlag:
     On a GPU it lies in pinned host memory, which the device reaches by the same address. `message` is of the error that `check` raises.
     """
 
-    __slots__ = ("_message", "_number", "_tensor", "address")
+    __slots__ = ("_clearing", "_message", "_number", "_tensor", "address")
 
     def __init__(self, gpu: bool, message: str = NO_ROOM) -> None:
         self._message = message
         self._tensor = torch.zeros(1, dtype=torch.int32, pin_memory=gpu)
         self.address = self._tensor.data_ptr()
         self._number = c_int32.from_address(self.address)
+        self._clearing: torch.cuda.Event | None = None
+
+    def clear(self, gpu: int | None) -> None:
+        """Forget the steps before this call. A GPU may still run some of them, so its current stream clears the flag."""
+        if gpu is None:
+            self._number.value = 0
+            return
+        self._tensor.copy_(torch.zeros(1, dtype=torch.int32, device=f"cuda:{gpu}"), non_blocking=True)
+        self._clearing = torch.cuda.current_stream(gpu).record_event()
 
     def check(self) -> None:
-        """Raises CacheMismatch once where a step overflowed since the last check."""
+        """Raises CacheMismatch once where a step overflowed since the last check. Until the device has cleared the flag, what it holds may
+        be of a forgotten step, so a later check reads it; a capture must not ask for that."""
+        if self._clearing is not None:
+            if torch.cuda.is_current_stream_capturing() or not self._clearing.query():  # type: ignore[no-untyped-call]
+                return
+            self._clearing = None
         if self._number.value:
             self._number.value = 0
             raise CacheMismatch(self._message)
@@ -278,9 +292,16 @@ class Sequences:
             raise
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
-        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device."""
+        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device.
+
+        That an earlier step had no room is still raised, as it may have been another sequence; not after a reset of all sequences by
+        numbers on the host, which is `clear`.
+        """
         if not isinstance(rows, torch.Tensor):
             rows = torch.tensor([checks.whole("a row", row, 0, self.batch - 1) for row in rows], dtype=torch.int64)
+        if rows.device.type == "cpu" and set(rows.tolist()) == set(range(self.batch)):
+            self.clear()
+            return
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
@@ -288,7 +309,7 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.index_fill_(0, rows, 0)
-            if self.batch == 1 and len(rows):
+            if self.batch == 1 and len(rows):  # on the device, where the host cannot read them
                 self.bound, self.uniform = 0, True
             elif len(rows):
                 self.uniform, self.loose = False, True
@@ -324,12 +345,15 @@ class Sequences:
             self._changed()
 
     def clear(self) -> None:
-        """Forget every token of all sequences; memory is kept."""
+        """Forget every token of all sequences, and that the device refused a change of their lengths; memory is kept."""
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.zero_()
+            if self.whole is None and not self.capturing:  # one sequence has the flags of all; a captured call forgets nothing yet
+                for flag in (self.overflow, self.cropped):
+                    flag.clear(self.gpu)
             self.bound, self.uniform = 0, True
             self._changed()

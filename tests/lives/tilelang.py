@@ -31,7 +31,7 @@ class TileLife(StepLife[Step]):
 
     def __init__(self, built: Emulated, draw: Random) -> None:
         self.built = built
-        super().__init__(built.spec, built.plan.tokens, draw, exact=built.plan.exact_q)
+        super().__init__(built.spec, built.traits.tokens, draw, exact=built.traits.exact_q)
 
     def made(self, drawn: Drawn) -> Step:
         """With any number of splits, or a plan for any number of workers."""
@@ -45,7 +45,7 @@ class TileLife(StepLife[Step]):
         """Counters, residuals and which blocks were packed; without rollback `flush` stores the tokens of a step
         that packs a block, which `test_flush.py` looks at."""
         require(not step.counters.any(), "counters that the next call finds")
-        rows, due = self.built.plan.rows, []
+        rows, due = self.built.traits.rows, []
         for b, (old, length) in enumerate(zip(before, self.held.lengths.tolist(), strict=True)):
             fills = rows.packed_blocks(length) > rows.packed_blocks(old)
             if fills:

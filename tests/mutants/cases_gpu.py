@@ -1,4 +1,4 @@
-"""The GPU variants that faults are planted in: head_dim 64 and small units, so that each compiles in ten to twenty seconds."""
+"""The GPU variants that faults are planted in: head_dim 64 and small KV tiles, so that each compiles in ten to twenty seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: dict[str, Case] = {
         _case("planned-batch", "k4v4:h8/2:d64", "w8u2d1", "136x1024"),
         _case("planned-many", "k4v4:h8/2:d64", "w8u2d1", "1100x256"),
         _case("bulk", "k4v4:h8/2:d64", "w8u1d2.bulk", "4x4096"),
-        _case("bulk-unit", "k4v4:h8/2:d64", "w8u2d2.unit", "4x4096"),
+        _case("bulk-tile", "k4v4:h8/2:d64", "w8u2d2.tile", "4x4096"),
         _case("paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "12x8192"),
         _case("key-groups", "k4v4:h8/2:d64:kg64", "n128.w8u1d2", "4x4096"),
         _case("gathered", "k4v4:token:page16:h8/2:d64", "n16.w8u1d4", "4x2048"),

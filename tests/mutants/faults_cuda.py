@@ -37,7 +37,7 @@ FAULTS: tuple[Fault, ...] = (
             "* Traits::kRuns + head.run;", "* Traits::kRuns;",
         ),
         (
-            "splits-stride", "queries", "partial results of the second column tile lie over the next split's",
+            "splits-stride", "queries", "partial results of the second q tile lie over the next split's",
             "return sums + (static_cast<int64_t>(slot) * Traits::kQRows + row) * Traits::kHeadDim;",
             "return sums + (static_cast<int64_t>(slot) * Traits::kTileQRows + row) * Traits::kHeadDim;",
         ),
@@ -561,7 +561,7 @@ FAULTS: tuple[Fault, ...] = (
             "void next_round() { parity ^= 1; }", "void next_round() {}",
         ),
         (
-            "bulk-bytes", "bulk-unit", "the barrier of a bulk copy expects fewer bytes than come",
+            "bulk-bytes", "bulk-tile", "the barrier of a bulk copy expects fewer bytes than come",
             "ptx::barrier_expect(barrier, kBytes + key + value + index);", "ptx::barrier_expect(barrier, kBytes);",
         ),
     ),

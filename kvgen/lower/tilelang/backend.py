@@ -78,15 +78,15 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention; all sizes in bytes."""
 
     @cache
-    def plan(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Traits:
+    def traits(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Traits:
         launch = Params(warps=warps, stages=stages, kv_tile=kv_tile, q_tiles=q_tiles, ctas_per_sm=1, exact_q=True, reduction="cluster")
         return make_traits(spec, Schedule(NAME, Params(block=block, order="mma"), launch))
 
     def shared_bytes(form: str, *point: int) -> int:
-        return gemm_bytes(plan(*point)) if form == "gemm" else plan(*point).shared_bytes
+        return gemm_bytes(traits(*point)) if form == "gemm" else traits(*point).shared_bytes
 
     def ring_bytes(block: int, warps: int, stages: int, kv_tile: int) -> int:
-        return 4 * plan(block, warps, stages, kv_tile, 1).query_at
+        return 4 * traits(block, warps, stages, kv_tile, 1).query_at
 
     def runs(q_tiles: int) -> int:
         return -(-q_rows // (8 * q_tiles))

@@ -30,21 +30,21 @@ def arguments(program: Program) -> str:
     return textwrap.fill(", ".join(values), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def source(plan: Traits, programs: Lowered, launch: Params, target: Target) -> Source:
+def source(traits: Traits, programs: Lowered, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
-    rows = plan.rows
+    rows = traits.rows
     text = render(
         "tilelang/module.cu.jinja",
         version=tilelang_version(),
-        layout=plan.layout,
-        plan=plan,
+        layout=traits.layout,
+        traits=traits,
         static=programs.static,
         planned=programs.planned,
         arguments=arguments,
         splits=launch.text("splits"),
-        element=ELEMENTS[plan.dtype],
-        key=quant(plan.key),
-        value=quant(plan.value),
+        element=ELEMENTS[traits.dtype],
+        key=quant(traits.key),
+        value=quant(traits.value),
         rows=f"kvgen::ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>",
     )
     return Source(text, "cuda", target, include_folders(), flags.TILELANG, reached_headers(text, include_folders()), FUNCTIONS)

@@ -23,14 +23,14 @@ PASSES = {
 KERNEL = 'extern "C" __global__'
 
 
-def lower(plan: Traits, form: str, arch: str) -> dict[str, Any]:
+def lower(traits: Traits, form: str, arch: str) -> dict[str, Any]:
     """Run TileLang for both programs; `arch` is a compiler's name of an architecture (`sm_90a`).
 
     The splits of a plan are no cluster: a worker has work tiles of many cells.
     """
     program = importlib.import_module(f"kvgen.lower.tilelang.{form}.program").program
-    static = lower_program(program(plan, planned=False), "attend_static", arch)
-    return {"static": static, "planned": lower_program(program(replace(plan, cluster=False), planned=True), "attend_planned", arch)}
+    static = lower_program(program(traits, planned=False), "attend_static", arch)
+    return {"static": static, "planned": lower_program(program(replace(traits, cluster=False), planned=True), "attend_planned", arch)}
 
 
 def lower_program(program: Any, name: str, arch: str) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     schedule = Schedule.from_json(request["schedule"])
-    plan = make_traits(KernelSpec(**request["spec"]), schedule)
+    traits = make_traits(KernelSpec(**request["spec"]), schedule)
     with os.fdopen(answer_to, "w") as answer:
-        json.dump(lower(plan, schedule.launch.text("form"), request["arch"]), answer)
+        json.dump(lower(traits, schedule.launch.text("form"), request["arch"]), answer)
 
 
 if __name__ == "__main__":

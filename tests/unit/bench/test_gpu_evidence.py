@@ -79,7 +79,7 @@ def test_a_command_that_takes_too_long_may_keep_what_it_has(tmp_path: Path) -> N
 
 
 def runs(process: str) -> bool:
-    """Whether a process is there; one that nobody has waited for has no command line any more."""
+    """Whether a process is there; a zombie has no command line."""
     try:
         return bool((Path("/proc") / process / "cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):

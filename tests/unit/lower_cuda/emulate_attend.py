@@ -153,8 +153,8 @@ class Step:
     def first_seen(self) -> list[int]:
         """The first token of each sequence that the step's first query sees."""
         window = self.kernel.spec.attention.window
-        ahead = 0 if self.new is not None else self.q.shape[1]
-        return [max(length - ahead - window + 1, 0) if window else 0 for length in self.lengths.tolist()]
+        cached = 0 if self.new is not None else self.q.shape[1]  # of the queries' tokens
+        return [max(length - cached - window + 1, 0) if window else 0 for length in self.lengths.tolist()]
 
     def _plan(self) -> torch.Tensor:
         """The reference's plan as int32 numbers."""

@@ -44,7 +44,7 @@ class Harmless:
 
 
 HARMLESS = (
-    Harmless(("*args.overflow = 1", "*args.overflow = 1"), "Whoever writes the flag writes 1; the host reads it after the launch."),
+    Harmless(("*args.overflow = 1", "*args.overflow = 1"), "Every writer of the flag writes 1; the host reads it after the launch."),
     Harmless(
         ("ptx::load_relaxed(args.cache.lengths", "args.cache.lengths[i] = length + args.q_len"),
         "The last CTA to count itself as a reader writes the lengths. The count is relaxed, which orders no writes; but here loads come"

@@ -16,7 +16,7 @@ from tests.support.kernel_cases import KernelCase
 pytestmark = pytest.mark.nvcc
 
 SMALL = (
-    KernelCase("k4v4"), KernelCase("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.unit"), KernelCase("k8v8:vchannel:sym", "w8u1d2.bulk"),
+    KernelCase("k4v4"), KernelCase("k2v2:token:kg64:vg32:bf16:page64", "w8u2d2.tile"), KernelCase("k8v8:vchannel:sym", "w8u1d2.bulk"),
     KernelCase("k2v2:sink32:local128:rollback4:page128:sinks"), KernelCase("k4v8:token:page16:window1000:cap30:q3", target="sm80"),
     KernelCase("k4v4:d80:h24/1", target="sm80"), KernelCase("k2v2:h8/8:q2", target="sm89"),
 )  # fmt: skip
@@ -29,7 +29,7 @@ WHOLE = (
     KernelCase("k4v4", "w8u2d1", target="sm80"), KernelCase("k16v4:d64", target="sm89"), KernelCase("k4v4:h5/1:d96", "w8u4d1.cl8"),
     KernelCase("k2v2:sink32:local128:rollback4:page128:sinks", target="sm80"),
     *[KernelCase("k4v4", schedule) for schedule in (
-        "w8u2d2.bulk", "w8u4d1.unit", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl8",
+        "w8u2d2.bulk", "w8u4d1.tile", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl8",
     )],
 )  # fmt: skip
 

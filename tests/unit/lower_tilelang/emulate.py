@@ -49,7 +49,7 @@ class Emulated:
     """A compiled variant: its kernels by the names of their entries in the library."""
 
     spec: KernelSpec
-    plan: Traits
+    traits: Traits
     programs: dict[str, Program]
     library: ctypes.CDLL
 
@@ -77,13 +77,13 @@ class Emulated:
 
     def plan_shape(self, batch: int, q_len: int, fresh: int, workers: int) -> PlanShape:
         """What the plan of a step depends on besides the lengths, as the host's side has it but for the costs."""
-        p = self.plan
+        p = self.traits
         window = {"window": p.window or 0, "q_len": q_len, "fresh": fresh, "unpacked": p.unpacked}
         return PlanShape(batch, p.kv_heads * self.runs(q_len), workers, p.tile_tokens, p.tokens, head_cost=1, least_tiles=1, **window)
 
     def runs(self, q_len: int) -> int:
         """CTAs that share the q rows of a KV head."""
-        return -(-self.plan.group * q_len // (8 * self.plan.q_tiles))
+        return -(-self.traits.group * q_len // (8 * self.traits.q_tiles))
 
 
 def kinds(program: Program) -> tuple[str, ...]:
@@ -93,21 +93,21 @@ def kinds(program: Program) -> tuple[str, ...]:
     return tuple(part.rsplit(" ", 1)[0].replace("__restrict__", "").strip() for part in signature[1].split(", "))
 
 
-def entry(name: str, program: Program, plan: Traits, cluster: bool) -> str:
+def entry(name: str, program: Program, traits: Traits, cluster: bool) -> str:
     """A kernel's text, and a function that runs its grid."""
     arguments = ", ".join(f"*static_cast<{kind}*>(a[{i}])" for i, kind in enumerate(kinds(program)))
     return (
         f'{program.text}\nextern "C" void {name}(void** a, int x, int y) '
-        f"{{ flushes.clear(); emulator::launch(x, y, {plan.threads}, {int(cluster)}, [=] {{ {program.name}({arguments}); }}); }}\n"
+        f"{{ flushes.clear(); emulator::launch(x, y, {traits.threads}, {int(cluster)}, [=] {{ {program.name}({arguments}); }}); }}\n"
     )
 
 
 def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     """Lower and compile. Raises what the back end and the compiler raise."""
-    plan, lowered = make_traits(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
+    traits, lowered = make_traits(spec, chosen), lower_apart(spec, chosen, "sm90" if chosen.launch["reduction"] == "cluster" else "sm80")
     text = (
-        f'#include "emulator.hpp"\nusing uint = unsigned;\n{entry("static_", lowered.static, plan, plan.cluster)}'
-        f"{entry('planned', lowered.planned, plan, False)}"
+        f'#include "emulator.hpp"\nusing uint = unsigned;\n{entry("static_", lowered.static, traits, traits.cluster)}'
+        f"{entry('planned', lowered.planned, traits, False)}"
         'extern "C" long flushed(int i, const char* from) '
         "{ return i < int(flushes.size()) ? reinterpret_cast<const char*>(flushes[i].block) - from : -1; }\n"
     )
@@ -115,7 +115,7 @@ def emulated(spec: KernelSpec, chosen: Schedule, folder: Path) -> Emulated:
     source.write_text(text)
     flags = ["-O1", "-std=c++17", "-fno-strict-aliasing", "-mf16c", "-w", "-shared", "-fPIC", f"-I{HERE}"]
     subprocess.run([str(find_gxx().path), *flags, str(source), "-o", str(output)], check=True)
-    return Emulated(spec, plan, {"static_": lowered.static, "planned": lowered.planned}, ctypes.CDLL(str(output)))
+    return Emulated(spec, traits, {"static_": lowered.static, "planned": lowered.planned}, ctypes.CDLL(str(output)))
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Step:
 
     def run(self) -> None:
         """Call the kernel."""
-        plan, spec = self.kernel.plan, self.kernel.spec
+        traits, spec = self.kernel.traits, self.kernel.spec
         batch, q_len, q_heads, _ = self.q.shape
         self.lengths = self.reference.lengths.clone()
         packed, self.table = self._packed()
@@ -155,13 +155,13 @@ class Step:
         self.out = torch.full_like(self.q, torch.nan)
         self.lse = torch.full((batch, q_heads, q_len), torch.nan)
         fresh = 0 if self.fresh is None else q_len
-        cells = batch * plan.kv_heads * self.kernel.runs(q_len)
+        cells = batch * traits.kv_heads * self.kernel.runs(q_len)
         shape = self.kernel.plan_shape(batch, q_len, fresh, self.workers)
         numbers = written_plan(shape, plan_step(shape, self.lengths.tolist(), self.limit, self.skip_empty)) if self.workers else [0]
         self.counters = torch.zeros(3, cells, dtype=torch.int32)
         self.overflow = torch.zeros(1, dtype=torch.int32)
         slots = cells + self.workers if self.workers else cells * self.splits
-        partial = torch.full((slots * plan.q_rows, plan.dim), torch.nan)
+        partial = torch.full((slots * traits.q_rows, traits.dim), torch.nan)
         values: dict[str, torch.Tensor | int | float] = {
             "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
             "table": self.table, "out": self.out, "lse": self.lse,
@@ -182,10 +182,10 @@ class Step:
 
     def block_at(self, sequence: int, head: int, block: int) -> tuple[int, int, int]:
         """Where a block of a head lies, as in `flushed`: (sequence or page, head, block of either)."""
-        plan = self.kernel.plan
-        if pages := plan.page_blocks:
+        traits = self.kernel.traits
+        if pages := traits.page_blocks:
             return int(self.table[sequence, block // pages]), head, block % pages
-        return sequence, head, block % plan.window_places if plan.window_places else block
+        return sequence, head, block % traits.window_places if traits.window_places else block
 
     def _flushed(self, packed: torch.Tensor) -> list[tuple[int, int, int]]:
         heads, blocks, size = packed.shape[1:]
@@ -196,9 +196,9 @@ class Step:
         return sorted(found)
 
     def _packed(self) -> tuple[torch.Tensor, torch.Tensor]:
-        layout, page = self.kernel.plan.layout, self.kernel.spec.cache.page
+        layout, page = self.kernel.traits.layout, self.kernel.spec.cache.page
         new = 0 if self.fresh is None else self.q.shape[1]
-        packed_blocks = self.kernel.plan.rows.packed_blocks
+        packed_blocks = self.kernel.traits.rows.packed_blocks
         batch, blocks = len(self.lengths), max(1, packed_blocks(int(self.lengths.max()) + new))
         if page is not None:
             return self._paged(page, batch, -(-blocks * layout.tokens // page), new)
@@ -206,23 +206,23 @@ class Step:
         for b, length in enumerate(self.lengths.tolist()):
             packed[b, :, packed_blocks(length) :] = 255
             packed[b, :, : self._unseen(length + new) // layout.tokens] = 255
-        if places := self.kernel.plan.window_places:
+        if places := self.kernel.traits.window_places:
             return self._in_places(packed, places, new), torch.zeros(1, 1, dtype=torch.int32)
         return packed, torch.zeros(1, 1, dtype=torch.int32)
 
     def _in_places(self, packed: torch.Tensor, places: int, new: int) -> torch.Tensor:
         """The blocks that queries see in the places that they take in turn; the others are poisoned."""
-        tokens = self.kernel.plan.layout.tokens
+        tokens = self.kernel.traits.layout.tokens
         found = torch.full((*packed.shape[:2], min(places, packed.shape[2]), packed.shape[3]), 255, dtype=packed.dtype)
         for b, length in enumerate(self.lengths.tolist()):
-            for block in range(self._unseen(length + new) // tokens, self.kernel.plan.rows.packed_blocks(length)):
+            for block in range(self._unseen(length + new) // tokens, self.kernel.traits.rows.packed_blocks(length)):
                 found[b, :, block % places] = packed[b, :, block]
         return found
 
     def _paged(self, page: int, batch: int, per_sequence: int, new: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Pages and block table. Pages before a sliding window are gone; page -1 is memory, so that a read of it is found out."""
         table = torch.arange(batch * per_sequence, dtype=torch.int32).flip(0).reshape(batch, per_sequence)
-        pages = self.reference.paged(self.kernel.plan.layout, table + 1, batch * per_sequence + 1, fill=255)[1:]
+        pages = self.reference.paged(self.kernel.traits.layout, table + 1, batch * per_sequence + 1, fill=255)[1:]
         for b, length in enumerate(self.lengths.tolist()):
             gone = table[b, : self._unseen(length + new) // page]
             pages[gone.long()] = 255

@@ -433,17 +433,17 @@ inline unsigned lost_half2(unsigned a, unsigned b, unsigned product) {
 
 } // namespace kvgen
 
-// What `decode` would pack: the block's address, and how many tokens of the
-// tail are in the residual, and in all.
+// What `decode` would pack: the block's address, and the tokens of the
+// residual before the call and with the new ones.
 struct Flush {
   const unsigned *block;
-  int rest, tail;
+  int old_residual, residual;
 };
 inline std::vector<Flush> flushes;
 
 inline void flush_block(unsigned *, unsigned *, const unsigned *block, int64_t,
-                        int64_t, int64_t, int64_t, int rest, int tail, void *,
-                        int = 0) {
+                        int64_t, int64_t, int64_t, int old_residual,
+                        int residual, void *, int = 0) {
   if (threadIdx.x == 0)
-    flushes.push_back({block, rest, tail});
+    flushes.push_back({block, old_residual, residual});
 }

@@ -49,7 +49,7 @@ def reference(kernel: Emulated, lengths: list[int], *, hard: bool = False) -> tu
     """A cache with these lengths, and queries. With a soft cap, scores reach it."""
     q_len = kernel.spec.attention.q_len
     inputs = (structured if hard else normal)(kernel.spec, len(lengths), max(lengths), q_len=q_len, seed=1)
-    cache = ReferenceCache(kernel.spec, len(lengths), kernel.plan.tokens)
+    cache = ReferenceCache(kernel.spec, len(lengths), kernel.traits.tokens)
     cache.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
     return cache, inputs.q * (16 if kernel.spec.attention.softcap else 1)
 
@@ -96,7 +96,7 @@ def test_decode_with_soft_caps_and_windows_flushes(kernel: Make, words: str, lau
     step = Step(built, cache, q, 3, (new.k, new.v))
     step.run()
     agree(step, cache.decode(q, new.k, new.v))
-    assert len(step.flushed) == 2 * built.plan.kv_heads
+    assert len(step.flushed) == 2 * built.traits.kv_heads
     assert step.lengths.tolist() == cache.lengths.tolist()
 
 
@@ -104,8 +104,8 @@ def test_decode_with_soft_caps_and_windows_flushes(kernel: Make, words: str, lau
 def test_unquantized_tokens_are_attended_and_kept_in_their_rows(kernel: Make, words: str, launch: dict[str, Value]) -> None:
     """By both schedulers: before, at and behind the end of the sink, and where a step fills a block."""
     built = kernel(words, **launch)
-    rows, q_len, block = built.plan.rows, built.spec.attention.q_len, built.plan.tokens
-    full = built.plan.unpacked + 2 * block
+    rows, q_len, block = built.traits.rows, built.spec.attention.q_len, built.traits.tokens
+    full = built.traits.unpacked + 2 * block
     lengths = [full - 1, 0, 130, full - block - 1, max(0, rows.sink - 1), full - q_len, full - block, 700]
     for workers in (0, 4):
         cache, q = reference(built, lengths)
@@ -118,7 +118,7 @@ def test_unquantized_tokens_are_attended_and_kept_in_their_rows(kernel: Make, wo
         agree(step, cache.decode(q, new.k, new.v))
         filled = {b for b, old in enumerate(lengths) if rows.packed_blocks(old + q_len) > rows.packed_blocks(old)}
         assert {0, 3, 5} <= filled
-        assert len(step.flushed) == len(filled) * built.plan.kv_heads
+        assert len(step.flushed) == len(filled) * built.traits.kv_heads
         for held, expected in zip(step.residual, cache.residual(), strict=True):
             for b, old in enumerate(lengths):
                 if b not in filled or rows.rollback:  # else `flush` stores the step's tokens, which is tested apart
@@ -137,7 +137,7 @@ def test_decode_attends_to_new_tokens_and_keeps_them(kernel: Make, words: str, l
     assert step.lengths.tolist() == cache.lengths.tolist()
     for held, expected in zip(step.residual, cache.residual(), strict=True):
         for b, length in enumerate(step.lengths.tolist()):
-            rest = length % built.plan.tokens
+            rest = length % built.traits.tokens
             assert torch.equal(held[b, :, :rest], expected[b, :, :rest])
 
 
@@ -216,12 +216,12 @@ def test_a_planned_decode_keeps_tokens_and_flushes(kernel: Make, words: str, lau
     old = cache.lengths.tolist()
     agree(step, cache.decode(q, new.k, new.v))
     assert step.lengths.tolist() == old
-    assert len(step.flushed) == len(set(step.flushed)) == 2 * built.plan.kv_heads
-    if not built.plan.page_blocks:
-        assert step.flushed == [(b, head, old[b] // built.plan.tokens) for b in (0, 3) for head in range(built.plan.kv_heads)]
+    assert len(step.flushed) == len(set(step.flushed)) == 2 * built.traits.kv_heads
+    if not built.traits.page_blocks:
+        assert step.flushed == [(b, head, old[b] // built.traits.tokens) for b in (0, 3) for head in range(built.traits.kv_heads)]
     for held, expected in zip(step.residual, cache.residual(), strict=True):
         for b in (1, 2):
-            rest = (old[b] + q.shape[1]) % built.plan.tokens
+            rest = (old[b] + q.shape[1]) % built.traits.tokens
             assert torch.equal(held[b, :, :rest], expected[b, :, :rest])
 
 
@@ -251,7 +251,7 @@ def test_a_sequence_without_room_is_left_as_it_is(kernel: Make, workers: int) ->
     want, _ = cache.decode(q, new.k, new.v)
     assert step.out[0].isnan().all()
     assert relative_l2(step.out[1:], want[1:]) <= tolerance(q.dtype)
-    assert step.residual[0][0, :, 300 % built.plan.tokens :].isnan().all()
+    assert step.residual[0][0, :, 300 % built.traits.tokens :].isnan().all()
     assert not step.counters.any()
 
 

@@ -14,7 +14,7 @@ from tests.unit.lower_tilelang.emulate import schedule
 WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64", "k16v16:d96")
 
 
-def plan(words: str, block: int = 128, **launch: int) -> Traits:
+def traits(words: str, block: int = 128, **launch: int) -> Traits:
     return make_traits(spec_of(words, "sm80", [workload_of("1x128")]), schedule(block, **launch))
 
 
@@ -31,7 +31,7 @@ def element(p: Traits, which: Which, tile: int, step: int, lane: int, half: int,
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> None:
-    p = plan(words, kv_tile=32)
+    p = traits(words, kv_tile=32)
     bits = p.layout.operand(which).bits
     places = code_bits(p.layout, which)[: p.layout.subtile] - 8 * p.layout.header_bytes
     seen = 0
@@ -52,7 +52,7 @@ def test_fragments_are_where_the_layout_puts_them(words: str, which: Which) -> N
 
 
 def test_units_tile_a_block_and_its_ring() -> None:
-    p = plan("k4v4", block=256, kv_tile=64, stages=4, warps=8)
+    p = traits("k4v4", block=256, kv_tile=64, stages=4, warps=8)
     assert p.block_tiles * p.tile_tokens == p.tokens
     assert p.tiles_in_flight == 2
     assert p.ring_words == 4 * p.subtile_words + 2 * p.channel_words
@@ -60,7 +60,7 @@ def test_units_tile_a_block_and_its_ring() -> None:
 
 
 def test_merge_lanes_hit_different_banks() -> None:
-    p = plan("k4v4")
+    p = traits("k4v4")
     lanes = torch.arange(32)
     g, t = lanes // 4, lanes % 4
     banks = (2 * t * p.merge_stride + 8 * (g // 2) + g % 2) % 32
@@ -68,8 +68,8 @@ def test_merge_lanes_hit_different_banks() -> None:
 
 
 def test_spare_columns_carry_the_rest_of_the_query_only_where_it_is_scaled() -> None:
-    assert plan("k4v4").doubled
-    assert not plan("k4v4").low
-    assert plan("k4v4:h8/1").low
-    assert not plan("k4v4:token").doubled
-    assert not plan("k4v4:token:h8/1").low
+    assert traits("k4v4").doubled
+    assert not traits("k4v4").low
+    assert traits("k4v4:h8/1").low
+    assert not traits("k4v4:token").doubled
+    assert not traits("k4v4:token:h8/1").low

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
+from kvgen.runtime.rows import row_of
+from kvgen.runtime.sequences import OverflowFlag
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
@@ -202,10 +205,54 @@ def test_a_flag_of_the_device_is_raised_once(variant: Variant) -> None:
     """What a replay sets; here the test does."""
     cache = variant.new_cache(BATCH, 64)
     variant.prefill(cache, random(9, 2, 1), random(9, 2, 2))
-    ctypes.c_int32.from_address(cache.sequences.overflow.address).value = 1
+    refuse(cache)
     with pytest.raises(CacheMismatch, match="had no room"):
         variant.attend(random(1, 4, 0), cache)
     variant.attend(random(1, 4, 0), cache)
+
+
+def refuse(cache: KVCache) -> None:
+    """Set the flag that a replay sets."""
+    ctypes.c_int32.from_address(cache.sequences.overflow.address).value = 1
+
+
+EVERY = (KVCache.clear, lambda cache: cache.reset([2, 0, 1]), lambda cache: cache.reset(torch.tensor([0, 1, 2])))
+SOME = (lambda cache: cache.reset([0, 2]), lambda cache: cache.reset([]), lambda cache: row_of([cache], 1)[0].clear())
+
+
+@pytest.mark.parametrize("forget", EVERY, ids=["clear", "list", "tensor"])
+def test_a_reset_of_all_sequences_forgets_that_one_was_full(variant: Variant, forget: Callable[[KVCache], None]) -> None:
+    cache = prefilled(variant, [9, 9, 9])[0]
+    refuse(cache)
+    forget(cache)
+    variant.attend(random(1, 4, 0), cache)
+    refuse(cache)
+    with pytest.raises(CacheMismatch, match="had no room"):
+        variant.attend(random(1, 4, 0), cache)
+
+
+@pytest.mark.parametrize("forget", SOME, ids=["rows", "none", "row"])
+def test_a_reset_of_some_sequences_keeps_what_may_be_of_others(variant: Variant, forget: Callable[[KVCache], None]) -> None:
+    cache = prefilled(variant, [9, 9, 9])[0]
+    refuse(cache)
+    forget(cache)
+    with pytest.raises(CacheMismatch, match="had no room"):
+        variant.attend(random(1, 4, 0), cache)
+
+
+def test_a_flag_is_not_read_before_the_device_has_cleared_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that runs while the host clears the flag sets it again; one that is enqueued after that is raised."""
+    flag, event = OverflowFlag(gpu=False), Mock()
+    flag._clearing = event
+    ctypes.c_int32.from_address(flag.address).value = 1
+    for capturing, cleared in ((True, True), (False, False)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
+        event.query.return_value = cleared
+        flag.check()
+    event.query.return_value = True
+    with pytest.raises(CacheMismatch):
+        flag.check()
+    flag.check()
 
 
 def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:

@@ -23,7 +23,7 @@ from kvgen.lower.tilelang.mma.reduction import (
 from kvgen.lower.tilelang.mma.residual import attend_residual, load_residual
 from kvgen.lower.tilelang.mma.ring import find_block
 from kvgen.lower.tilelang.mma.rows import packed_end
-from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
+from kvgen.lower.tilelang.mma.score_modifier import modified, modifier_of
 from kvgen.lower.tilelang.mma.softmax import begin_state
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, MIN_SCORE, SCALE_FLOOR, static
 from kvgen.lower.tilelang.mma.step import count_reader, flush
@@ -145,8 +145,8 @@ def score_q_row(p: Any, k: Any, r: Any, t: Any, kv_tile: Any, q_row: Any, token:
         r.x[i] = r.x[i] + token_param(p, k, "key", subtile, local, 1) * r.factor[0]
     else:
         r.x[i] = token_param(p, k, "key", subtile, local, 0) * (t.scores[q_row, token] + r.factor[0])
-    if p.softcap > 0:
-        r.x[i] = modify(p, r.x[i] * t.scale[q_row], T.float32(score_base(p)))
+    if modifier_of(p).active:
+        r.x[i] = modified(p, r.x[i] * t.scale[q_row])
         r.x[i] = T.if_then_else(sees(p, position, limit), r.x[i], T.float32(MASKED))
     else:
         r.x[i] = T.if_then_else(sees(p, position, limit), r.x[i] * t.scale[q_row], T.float32(MASKED))
@@ -249,7 +249,7 @@ def store_result(p: Any, joint: Any, k: Any, at: Any, r: Any, memory: Any) -> No
 
 
 def states(p: Traits) -> Traits:
-    """The plan of the last reduction: the tiles' state is that of one more warp."""
+    """The traits of the last reduction: the tiles' state is that of one more warp."""
     return replace(p, warps=p.warps + 1)
 
 

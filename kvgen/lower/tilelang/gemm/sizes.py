@@ -11,7 +11,7 @@ SLACK = 256
 
 
 def q_rows(p: Traits) -> int:
-    """q rows that there is room for: whole column tiles."""
+    """q rows that there is room for: whole q tiles."""
     return COLUMNS * p.q_tiles
 
 

@@ -13,7 +13,7 @@ from kvgen.lower.tilelang.mma.codes import mix
 from kvgen.lower.tilelang.mma.instructions import multiply, packer
 from kvgen.lower.tilelang.mma.mask import sees
 from kvgen.lower.tilelang.mma.rows import fills_block, find_tile, packed_end, row_of, tile_begin, tile_end
-from kvgen.lower.tilelang.mma.score_modifier import modify, scaled, score_base
+from kvgen.lower.tilelang.mma.score_modifier import modified, scaled
 from kvgen.lower.tilelang.mma.softmax import raise_row_max
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, MASKED, q_rows, static
 
@@ -96,13 +96,7 @@ def score_rows(p: Any, k: Any, at: Any, work: Any, r: Any, first: Any) -> None:
                 seen = T.And(seen, first + half * 8 + at.g < tile_end(p, work, r))
             counted = T.And(seen, at.t < 2) if p.halves else seen
             i = n * 8 + half * 2 + e
-            r.p[i] = T.if_then_else(counted, row_score(p, k, r, i), T.float32(MASKED))
-
-
-def row_score(p: Any, k: Any, r: Any, i: int) -> Any:
-    """Logarithm (base 2) of a row's weight."""
-    product = r.c[i] * scaled(p, k.scale)
-    return modify(p, product, T.float32(score_base(p))) if p.softcap > 0 else product
+            r.p[i] = T.if_then_else(counted, modified(p, r.c[i] * scaled(p, k.scale)), T.float32(MASKED))
 
 
 @T.macro

@@ -28,7 +28,7 @@ def copy_words(k: Any, memory: Any, place: Any, r: Any, offset: Any, count: Any,
 
 @T.macro
 def prefetch_page(p: Any, k: Any, at: Any, work: Any, r: Any, index: Any) -> None:
-    """Page-table prefetch: load the page of the warp's KV tile `index` ahead of its use."""
+    """Page-table prefetch: load the page of the warp's KV tile `index` before it is needed."""
     if p.page_blocks:
         if at.warp + index * p.warps < work.count:
             r.page[0] = k.table[at.batch * k.table_stride + (work.first + at.warp + index * p.warps) // p.block_tiles // p.page_blocks]

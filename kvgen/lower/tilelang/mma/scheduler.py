@@ -9,7 +9,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.mask import first_tile
+from kvgen.lower.tilelang.mma.mask import first_tile, mask_of
 from kvgen.lower.tilelang.mma.query import load_query
 from kvgen.lower.tilelang.mma.reduction import begin_partials, write_output
 from kvgen.lower.tilelang.mma.residual import clear_rows
@@ -47,13 +47,13 @@ def static_work(p: Any, k: Any, at: Any) -> Any:
     work[0] = packed_blocks(p, length)
     work[1] = unquantized(p, length, work[0])
     work[2] = work[1] + k.fresh
-    if p.window is None:
-        work[4] = T.truncdiv(work[0] * p.block_tiles + at.splits - 1, at.splits)
-        work[3] = at.split * work[4]
-    else:
+    if mask_of(p).windowed:
         work[3] = first_tile(p, k, work[0], work[2])
         work[4] = T.truncdiv(work[0] * p.block_tiles - work[3] + at.splits - 1, at.splits)
         work[3] = work[3] + at.split * work[4]
+    else:
+        work[4] = T.truncdiv(work[0] * p.block_tiles + at.splits - 1, at.splits)
+        work[3] = at.split * work[4]
     work[4] = T.max(0, T.min(work[4], work[0] * p.block_tiles - work[3]))
     return Work(work[0], work[1], work[2], work[3], work[4])
 

@@ -1,61 +1,56 @@
-"""Score modifiers: score -> score, before masking. Scores are logarithms to base 2: softcap makes cap * tanh(s / cap) of
-s = x / log2(e), so x becomes C * tanh(x / C) with C = cap * log2(e).
+"""The score modifier seam: it changes a score before the mask is applied. Scores are logarithms to base 2: x = s * log2(e).
 
-tanh(x / C) is 1 - 2 / (1 + 2^a) with a = 2 * x / cap. Its error is absolute, at most 5e-7 with approximate exponentials and
-reciprocals: a cap of 50 shifts a weight by 3e-5 at most, where an output may be off by 2e-3. `tanh.approx.f32` is cheaper, but
-its relative error of 2^-11 shifts a score of 50 by 0.02, and its weight by 2 %."""
+A modifier is an object with
+    active              whether it changes scores; an inactive modifier costs no instruction
+    factor              what scores are multiplied by beforehand, together with their scale
+    base                the `bias` of `apply` that yields the score itself
+    apply(score, bias)  `bias` plus the new score, less `base`; `score` has been multiplied by `factor`
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, Protocol
 
 import tilelang.language as T
 
+from kvgen.lower.tilelang.mma.softcap import Softcap
 from kvgen.lower.tilelang.traits import Traits
 
-LOG2E = math.log2(math.e)
-SERIES_FROM = 256.0
-"""Caps from here on use a series for small scores, whose weights would otherwise be off by more than 1e-4."""
-SERIES_BELOW = 0.5
-"""Arguments a that the series is good for: its first neglected term is 2^-26 of the result."""
-SERIES = tuple(c * (math.log(2) / 2) ** (2 * i + 1) for i, c in enumerate((1.0, -1 / 3, 2 / 15, -17 / 315)))
-"""Coefficients of a, a^3, a^5, a^7 in tanh(a * ln 2 / 2)."""
+
+class ScoreModifier(Protocol):
+    """What is plugged in."""
+
+    @property
+    def active(self) -> bool: ...
+    @property
+    def factor(self) -> float: ...
+    @property
+    def base(self) -> float: ...
+    def apply(self, score: Any, bias: Any) -> Any: ...
 
 
-def score_factor(p: Traits) -> float:
-    """What scores are multiplied by beforehand, together with their scale."""
-    return 2.0 / p.softcap if p.softcap > 0 else 1.0
+class NoModifier:
+    """Scores as they are."""
+
+    active = False
+    factor = 1.0
+    base = 0.0
+
+    def apply(self, score: Any, bias: Any) -> Any:
+        """Their sum."""
+        return score + bias
+
+
+def modifier_of(p: Traits) -> ScoreModifier:
+    """The modifier of a program."""
+    return Softcap(p.softcap) if p.softcap > 0 else NoModifier()
 
 
 def scaled(p: Traits, scale: Any) -> Any:
-    """`scale` times `score_factor`."""
-    return scale * T.float32(score_factor(p)) if p.softcap > 0 else scale
+    """`scale` times the modifier's factor."""
+    return scale * T.float32(modifier_of(p).factor)
 
 
-def score_base(p: Traits) -> float:
-    """The `bias` of `modify` that yields the score itself."""
-    return p.softcap * LOG2E if 0.0 < p.softcap < SERIES_FROM else 0.0
-
-
-def modify(p: Traits, score: Any, bias: Any) -> Any:
-    """`bias` plus the modified score, less `score_base`; `score` has been multiplied by `score_factor`."""
-    if p.softcap == 0:
-        return score + bias
-    cap = p.softcap * LOG2E
-    inverse = T.call_extern("float32", "kvgen::reciprocal", T.float32(1.0) + T.call_extern("float32", "kvgen::ptx::exp2", score))
-    if p.softcap < SERIES_FROM:
-        return _fma(T.float32(-2.0 * cap), inverse, bias)
-    tanh = T.if_then_else(T.abs(score) < T.float32(SERIES_BELOW), _series(score), T.float32(1.0) - T.float32(2.0) * inverse)
-    return _fma(T.float32(cap), tanh, bias)
-
-
-def _series(a: Any) -> Any:
-    total = T.float32(SERIES[-1])
-    for coefficient in reversed(SERIES[:-1]):
-        total = _fma(total, a * a, T.float32(coefficient))
-    return total * a
-
-
-def _fma(a: Any, b: Any, c: Any) -> Any:
-    return T.call_extern("float32", "fmaf", a, b, c)
+def modified(p: Traits, score: Any) -> Any:
+    """The new score; `score` has been multiplied by `scaled`."""
+    return modifier_of(p).apply(score, T.float32(modifier_of(p).base))

@@ -9,7 +9,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.codes import expand, row_factor, separate
 from kvgen.lower.tilelang.mma.instructions import multiply
-from kvgen.lower.tilelang.mma.score_modifier import modify, score_base
+from kvgen.lower.tilelang.mma.score_modifier import modifier_of
 from kvgen.lower.tilelang.mma.state import CODE_UNIT, q_rows, static
 
 
@@ -189,14 +189,22 @@ def score(p: Any, r: Any, n: int, row: int, e: int, bias: Any) -> Any:
         factor = r.row_factor[i]
     elif not p.token_scaled and not p.halves:
         product = r.c[i] * T.float32(row_factor(p.key.bits, row // 2, row % 2))
-    if p.softcap > 0:
-        return modify(p, T.call_extern("float32", "fmaf", product, factor, zero_term(p, r, n, e)), bias)
+    modifier = modifier_of(p)
+    if modifier.active:
+        return modifier.apply(T.call_extern("float32", "fmaf", product, factor, zero_term(p, r, n, e)), bias)
     return T.call_extern("float32", "fmaf", product, factor, bias)
 
 
 def unbiased(p: Any, r: Any, n: int, e: int) -> Any:
     """The `bias` that makes `score` the score itself."""
-    return T.float32(score_base(p)) if p.softcap > 0 else zero_term(p, r, n, e)
+    modifier = modifier_of(p)
+    return T.float32(modifier.base) if modifier.active else zero_term(p, r, n, e)
+
+
+def less_row_max(p: Any, r: Any, n: int, e: int) -> Any:
+    """The `bias` that makes `score` the score less row_max."""
+    row_max = r.row_max[n * 2 + e]
+    return unbiased(p, r, n, e) - row_max if p.channel_scaled or modifier_of(p).active else -row_max
 
 
 def zero_term(p: Any, r: Any, n: int, e: int) -> Any:

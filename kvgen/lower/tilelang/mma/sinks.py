@@ -8,8 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kvgen.lower.tilelang.mma.score_modifier import LOG2E
-from kvgen.lower.tilelang.mma.state import MIN_SCORE
+from kvgen.lower.tilelang.mma.state import LOG2E, MIN_SCORE
 
 
 @T.macro

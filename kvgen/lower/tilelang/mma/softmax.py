@@ -10,7 +10,7 @@ from typing import Any
 import tilelang.language as T
 
 from kvgen.lower.tilelang.mma.mask import visible
-from kvgen.lower.tilelang.mma.scores import row_centre, row_scale, score, unbiased
+from kvgen.lower.tilelang.mma.scores import less_row_max, row_centre, row_scale, score, unbiased
 from kvgen.lower.tilelang.mma.state import MIN_SCORE, SCALE_FLOOR, q_rows, static
 
 HEADROOM = 8.0
@@ -69,8 +69,7 @@ def raise_row_max(p: Any, r: Any, scale: Any) -> None:
 def refresh_bias(p: Any, r: Any) -> None:
     """What is added to every scaled score: -row_max, and what makes `score` the score itself."""
     for n, e in q_rows(p):
-        i = n * 2 + e
-        r.bias[i] = unbiased(p, r, n, e) - r.row_max[i] if p.channel_scaled or p.softcap > 0 else -r.row_max[i]
+        r.bias[n * 2 + e] = less_row_max(p, r, n, e)
 
 
 @T.macro

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What the pieces share: the kernel's arguments, a thread's place, its registers."""
+"""Shared by all steps of the algorithm: the kernel's arguments, a thread's place, its registers."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import tilelang.language as T
 
 from kvgen.lower.tilelang.traits import Traits
 
+LOG2E = math.log2(math.e)
 MIN_SCORE = -(2.0**100)
 """Stands for minus infinity: finite, so that differences of it are numbers."""
 MASKED = -(2.0**101)
@@ -95,7 +97,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Registers:
-    """A thread's registers. n counts column tiles (8 q rows), e the lane's two q rows 2t, 2t + 1 of each (with `halves` those of t % 2).
+    """A thread's registers. n counts q tiles (8 q rows), e the lane's two q rows 2t, 2t + 1 of each (with `halves` those of t % 2).
     `completed` is 1 where this CTA has completed the cell: no other CTA still reads what the cell reads."""
 
     raw: Any
@@ -190,5 +192,5 @@ def static(count: int) -> tuple[int, ...]:
 
 
 def q_rows(p: Traits) -> tuple[tuple[int, int], ...]:
-    """A lane's q rows: (column tile, which of its two q rows there)."""
+    """A lane's q rows: (q tile, which of its two q rows there)."""
     return tuple((n, e) for n in range(p.q_tiles) for e in range(2))
