@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice, zip_longest
 
 from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import SearchSpace
 from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import Artifact
@@ -86,7 +87,7 @@ class Plane:
         default = self._default(decision, winners)
         pool = self._pool(decision, records, [default, *winners])
         if untried:
-            pool += self._untried(decision, pool, seconds)[: max(0, POOL - len(pool))]
+            pool += self._untried(decision, pool, seconds)
         if self._runner.exclusive:
             self._queue.wait_idle()
         self._fill(self._grid.anchors(self._q_len), pool, until(SCREENING), rounds=1)
@@ -136,11 +137,9 @@ class Plane:
 
     def _untried(self, decision: Decision, pool: Sequence[Schedule], seconds: float | None) -> list[Schedule]:
         """Further launches that the search would try at a screened workload, as many as can be compiled in COMPILING of the time."""
-        found: dict[Schedule, None] = {}
-        for backend, space in self._spaces.items():
-            for cell in self._grid.anchors(self._q_len):
-                found |= dict.fromkeys(Schedule(backend, decision.layout, launch) for launch in space.launches(decision.layout, cell))
+        found = in_turns(self._spaces, decision.layout, self._grid.anchors(self._q_len))
         fresh = [schedule for schedule in found if schedule not in pool and schedule not in self._times.barred]
+        fresh = fresh[: max(0, POOL - len(pool))]
         limit = None if seconds is None else COMPILING * seconds
         if limit is not None:
             fresh = fresh[: self._queue.capacity(limit)]
@@ -204,11 +203,15 @@ class Plane:
             for row, us in zip(rows, times, strict=True):
                 row.append(us / base)
         portfolio = choose(rows, [finalists.index(default)], limits)
-        serves = list(portfolio.serves)
-        for number, cell in enumerate(cells):  # a winner gives way to save a launch, not to a time that was measured once more
+        serves, calls_beyond = list(portfolio.serves), finalists.index(default)
+        for number, cell in enumerate(cells):
             winner = decision.launches.get(cell.key)
-            if winner is not None and finalists.index(winner.candidate.schedule) in portfolio.launches:
-                serves[number] = finalists.index(winner.candidate.schedule)
+            if winner is None:
+                continue
+            place = finalists.index(winner.candidate.schedule)
+            # A winner gives way to save a launch, and to a default that is faster, not to a third time that was measured once more.
+            if place in portfolio.launches and rows[place][number] <= rows[calls_beyond][number]:
+                serves[number] = place
         return replace(portfolio, serves=tuple(serves))
 
     def _verified(
@@ -277,6 +280,19 @@ class Plane:
         """The smallest workload that a launch serves; of a default that serves none, the smallest of all."""
         served = [cell for cell in cells if serves[cell.key] == schedule] or list(cells)
         return min(served, key=lambda cell: (cell.batch * cell.kv_len, cell.key))
+
+
+def in_turns(spaces: Mapping[str, SearchSpace], layout: Params, cells: Sequence[Workload]) -> list[Schedule]:
+    """What a search would try at these workloads, each launch once: the first launch of every workload and back end, then every second one.
+
+    Where time or POOL ends the list, every kind of traffic has had its share of it. A launch that only short heads want is near the front.
+    """
+    lists = [
+        [Schedule(backend, layout, launch) for launch in space.launches(layout, cell)]
+        for cell in cells
+        for backend, space in spaces.items()
+    ]
+    return list(dict.fromkeys(schedule for schedule in chain.from_iterable(zip_longest(*lists)) if schedule is not None))
 
 
 def largest(cells: Sequence[Workload]) -> list[Workload]:
