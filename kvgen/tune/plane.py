@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
+from typing import Any
 
 from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
+from kvgen.plaindata import Facts
 from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import Artifact
@@ -21,6 +23,7 @@ from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
+from kvgen.tune.failures import failures
 from kvgen.tune.grid import Grid
 from kvgen.tune.portfolio import Portfolio, choose
 from kvgen.tune.runner import Runner
@@ -41,6 +44,8 @@ TUNED_ROUNDS = 4
 """At the workloads of the spec, whose winners only give way to launches within GIVEN of them."""
 GIVEN = 1.02
 """The largest regret at a workload of the spec. Winners that differ by less would take places which other calls need."""
+DETAIL = 1000
+"""Most characters of what an entry says of launches that failed."""
 VERIFIED_AT = 3
 """Workloads at which a member is verified: of most sequences, of the longest, of most tokens."""
 
@@ -55,7 +60,8 @@ class Table:
     """Without the launches themselves."""
     more: tuple[tuple[Workload, Schedule], ...]
     """The launches beyond those of the workloads, in the order of their indices, each with the smallest workload that it serves."""
-    finalists: int
+    facts: Facts
+    """Of the measurement, for the entry's provenance: numbers of cells and launches, and what failed."""
     failures: tuple[Record, ...]
 
 
@@ -159,7 +165,10 @@ class Plane:
         if schedule not in self._artifacts:
             try:
                 self._artifacts[schedule] = self._queue.artifact(schedule)
-            except (CompileError, CompilerCrash, ToolchainMissing, UnsupportedError):
+            except (CompileError, CompilerCrash) as error:
+                self._artifacts[schedule] = None
+                self._times.failures.append(Record(Candidate(schedule, self._spec.workloads[0]), "compile_error", detail=str(error)))
+            except (ToolchainMissing, UnsupportedError):
                 self._artifacts[schedule] = None
         return self._artifacts[schedule]
 
@@ -255,7 +264,13 @@ class Plane:
             for key, rival in decision.rivals.items()
             if key in launches and rival.candidate.backend != launches[key].candidate.backend
         }
-        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, len(finalists), tuple(self._times.failures))
+        facts = {"cells": len(rows), "launches": len(finalists), "failed": self._failed()}
+        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, facts, tuple(self._times.failures))
+
+    def _failed(self) -> list[dict[str, Any]]:
+        """What failed, as plain data, long details cut. Workloads that no launch can serve are in the table, as skipped."""
+        found = failures(record for record in self._times.failures if record.kind != "unsupported")
+        return [replace(failure, detail=failure.detail[:DETAIL]).to_json() for failure in found]
 
     def _winner(self, record: Record, serving: Schedule) -> Record:
         """The record of the launch that serves a workload: the winner's, or what the grid has of the one that it gave way to."""

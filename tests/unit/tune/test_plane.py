@@ -231,6 +231,20 @@ def test_a_launch_that_fails_over_the_grid_serves_nowhere(tmp_path, kind):
     result = run(tmp_path, FakeRunner(cost=cost, outcome=outcome))
     assert 8 not in {launch.params["threads"] for launch in result.entry.every_launch}
     assert kind in {record.kind for record in result.failures}
+    (told,) = result.entry.provenance["grid"]["failed"]
+    assert (told["backend"], told["kind"], told["detail"]) == ("cpu", kind, f"made to fail: {kind}")
+    assert told["count"] == len([record for record in result.failures if record.kind == kind]) > 0
+    assert " at 16x" in told["example"]
+
+
+def test_a_launch_that_does_not_compile_is_told(tmp_path):
+    """The search had no time for it, and the grid tries it."""
+    budget = Budget(trials=1, seconds=3600.0)
+    entry = run(tmp_path, FakeRunner(cost=cost), budget=budget, plane=True, backends=[FakeBackend(broken=8)]).entry
+    (told,) = entry.provenance["grid"]["failed"]
+    assert (told["kind"], told["count"]) == ("compile_error", 1)
+    assert "threads=8" in told["example"]
+    assert "#error no" in told["detail"]
 
 
 def test_a_launch_that_only_verification_catches_serves_nowhere(tmp_path):
@@ -259,7 +273,9 @@ def test_a_workload_that_does_not_fit_into_memory_is_skipped_by_name(tmp_path):
     def outcome(candidate: Candidate) -> str:
         return "unsupported" if candidate.workload.batch == 16 else "ok"
 
-    table = run(tmp_path, FakeRunner(cost=cost, outcome=outcome)).entry.dispatch
+    entry = run(tmp_path, FakeRunner(cost=cost, outcome=outcome)).entry
+    table = entry.dispatch
+    assert entry.provenance["grid"]["failed"] == []
     assert all(not cell.workload.startswith("16x") for cell in table.cells)
     assert table.skipped["16x512"] == "made to fail: unsupported"
 
@@ -328,6 +344,7 @@ def test_a_build_without_the_grid_keeps_the_table_of_the_same_launches_and_says_
     assert first.entry.dispatch.launches  # also such that serve no workload of the spec
     again = run(tmp_path, FakeRunner(cost=cost), WIDE, plane=False)
     assert again.entry.dispatch == first.entry.dispatch
+    assert again.entry.provenance["grid"] == first.entry.provenance["grid"]
     assert [again.entry.codes[launch.file].text for launch in again.entry.every_launch] == [
         first.entry.codes[launch.file].text for launch in first.entry.every_launch
     ]
