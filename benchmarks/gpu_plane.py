@@ -10,12 +10,15 @@ layout that the search spaces allow there takes part, of every back end: they ar
 would delay the launches), timed once, and the best of them in turns with the entry's. A launch whose output differs from that of the
 launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
 
-Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point; the last lines are worst regret and geometric mean of
-each spec. No point is begun after `--seconds`, of which every spec has an equal part; what is left is told.
+Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point: the launch of a call whose tokens the host knows, and
+beside it (`launch_unknown`) where it knows the longest sequence alone; `own_us` has the times of the entry's launches by their index, as
+JSON. The last lines are worst regret and geometric mean of each spec. No point is begun after `--seconds`, of which every spec has an
+equal part; what is left is told.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
@@ -131,9 +134,9 @@ class Launches:
         sources = Sources(self.spec, self.entry.arch, {b.name: b for b in backends_for(self.entry.arch)})
         return CompileQueue(sources, ArtifactCache(), max(1, processors() - 2))  # what launches the timed kernels must not wait for one
 
-    def serving(self, point: Point) -> int:
-        """Index of the launch that a call takes, whose tokens the host knows."""
-        return self.look_up.launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths))
+    def serving(self, point: Point, *, known: bool = True) -> int:
+        """Index of the launch that a call takes, where the host knows the tokens, or their bound alone."""
+        return self.look_up.launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths) if known else None)
 
     def space(self, work: Workload) -> list[Schedule]:
         """Every launch over the layout that a search would try at a workload."""
@@ -188,7 +191,9 @@ def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Ro
         power = inputs.power
     times = {schedule: median(samples) for schedule, samples in found.items()}
     default = entry.dispatch.default if entry.dispatch else 0
-    default_us = times.get(launches.own[default][0])
+    own_us = [times.get(schedule) for schedule, _ in launches.own]
+    unknown = launches.serving(point, known=False)
+    default_us, unknown_us = own_us[default], own_us[unknown]
     us, read = times[served_by], median(reads[inputs.nbytes])
     best_of_all, best_own = min(times, key=lambda s: times[s]), min(own & times.keys(), key=lambda s: times[s])
     return {
@@ -196,10 +201,15 @@ def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Ro
         "tokens": sum(point.lengths), "launch": serving, "us": round(us, 3), "best_own_us": round(times[best_own], 3),
         "regret_own": round(us / times[best_own], 4), "candidates": candidates, "best_us": round(times[best_of_all], 3),
         "regret": round(us / times[best_of_all], 4), "best_launch": str(best_of_all),
-        "default_us": None if default_us is None else round(default_us, 3),
+        "default_us": _rounded(default_us, 3), "own_us": json.dumps([_rounded(time, 3) for time in own_us]),
+        "launch_unknown": unknown, "regret_unknown": _rounded(unknown_us and unknown_us / times[best_of_all], 4),
         "bytes": inputs.nbytes, "read_us": round(read, 3), "read_fraction": round(read / us, 4),
         "watts": power.watts if power else None, "clock_mhz": power.clock_mhz if power else None, "whole": whole,
     }  # fmt: skip
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _agrees(schedule: Schedule, variant: Variant, want: torch.Tensor, inputs: WorkloadInputs) -> bool:
@@ -214,18 +224,21 @@ def _agrees(schedule: Schedule, variant: Variant, want: torch.Tensor, inputs: Wo
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """Worst regret and geometric mean of each spec, against the launches of its entry and against the whole space."""
+    """Worst regret and geometric mean of each spec, against the launches of its entry and against the whole space; also of calls whose
+    tokens the host does not know.
+    """
     for spec in dict.fromkeys(row["spec"] for row in rows):
         mine = [row for row in rows if row["spec"] == spec]
         for title, column, chosen in (
-            ("the entry's launches", "regret_own", mine),
-            ("the whole space", "regret", [r for r in mine if r["whole"]]),
+            ("beside the entry's launches", "regret_own", mine),
+            ("beside the whole space", "regret", [r for r in mine if r["whole"]]),
+            ("with unknown tokens", "regret_unknown", [r for r in mine if r["regret_unknown"]]),
         ):
             if chosen:
                 worst = max(chosen, key=lambda row: float(row[column]))
                 mean = math.exp(sum(math.log(row[column]) for row in chosen) / len(chosen))
                 yield (
-                    f"{spec:24} beside {title:20} at {len(chosen):3} points: worst {worst[column]:.3f} "
+                    f"{spec:24} {title:27} at {len(chosen):3} points: worst {worst[column]:.3f} "
                     f"({worst['point']}, {worst['traffic']}), geometric mean {mean:.3f}"
                 )
 

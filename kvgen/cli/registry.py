@@ -205,4 +205,8 @@ def _serving_line(one: Serving) -> str:
         told.append(f"{one.regret:.2f} times the fastest launch measured there")
     if one.default_us is not None:
         told.append(f"the default {microseconds(one.default_us)}")
+    if one.watts is not None:
+        told.append(f"{one.watts:.0f} W")
+    if one.clock_mhz is not None:
+        told.append(f"{one.clock_mhz:.0f} MHz")
     return ", ".join(told)

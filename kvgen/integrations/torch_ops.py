@@ -12,13 +12,12 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from kvgen.api.kernel import Kernel
 from kvgen.runtime import checks, extend
 from kvgen.runtime.arguments import Arguments
+from kvgen.runtime.calls import Calls
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.sequences import CallOrder, OverflowFlag
-from kvgen.spec import Workload
 
 _modules: dict[str, Module] = {}
 _call_orders: WeakValueDictionary[int, CallOrder] = WeakValueDictionary()
@@ -154,8 +153,9 @@ def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
 class Attention(torch.nn.Module):
     """A kernel bound to a cache, as a module that torch.compile(fullgraph=True) takes and a CUDA graph captures.
 
-    The launch is the one for the cache's full capacity; memory of extend attention is sized for it, too. The host does
-    not track lengths here: the device refuses a step beyond the capacity, writes nothing, and the next call raises CacheMismatch.
+    The launch is that of a step captured over the cache now: for its full capacity, of equal lengths if the host knows them to be equal.
+    Memory of extend attention is sized for the capacity, too. The host does not track lengths here: the device refuses a step beyond the
+    capacity, writes nothing, and the next call raises CacheMismatch.
     """
 
     packed: torch.Tensor
@@ -167,25 +167,25 @@ class Attention(torch.nn.Module):
     sinks: torch.Tensor | None
 
     def __init__(
-        self, kernel: Kernel, cache: KVCache, q_len: int = 1, scale: float | None = None, sinks: torch.Tensor | None = None
+        self, kernel: Calls, cache: KVCache, q_len: int = 1, scale: float | None = None, sinks: torch.Tensor | None = None
     ) -> None:
         """`sinks`, float32 [q_heads], are the learned logits of a format that has them.
 
         Raises CacheMismatch if the cache has another layout than the kernel, ValueError on wrong sinks.
         """
         super().__init__()
-        variant = kernel.variant(Workload(batch=cache.batch, kv_len=cache.max_len, q_len=q_len))
+        launch = kernel.launch_at_capacity(cache, q_len)
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
-        Arguments(variant.spec, variant.layout).sinks(sinks, cache)
-        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": variant.workspace(cache), "sinks": sinks}.items():
+        Arguments(kernel.spec, kernel.layout).sinks(sinks, cache)
+        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": launch.workspace(cache), "sinks": sinks}.items():
             self.register_buffer(name, tensor, persistent=False)
-        self.module = str(variant.module.path)
+        self.module = str(launch.module.path)
         self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
-        self.scale = variant.scale if scale is None else checks.scale(scale, variant.spec.attention.softcap)
+        attention = kernel.spec.attention
+        self.scale = kernel.scale if scale is None else checks.scale(scale, attention.softcap)
         self.max_len = cache.max_len
-        attention = variant.spec.attention
         self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
-        _modules[self.module] = variant.module
+        _modules[self.module] = launch.module
 
     def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
         """Append this step's tokens and attend: q and the result [batch, q_len, q_heads, head_dim]."""

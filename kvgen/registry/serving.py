@@ -27,6 +27,10 @@ class Serving:
     regret: float | None = None
     """Time over the fastest launch that was measured there."""
     default_us: float | None = None
+    watts: float | None = None
+    """Of the GPU under this launch, if the measured workload's load is sustained."""
+    clock_mhz: float | None = None
+    """Of its multiprocessors then."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -41,6 +45,8 @@ class Serving:
             "read_fraction": self.read_fraction,
             "regret": self.regret,
             "default_us": self.default_us,
+            "watts": self.watts,
+            "clock_mhz": self.clock_mhz,
         }
 
 
@@ -56,7 +62,8 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
         return Serving(work, index, launch, None, "the default: no workload within a doubling of it was measured")
-    near = entry.measured()[place].workload
+    known = [one.workload for one in entry.measured()]  # the look-up prefers the spec's load, and another may have been measured, too
+    near = next((one for one in known if one.key == work.key), known[place])
     away = distance(near, work)
     where = (
         f"measured at {near.key}" if not away else f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away"
@@ -64,12 +71,15 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     cell = next((cell for cell in table.cells if cell.workload == near.key), None)
     if cell is None:
         timing = entry.timing(near)
-        us, read, default = (timing.us, timing.read_fraction, timing.default_us) if timing else (None, None, None)
-        return Serving(work, index, launch, near, where, us, read, None, default)
+        if timing is None:
+            return Serving(work, index, launch, near, where)
+        power = (timing.watts, timing.clock_mhz)
+        return Serving(work, index, launch, near, where, timing.us, timing.read_fraction, None, timing.default_us, *power)
     us = table.time(cell, index)
     read = cell.read_us / us if us is not None and cell.read_us is not None else None
     regret = us / cell.best_us if us is not None else None
-    return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default))
+    power = (cell.watts, cell.clock_mhz) if index == cell.launch else (None, None)
+    return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default), *power)
 
 
 def shares(entry: Entry) -> Counter[int]:

@@ -17,8 +17,9 @@ from kvgen.pages.page import render as render_page
 from kvgen.registry.entry import Entry
 from kvgen.report.charts import Chart, courses, rooflines, strip
 from kvgen.report.plane import LETTERS, Cell, cells, kinds, maps
-from kvgen.report.studies import Failure, StudyView, study_views
+from kvgen.report.studies import StudyView, study_views
 from kvgen.toolchain import ArtifactCache
+from kvgen.tune.failures import Failure
 
 TEMPLATE = "report/report.html.jinja"
 
@@ -108,14 +109,16 @@ class Section:
         return sum(study.trials for study in self.studies)
 
     @property
-    def failures(self) -> list[tuple[StudyView, Failure]]:
-        """What failed, in all searches."""
-        return [(study, failure) for study in self.studies for failure in study.failures]
+    def failures(self) -> list[tuple[str, Failure]]:
+        """What failed in all searches and over the grid, each with the workload."""
+        grid = self.entry.provenance.get("grid", {}).get("failed", [])
+        searched = [(study.workload, failure) for study in self.studies for failure in study.failures]
+        return searched + [("the grid", Failure.from_json(failure)) for failure in grid]
 
     @property
     def failed(self) -> int:
-        """Candidates that failed."""
-        return sum(failure.count for _, failure in self.failures)
+        """Candidates of its searches that failed."""
+        return sum(failure.count for study in self.studies for failure in study.failures)
 
 
 def render(entries: Iterable[Entry], cache: ArtifactCache, results: Sequence[Result] = (), accuracy: str | None = None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,24 +13,13 @@ from kvgen.lower.schedule import Value
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.candidate import Record
+from kvgen.tune.failures import Failure, failures
 from kvgen.tune.trial_store import RECORD, flatten, journal_storage
 
 FEWEST_TRIALS = 8
 """Least number of successful trials of a study for which importances are computed."""
 PAUSE_SECONDS = 600.0
 """Results that lie farther apart belong to two builds, and the time between them to neither."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Candidates that failed alike."""
-
-    kind: str
-    count: int
-    example: str
-    """The first of them: schedule and workload."""
-    detail: str
-    """What was said of it."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +133,3 @@ def _importances(study: Any, good: int) -> tuple[tuple[str, float], ...]:
 
     found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return tuple((name, float(share)) for name, share in found.items() if math.isfinite(share) and share > 0)
-
-
-def failures(records: Iterable[Record]) -> tuple[Failure, ...]:
-    """Failed records by kind and by what was said, numbers in it aside; the most frequent first."""
-    alike: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if not record.ok:
-            alike.setdefault((record.kind, re.sub(r"[\d.]+(e[-+]\d+)?|0x[\da-f]+", "0", record.detail.strip())), []).append(record)
-    told = [Failure(kind, len(same), str(same[0].candidate), same[0].detail.strip()) for (kind, _), same in alike.items()]
-    return tuple(sorted(told, key=lambda failure: -failure.count))

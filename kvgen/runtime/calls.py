@@ -323,6 +323,13 @@ class Calls:
 
     # --- choice of launch ------------------------------------------------------------------------------------------------
 
+    def launch_at_capacity(self, cache: KVCache, q_len: int = 1) -> Executable:
+        """The launch of calls over a cache that has grown to its capacity, as a captured step takes it. Raises CacheMismatch for a cache of
+        another layout.
+        """
+        self._arguments.cache(cache)
+        return self._launch(cache, cache.max_len, q_len)
+
     def _launch(
         self, cache: KVCache, length: int, tokens: int, plan: Plan | None = None, *, bound: int | None = None, total: int | None = None
     ) -> Executable:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice, zip_longest
+from typing import Any
 
 from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import SearchSpace
+from kvgen.plaindata import Facts
 from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import Artifact
@@ -20,6 +23,7 @@ from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
+from kvgen.tune.failures import failures
 from kvgen.tune.grid import Grid
 from kvgen.tune.portfolio import Portfolio, choose
 from kvgen.tune.runner import Runner
@@ -40,6 +44,8 @@ TUNED_ROUNDS = 4
 """At the workloads of the spec, whose winners only give way to launches within GIVEN of them."""
 GIVEN = 1.02
 """The largest regret at a workload of the spec. Winners that differ by less would take places which other calls need."""
+DETAIL = 1000
+"""Most characters of what an entry says of launches that failed."""
 VERIFIED_AT = 3
 """Workloads at which a member is verified: of most sequences, of the longest, of most tokens."""
 
@@ -54,7 +60,8 @@ class Table:
     """Without the launches themselves."""
     more: tuple[tuple[Workload, Schedule], ...]
     """The launches beyond those of the workloads, in the order of their indices, each with the smallest workload that it serves."""
-    finalists: int
+    facts: Facts
+    """Of the measurement, for the entry's provenance: numbers of cells and launches, and what failed."""
     failures: tuple[Record, ...]
 
 
@@ -86,7 +93,7 @@ class Plane:
         default = self._default(decision, winners)
         pool = self._pool(decision, records, [default, *winners])
         if untried:
-            pool += self._untried(decision, pool, seconds)[: max(0, POOL - len(pool))]
+            pool += self._untried(decision, pool, seconds)
         if self._runner.exclusive:
             self._queue.wait_idle()
         self._fill(self._grid.anchors(self._q_len), pool, until(SCREENING), rounds=1)
@@ -136,11 +143,9 @@ class Plane:
 
     def _untried(self, decision: Decision, pool: Sequence[Schedule], seconds: float | None) -> list[Schedule]:
         """Further launches that the search would try at a screened workload, as many as can be compiled in COMPILING of the time."""
-        found: dict[Schedule, None] = {}
-        for backend, space in self._spaces.items():
-            for cell in self._grid.anchors(self._q_len):
-                found |= dict.fromkeys(Schedule(backend, decision.layout, launch) for launch in space.launches(decision.layout, cell))
+        found = in_turns(self._spaces, decision.layout, self._grid.anchors(self._q_len))
         fresh = [schedule for schedule in found if schedule not in pool and schedule not in self._times.barred]
+        fresh = fresh[: max(0, POOL - len(pool))]
         limit = None if seconds is None else COMPILING * seconds
         if limit is not None:
             fresh = fresh[: self._queue.capacity(limit)]
@@ -160,7 +165,10 @@ class Plane:
         if schedule not in self._artifacts:
             try:
                 self._artifacts[schedule] = self._queue.artifact(schedule)
-            except (CompileError, CompilerCrash, ToolchainMissing, UnsupportedError):
+            except (CompileError, CompilerCrash) as error:
+                self._artifacts[schedule] = None
+                self._times.failures.append(Record(Candidate(schedule, self._spec.workloads[0]), "compile_error", detail=str(error)))
+            except (ToolchainMissing, UnsupportedError):
                 self._artifacts[schedule] = None
         return self._artifacts[schedule]
 
@@ -204,11 +212,15 @@ class Plane:
             for row, us in zip(rows, times, strict=True):
                 row.append(us / base)
         portfolio = choose(rows, [finalists.index(default)], limits)
-        serves = list(portfolio.serves)
-        for number, cell in enumerate(cells):  # a winner gives way to save a launch, not to a time that was measured once more
+        serves, calls_beyond = list(portfolio.serves), finalists.index(default)
+        for number, cell in enumerate(cells):
             winner = decision.launches.get(cell.key)
-            if winner is not None and finalists.index(winner.candidate.schedule) in portfolio.launches:
-                serves[number] = finalists.index(winner.candidate.schedule)
+            if winner is None:
+                continue
+            place = finalists.index(winner.candidate.schedule)
+            # A winner gives way to save a launch, and to a default that is faster, not to a third time that was measured once more.
+            if place in portfolio.launches and rows[place][number] <= rows[calls_beyond][number]:
+                serves[number] = place
         return replace(portfolio, serves=tuple(serves))
 
     def _verified(
@@ -252,7 +264,13 @@ class Plane:
             for key, rival in decision.rivals.items()
             if key in launches and rival.candidate.backend != launches[key].candidate.backend
         }
-        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, len(finalists), tuple(self._times.failures))
+        facts = {"cells": len(rows), "launches": len(finalists), "failed": self._failed()}
+        return Table(replace(decision, launches=launches, rivals=rivals), table, homes, facts, tuple(self._times.failures))
+
+    def _failed(self) -> list[dict[str, Any]]:
+        """What failed, as plain data, long details cut. Workloads that no launch can serve are in the table, as skipped."""
+        found = failures(record for record in self._times.failures if record.kind != "unsupported")
+        return [replace(failure, detail=failure.detail[:DETAIL]).to_json() for failure in found]
 
     def _winner(self, record: Record, serving: Schedule) -> Record:
         """The record of the launch that serves a workload: the winner's, or what the grid has of the one that it gave way to."""
@@ -277,6 +295,19 @@ class Plane:
         """The smallest workload that a launch serves; of a default that serves none, the smallest of all."""
         served = [cell for cell in cells if serves[cell.key] == schedule] or list(cells)
         return min(served, key=lambda cell: (cell.batch * cell.kv_len, cell.key))
+
+
+def in_turns(spaces: Mapping[str, SearchSpace], layout: Params, cells: Sequence[Workload]) -> list[Schedule]:
+    """What a search would try at these workloads, each launch once: the first launch of every workload and back end, then every second one.
+
+    Where time or POOL ends the list, every kind of traffic has had its share of it. A launch that only short heads want is near the front.
+    """
+    lists = [
+        [Schedule(backend, layout, launch) for launch in space.launches(layout, cell)]
+        for cell in cells
+        for backend, space in spaces.items()
+    ]
+    return list(dict.fromkeys(schedule for schedule in chain.from_iterable(zip_longest(*lists)) if schedule is not None))
 
 
 def largest(cells: Sequence[Workload]) -> list[Workload]:

@@ -46,8 +46,7 @@ def present_table(entry: Entry, decision: Decision, sources: Sources) -> Table |
     if not all(_renders_alike(entry, launch, sources) for launch in entry.every_launch):
         return None
     more = tuple((launch.workload, entry.schedule(launch)) for launch in entry.dispatch.launches if isinstance(launch.workload, Workload))
-    finalists = int(entry.provenance.get("grid", {}).get("launches", 0))
-    return Table(decision, replace(entry.dispatch, launches=()), more, finalists, ())
+    return Table(decision, replace(entry.dispatch, launches=()), more, entry.provenance.get("grid", {}), ())
 
 
 def _renders_alike(entry: Entry, launch: Launch, sources: Sources) -> bool:

@@ -296,7 +296,7 @@ class _Run:
             table = next((kept for entry in before if (kept := present_table(entry, decision, self.sources)) is not None), None)
         if table is not None:
             decision = table.decision
-            facts |= {"grid": {"cells": len(table.dispatch.cells), "launches": table.finalists}}
+            facts |= {"grid": dict(table.facts)}
         entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts, table)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")

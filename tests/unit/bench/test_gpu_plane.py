@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import gpu_plane
+from benchmarks import gpu_plane, plane_tables
 from benchmarks.gpu_plane import Launches, Point, between, measure, named, summary
 from kvgen.errors import CompileError
 from kvgen.lower.schedule import Params, Schedule
@@ -68,9 +69,22 @@ def test_a_point_is_measured_beside_all_launches_of_the_entry(launches, monkeypa
     row = measure(launches, Point("4 of 30 to 400", (30, 90, 400, 210)), 1, whole=False)
     assert row is not None
     assert (row["launch"], row["candidates"], row["tokens"]) == (1, 2, 730)
+    times = json.loads(row["own_us"])
+    assert (len(times), times[1], min(times), times[0]) == (2, row["us"], row["best_us"], row["default_us"])
     assert row["regret"] == row["regret_own"] >= 1.0
     assert row["read_us"] == 1.0 + row["bytes"]
     assert launches.serving(Point("1x500", (500,))) == 0
+
+
+def test_a_row_says_what_a_host_takes_that_does_not_know_the_tokens(launches, monkeypatch):
+    """A look-up that gives launch 1 where it is told no tokens."""
+    monkeypatch.setattr("benchmarks.gpu_plane.read_roofline", lambda target: SimpleNamespace(samples=lambda nbytes, policy: [1.0]))
+    look_up = SimpleNamespace(launch=lambda batch, bound, q_len, tokens: int(tokens is None))
+    monkeypatch.setattr(launches, "look_up", look_up)
+    row = measure(launches, Point("2 of 2 to 80", (2, 80)), 1, whole=False)
+    assert row is not None
+    assert (row["launch"], row["launch_unknown"]) == (0, 1)
+    assert row["regret_unknown"] == pytest.approx(json.loads(row["own_us"])[1] / row["best_us"], rel=1e-3)
 
 
 class Queue:
@@ -138,9 +152,22 @@ def test_rows_are_written_as_they_come_until_the_time_is_over(launches, monkeypa
 
 def test_the_summary_tells_the_worst_point_and_both_comparisons():
     rows = [
-        {"spec": "s", "point": name, "traffic": "rested", "regret_own": own, "regret": whole, "whole": bool(whole)}
-        for name, own, whole in (("a", 1.0, 1.1), ("b", 1.21, 0.0), ("c", 1.0, 1.0))
+        {"spec": "s", "point": name, "traffic": "rested", "regret_own": own, "regret": whole, "whole": bool(whole), "regret_unknown": far}
+        for name, own, whole, far in (("a", 1.0, 1.1, 1.44), ("b", 1.21, 0.0, None), ("c", 1.0, 1.0, 1.0))
     ]
-    own, whole = summary(rows)
+    own, whole, unknown = summary(rows)
     assert "at   3 points: worst 1.210 (b, rested), geometric mean 1.066" in own
     assert "at   2 points: worst 1.100 (a, rested), geometric mean 1.049" in whole
+    assert "at   2 points: worst 1.440 (a, rested), geometric mean 1.200" in unknown
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_table_shows_regrets_of_unknown_tokens_once_they_are_measured(monkeypatch, measured):
+    row = {"traffic": "rested", "regret_own": "1.01", "regret": "1.02", "whole": "True", "default_us": "30.0", "best_own_us": "20.0"}
+    more = {"regret_unknown": "1.25"} if measured else {}
+    monkeypatch.setattr(plane_tables, "rows", lambda name: [{"spec": spec, **row, **more} for spec in plane_tables.TITLES])
+    header, _, first, *_ = plane_tables.regrets().splitlines()
+    assert ("worst with unknown tokens" in header) == measured
+    assert [cell.strip() for cell in first.strip("|").split("|")] == [
+        "int8", "1", "1.010", "1.010", *(["1.250"] if measured else []), "1.020 (1)", "1.50"
+    ]  # fmt: skip

@@ -14,6 +14,7 @@ from kvgen.toolchain import ArtifactCache
 from kvgen.tune.grid import Grid, powers
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
+from tests.support.grids import cell, with_grid
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 GRID = Grid(powers(1, 4), powers(128, 1024), 2048, screened=((1, 512),))
@@ -71,3 +72,19 @@ def test_without_a_table_the_nearest_workload_is_named(built: TuningResult, caps
     assert "tuned for the nearest workload, 2x512; the entry has no dispatch table" in printed(
         capsys, "why", "tiny.yaml", "--workload", "64x32768"
     )
+
+
+def test_a_workload_of_another_load_is_told_as_it_was_measured(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+    """Calls take the launch for the spec's own load, which is rested, whatever load is asked about."""
+    serves = cell("4x512:sustained", 0, [8.0, 9.0], 8.0, watts=640.2, clock_mhz=1540.0)
+    store = Store(built.path.parents[2])
+    capsys.readouterr()
+    for sustained, regret in ((serves, "1.00"), (cell("4x512:sustained", 1, [12.0, 9.0], 9.0, watts=640.2, clock_mhz=1540.0), "1.33")):
+        store.put(with_grid(built.entry, cell("4x512", 0, [7.0, 9.0], 7.0), sustained))
+        text = printed(capsys, "why", "tiny.yaml", "--workload", "4x512:sustained")
+        assert "takes launch 0" in text
+        assert "measured at 4x512:sustained" in text
+        assert f"{sustained['us'][0]:.3g} µs" in text
+        assert f"{regret} times the fastest launch measured there" in text
+        assert ("640 W, 1540 MHz" in text) == (sustained is serves)
+    assert "7 µs" in printed(capsys, "why", "tiny.yaml", "--workload", "4x512")

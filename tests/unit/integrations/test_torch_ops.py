@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +12,12 @@ import kvgen
 from kvgen.api import forget
 from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
+from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import naive_spec
-from tests.unit.api.conftest import naive_entry
+from tests.unit.api.conftest import naive_entry, wanting
 
 BATCH, TOKENS, CAPACITY = 2, 40, 96
 
@@ -27,13 +28,18 @@ def spec(request) -> KernelSpec:
 
 
 @pytest.fixture
-def kernel(spec, tmp_path, monkeypatch):
+def places(tmp_path, monkeypatch):
     for name in ("REGISTRY", "SITE"):
         monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / name))
     forget()
-    Store(tmp_path / "REGISTRY").put(naive_entry(spec))
-    yield kvgen.get_kernel(spec)
+    yield tmp_path / "REGISTRY"
     forget()
+
+
+@pytest.fixture
+def kernel(spec, places):
+    Store(places).put(naive_entry(spec))
+    return kvgen.get_kernel(spec)
 
 
 def _random(spec, tokens, heads, seed):
@@ -109,6 +115,22 @@ def test_a_cache_of_another_layout_is_refused(kernel, spec):
         torch_ops.Attention(kernel, cache)
 
 
+@pytest.mark.parametrize("uniform", [True, False])
+def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform):
+    """One launch for equal lengths and another for unequal ones: a cache at its capacity may hold either."""
+    wide = wanting(spec, (BATCH, 32), (BATCH, 4096))
+    cells = (Cell("2x512", 1, (3.0, 2.0), 2.0), Cell("2x8-512", 0, (1.0, 2.0), 1.0))
+    Store(places).put(replace(naive_entry(wide, variants=2), dispatch=DispatchTable((), 0, (0, 1), cells)))
+    kernel = kvgen.get_kernel(wide)
+    cache = kernel.new_cache(BATCH, 512)
+    cache.sequences.uniform = uniform
+    taken = kernel.plan(cache, bound=cache.max_len).launch
+    assert taken is kernel._launches[int(uniform)]
+    bound = torch_ops.Attention(kernel, cache)
+    assert bound.module == str(taken.module.path)
+    assert bound.workspace is taken.workspace(cache)
+
+
 def test_operators_take_turns_with_kernels_over_one_cache(kernel, spec):
     """The lock is the cache's: while a call holds it, an operator over the same blocks waits."""
     cache = _filled(kernel, spec)
@@ -131,10 +153,10 @@ def test_learned_sinks_belong_to_the_module() -> None:
     v, generator = variant(spec_of(sinks=True)), torch.Generator().manual_seed(1)
     q, k, x = (torch.randn(1, 1, heads, 64, generator=generator).half() for heads in (4, 2, 2))
     plain, bound = v.new_cache(1, 64), v.new_cache(1, 64)
-    sinks, kernel = torch.tensor([-9.0, 0.0, 1.0, 5.0]), SimpleNamespace(variant=lambda _: v)
-    module = torch_ops.Attention(kernel, bound, sinks=sinks)  # type: ignore[arg-type]
+    sinks = torch.tensor([-9.0, 0.0, 1.0, 5.0])
+    module = torch_ops.Attention(v, bound, sinks=sinks)
     assert torch.equal(module(q, k, x), v.decode(q, k, x, plain, sinks=sinks))
     for got, want in zip(module.attend(q), v.attend(q, plain, lse=True, sinks=sinks), strict=True):
         assert torch.equal(got, want)
     with pytest.raises(ValueError, match="this format has learned sinks"):
-        torch_ops.Attention(kernel, bound)  # type: ignore[arg-type]
+        torch_ops.Attention(v, bound)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,17 @@ def test_the_grid_becomes_maps_and_what_is_beside_it_a_table(result: TuningResul
     assert "1540\N{NO-BREAK SPACE}MHz" in page
     assert "No grid of the plane" not in page
     assert "1.20×</b><span>worst regret" in page
+
+
+def test_what_failed_over_the_grid_is_told(result: TuningResult, tmp_path: Path):
+    failed = {"backend": "cuda", "kind": "wrong", "count": 3, "example": "cuda[w=4] at 16x512", "detail": "bits <differ>"}
+    entry = replace(result.entry, provenance={**result.entry.provenance, "grid": {"cells": 9, "launches": 2, "failed": [failed]}})
+    page = render([entry], ArtifactCache(tmp_path))  # without the record of a search
+    Balanced(page)
+    assert re.search(r">wrong</td><td class=\"n\">3</td><td class=\"keep\">cuda</td><td class=\"keep\">the grid</td>", page)
+    assert "bits &lt;differ&gt;" in page
+    assert "cuda[w=4] at 16x512" in page
+    assert "What failed, and why" not in render([replace(entry, provenance={})], ArtifactCache(tmp_path))
 
 
 def test_unequal_lengths_have_maps_of_their_own(result: TuningResult):

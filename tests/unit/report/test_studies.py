@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
-from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry import Store
-from kvgen.report.studies import PAUSE_SECONDS, _clock, failures, study_views
-from kvgen.spec import Workload
+from kvgen.report.studies import PAUSE_SECONDS, _clock, study_views
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
@@ -63,18 +59,3 @@ def test_time_between_two_builds_is_no_time_of_the_search():
     trials = [SimpleNamespace(datetime_start=begin, datetime_complete=end) for end in ends]
     assert [_clock(trials)[end] for end in ends] == [2.0, 5.0, 5.0, 6.0]
     assert _clock([]) == {}
-
-
-def test_failures_that_differ_in_numbers_alone_are_one():
-    candidate = Candidate(Schedule("cpu", Params(block=32), Params(threads=1)), Workload(batch=1, kv_len=128))
-    wrong = Record(candidate, "wrong", detail="error 3.1e-2 at token 17, allowed 1e-5\n")
-    said = [
-        wrong,
-        replace(wrong, detail="error 0.5 at token 4, allowed 1e-5"),
-        replace(wrong, detail="the LSE is NaN"),
-        Record(candidate, "ok", 1.0),
-    ]
-    assert [(one.kind, one.count, one.detail) for one in failures(said)] == [
-        ("wrong", 2, "error 3.1e-2 at token 17, allowed 1e-5"),
-        ("wrong", 1, "the LSE is NaN"),
-    ]

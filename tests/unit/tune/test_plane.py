@@ -9,17 +9,24 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import MeasureError
+from kvgen.lower.backends import backends_for
+from kvgen.lower.expression import Expression
+from kvgen.lower.space import Constraint, SearchSpace
 from kvgen.registry import Store
+from kvgen.spec import load_spec
 from kvgen.spec.distance import mean_length
 from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate
+from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
+from kvgen.tune.plane import in_turns
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import ENOUGH, tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = Grid(powers(1, 16), powers(128, 8192), 1 << 14, sustained=((4, 1024),), screened=((1, 1024), (16, 128), (4, 4096)))
 WORKLOADS = [{"batch": 1, "kv_len": 1024}]
 WIDE = [*WORKLOADS, {"batch": 4, "kv_len": 4096}]
@@ -35,11 +42,11 @@ def cost(candidate: Candidate) -> float:
 
 
 def run(tmp_path: Path, runner: FakeRunner, workloads: list[dict[str, object]] = WORKLOADS, **more: object) -> TuningResult:
-    more.setdefault("grid", SMALL)
+    more = {"grid": SMALL, "backends": [FakeBackend()], **more}
     spec = tiny_spec(workloads=workloads)
     runner.policy = {"of": str(tmp_path)}  # the tests share what they compile, and no measurements
     place = {"cache": ArtifactCache(tmp_path.parent / "plane"), "store": Store(tmp_path / "registry")}
-    return tune(spec, "cpu", more.pop("budget", None), backends=[FakeBackend()], runner=runner, **place, **more)  # type: ignore[arg-type]
+    return tune(spec, "cpu", more.pop("budget", None), runner=runner, **place, **more)  # type: ignore[arg-type]
 
 
 # --- the grid ----------------------------------------------------------------------------------------------------------
@@ -78,6 +85,47 @@ def test_a_cut_off_leaves_a_coarse_grid_with_both_kinds_of_lengths_and_loads():
 def test_more_query_tokens_leave_out_sequences_that_are_shorter():
     assert all(cell.shortest >= 600 and cell.q_len == 600 for cell in GPU.cells(600))
     assert all(cell.q_len == 4 for cell in GPU.anchors(4))
+
+
+# --- launches that the search did not try ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["serving_kv8", "serving_kv4", "serving_kv2", "serving_kv4_paged", "llama31_8b_k8v4"])
+def test_launches_for_short_heads_are_screened_before_the_time_for_compiling_ends(name):
+    """Four CTAs per SM (decision 0029) are tried at many short sequences alone, and CUDA is not tried to the end before TileLang."""
+    spec = load_spec(EXAMPLES / f"{name}.yaml")
+    backends = {backend.name: backend for backend in backends_for("sm90")}
+    spaces = {name: backend.space(spec, "sm90") for name, backend in backends.items()}
+    found = in_turns(spaces, backends["cuda"].default(spec, "sm90").layout, GPU.anchors())
+    assert len(set(found)) == len(found)
+    four = [place for place, schedule in enumerate(found) if schedule.launch.get("ctas_per_sm") == 4]
+    assert four
+    assert max(four) < 50
+    assert {schedule.backend for schedule in found[:2]} == {"cuda", "tilelang"}
+
+
+def test_the_list_goes_round_workloads_and_back_ends_and_names_each_launch_once():
+    spec = tiny_spec()
+    spaces = {name: FakeBackend(name).space(spec, "cpu") for name in ("cpu", "tilelang")}
+    found = in_turns(spaces, FakeBackend().default(spec, "cpu").layout, [parse("1x64"), parse("1x512")])
+    assert [(schedule.backend, schedule.launch["threads"]) for schedule in found] == [
+        (name, threads) for threads in (1, 2, 4, 8) for name in ("cpu", "tilelang")
+    ]
+
+
+def test_where_few_launches_can_be_compiled_each_workload_has_its_first(tmp_path, monkeypatch):
+    """Eight threads are a launch for batch 16 alone, and the time is enough for two compilations."""
+
+    class Backend(FakeBackend):
+        def space(self, spec, target):
+            space = super().space(spec, target)
+            constraint = Constraint(Expression("(threads == 8) == (batch == 16)"), "{threads} threads at batch {batch}")
+            return SearchSpace(space.backend, space.parameters, [*space.constraints, constraint], {}, spec.workloads)
+
+    monkeypatch.setattr(CompileQueue, "capacity", lambda self, seconds: 2)
+    runner = FakeRunner(cost=cost)
+    entry = run(tmp_path, runner, budget=Budget(trials=1, seconds=3600.0), plane=True, backends=[Backend()]).entry
+    assert 8 in {entry.every_launch[cell.launch].params["threads"] for cell in entry.dispatch.cells if cell.workload.startswith("16x")}
 
 
 # --- the stage ---------------------------------------------------------------------------------------------------------
@@ -140,6 +188,29 @@ def test_a_winner_that_is_clearly_faster_stays_for_its_workload(tmp_path):
     assert [launch.params["threads"] for launch in entry.launches] == [1, 8]
 
 
+def test_a_winner_gives_way_to_a_default_that_the_grid_finds_faster(tmp_path):
+    """One thread wins at the workload, and serves shorter sequences; over the grid, the default's two are .1 % faster there."""
+
+    class Runner(FakeRunner):
+        def measure_cell(self, entrants, rounds, device):
+            records = super().measure_cell(entrants, rounds, device)
+            if entrants[0][0].workload.key != "1x1024":
+                return records
+            return [replace(r, us=99.9) if r.candidate.schedule.launch["threads"] == 2 else r for r in records]
+
+    def one_thread(candidate: Candidate) -> float:
+        return 100.0 if candidate.schedule.launch["threads"] == 1 else 150.0
+
+    entry = run(tmp_path, Runner(cost=one_thread)).entry
+    table = entry.dispatch
+    (tuned,) = (cell for cell in table.cells if cell.workload == "1x1024")
+    assert tuned.launch == table.default == 0
+    assert entry.launches[0].params["threads"] == 2
+    assert entry.timings[0].us == 99.9
+    assert 1 in {launch.params["threads"] for launch in entry.every_launch}
+    assert all(table.time(cell, cell.launch) <= table.time(cell, table.default) for cell in table.cells)
+
+
 def test_members_are_verified_at_the_largest_workloads_that_they_serve(tmp_path):
     runner = FakeRunner(cost=cost)
     entry = run(tmp_path, runner).entry
@@ -160,6 +231,20 @@ def test_a_launch_that_fails_over_the_grid_serves_nowhere(tmp_path, kind):
     result = run(tmp_path, FakeRunner(cost=cost, outcome=outcome))
     assert 8 not in {launch.params["threads"] for launch in result.entry.every_launch}
     assert kind in {record.kind for record in result.failures}
+    (told,) = result.entry.provenance["grid"]["failed"]
+    assert (told["backend"], told["kind"], told["detail"]) == ("cpu", kind, f"made to fail: {kind}")
+    assert told["count"] == len([record for record in result.failures if record.kind == kind]) > 0
+    assert " at 16x" in told["example"]
+
+
+def test_a_launch_that_does_not_compile_is_told(tmp_path):
+    """The search had no time for it, and the grid tries it."""
+    budget = Budget(trials=1, seconds=3600.0)
+    entry = run(tmp_path, FakeRunner(cost=cost), budget=budget, plane=True, backends=[FakeBackend(broken=8)]).entry
+    (told,) = entry.provenance["grid"]["failed"]
+    assert (told["kind"], told["count"]) == ("compile_error", 1)
+    assert "threads=8" in told["example"]
+    assert "#error no" in told["detail"]
 
 
 def test_a_launch_that_only_verification_catches_serves_nowhere(tmp_path):
@@ -188,7 +273,9 @@ def test_a_workload_that_does_not_fit_into_memory_is_skipped_by_name(tmp_path):
     def outcome(candidate: Candidate) -> str:
         return "unsupported" if candidate.workload.batch == 16 else "ok"
 
-    table = run(tmp_path, FakeRunner(cost=cost, outcome=outcome)).entry.dispatch
+    entry = run(tmp_path, FakeRunner(cost=cost, outcome=outcome)).entry
+    table = entry.dispatch
+    assert entry.provenance["grid"]["failed"] == []
     assert all(not cell.workload.startswith("16x") for cell in table.cells)
     assert table.skipped["16x512"] == "made to fail: unsupported"
 
@@ -257,6 +344,7 @@ def test_a_build_without_the_grid_keeps_the_table_of_the_same_launches_and_says_
     assert first.entry.dispatch.launches  # also such that serve no workload of the spec
     again = run(tmp_path, FakeRunner(cost=cost), WIDE, plane=False)
     assert again.entry.dispatch == first.entry.dispatch
+    assert again.entry.provenance["grid"] == first.entry.provenance["grid"]
     assert [again.entry.codes[launch.file].text for launch in again.entry.every_launch] == [
         first.entry.codes[launch.file].text for launch in first.entry.every_launch
     ]
