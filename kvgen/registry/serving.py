@@ -58,7 +58,7 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
         return Serving(work, index, launch, None, "the default: no workload within a doubling of it was measured")
     served = [one for one, _ in entry.served()]
     away = distance(served[place], work)
-    where = f"measured at {served[place].key}" + (f", {away:.1f} doublings away" if away else "")
+    where = f"{'measured at' if table.cells else 'the default for'} {served[place].key}" + (f", {away:.1f} doublings away" if away else "")
     cell = next((cell for cell in table.cells if cell.workload == served[place].key), None)
     timing = entry.timing(served[place])
     us, read = (timing.us, timing.read_fraction) if timing else (None, None)
