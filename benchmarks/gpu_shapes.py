@@ -8,7 +8,8 @@ Compiles a few schedules per shape (shape_cases.py) and back end in parallel, ve
 turns, as soon as they are compiled, and keeps the fastest right one of each back end. A case's sibling has the same bytes in a plainer
 shape; it is that of the same back end, and for `best`, the faster back end, the faster of the sibling's. torch's time is that of its
 fastest 16-bit kernel for the same attention; for a ragged batch, the faster of one call per length and of its kernel for packed
-sequences. Rows go to $OUT (or benchmarks/results) as h200_shapes.csv, after every case.
+sequences. The back end's own default takes part everywhere: `default_ratio` is its time over the fastest schedule's, and what is above
+1.05 is told. Rows go to $OUT (or benchmarks/results) as h200_shapes.csv, after every case.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ BACKENDS = ("cuda", "tilelang")
 FREE = 2
 """Processors without a compiler: what launches the kernels that are timed must not wait for one."""
 BEST = "best"
+DEFAULT_LIMIT = 1.05
+"""Time of a back end's default over its fastest schedule, above which it is told."""
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.02, samples=10)
 Row = dict[str, Any]
 Task = tuple[Shape, Schedule, Source]
@@ -106,7 +109,7 @@ def main() -> int:
 
 def lowered(shapes: Sequence[Shape], backends: Sequence[str]) -> tuple[list[Task], int]:
     """Sources of all schedules, and how many had none without being refused; that is told."""
-    points = [(shape, schedule) for shape in shapes for name in backends for schedule in shape.points(name)]
+    points = [(shape, schedule) for shape in shapes for name in backends for schedule in shape.points_with_default(name)]
     sources = lower_all([(shape.spec, schedule) for shape, schedule in points], TARGET, processors())
     tasks: list[Task] = []
     for (shape, schedule), source in zip(points, sources, strict=True):
@@ -154,19 +157,34 @@ def measure(shape: Shape, rounds: int) -> tuple[list[Row], int]:
         {caches.bytes: partial(roofline.samples, caches.bytes, POLICY) for caches in layouts.values()},
     )
     best: dict[str, Row] = {}
+    defaults: dict[str, float] = {}
     for index in sorted(found, key=lambda index: median(found[index])):
         (module, caches, error, _), samples = entrants[index], found[index]
         schedule, us, read = module["schedule"], median(samples), median(reads[caches.bytes])
         if error > tolerance(spec.attention.dtype):
             print(f"{shape.name} {schedule.backend} {schedule_word(schedule)}: WRONG ({error:.1e})", flush=True)
             continue
+        if schedule == shape.default(schedule.backend):
+            defaults[schedule.backend] = us
         best.setdefault(schedule.backend, {
             "case": shape.name, "spec": shape.words, "workload": shape.work, "backend": schedule.backend,
             "schedule": schedule_word(schedule), "us": round(us, 3), "low_us": round(min(samples), 3), "bytes": caches.bytes,
             "tb_s": round(caches.bytes / us / 1e6, 4), "read_us": round(read, 3), "read_fraction": round(read / us, 4),
             "relative_l2": error, "registers": module["registers"], "spill_bytes": module["spill_bytes"],
         })  # fmt: skip
-    return list(best.values()), sum(entrant[2] > tolerance(spec.attention.dtype) for entrant in entrants)
+    rows = [beside_default(row, defaults.get(row["backend"])) for row in best.values()]
+    return rows, sum(entrant[2] > tolerance(spec.attention.dtype) for entrant in entrants)
+
+
+def beside_default(row: Row, default_us: float | None) -> Row:
+    """A back end's fastest row with the time of its default, which is None where that was wrong or not built. Says so where it is slow."""
+    if default_us is None:
+        print(f"{row['case']} {row['backend']}: the default has no time", flush=True)
+        return {**row, "default_us": "", "default_ratio": ""}
+    ratio = round(default_us / row["us"], 4)
+    if ratio > DEFAULT_LIMIT:
+        print(f"{row['case']} {row['backend']}: the default takes {ratio:.2f} times the time of {row['schedule']}", flush=True)
+    return {**row, "default_us": round(default_us, 3), "default_ratio": ratio}
 
 
 def with_best(found: Sequence[Row]) -> list[Row]:
@@ -195,12 +213,15 @@ def show(row: Row) -> None:
 
 
 def summary(rows: dict[tuple[str, str], Row]) -> None:
-    """What the cases come to: fraction of the read on each back end, and the best of both beside the best of its sibling."""
-    print(f"{'case':40}" + "".join(f"{name:>10}" for name in (*BACKENDS, BEST)) + "   best beside its sibling's")
+    """What the cases come to: fraction of the read on each back end, the best of both beside the best of its sibling, and the time of
+    CUDA's default over its fastest schedule.
+    """
+    print(f"{'case':40}" + "".join(f"{name:>10}" for name in (*BACKENDS, BEST)) + "   default   best beside its sibling's")
     for case in dict.fromkeys(case for case, _ in rows):
         each = "".join(f"{rows[case, name]['read_fraction'] if (case, name) in rows else '-':>10}" for name in (*BACKENDS, BEST))
         row = rows[case, BEST]
-        print(f"{case:40}{each}{row['relative'] or '':>9} {row['sibling']}", flush=True)
+        default = rows.get((case, "cuda"), {}).get("default_ratio", "")
+        print(f"{case:40}{each}{default:>10}{row['relative'] or '':>9} {row['sibling']}", flush=True)
 
 
 # --- torch --------------------------------------------------------------------------------------------------------------

@@ -109,10 +109,12 @@ def lengths_of(word: str) -> list[int]:
 
 
 def schedules_of(words: str, backend: Backend, spec: AnySpec, target: Target) -> list[Schedule]:
-    """The schedules that a word means: one, or for `space[N]` all points (N of them at random)."""
-    base = backend.default(spec, target)
+    """The schedules that a word means: one, or for `space[N]` all points (N of them at random). What a word leaves out is the plain
+    schedule's.
+    """
     if words == "default":
-        return [base]
+        return [backend.default(spec, target)]
+    base = backend.plain(spec, target)
     if words.startswith("space"):
         points = list(backend.space(spec, target).schedules())
         return random.Random(0).sample(points, min(int(words[5:] or len(points)), len(points)))

@@ -25,9 +25,8 @@ RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
 """CUDA schedules for unequal lengths: a plan takes no clusters."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
 """CUDA schedules for codes of 8 and of 2 bits."""
-BOOSTED = ("default", "w8u4d1.cl2", "w8u4d1", "w12u4d1.cl2", "w6u4d1c2")
+BOOSTED = ("w8u4d1.cl2", "w8u4d1", "w12u4d1.cl2", "w6u4d1c2")
 SHORT_HEADS = (
-    "default",
     "w8u4d2.cl2",
     "w8u4d1.cl2",
     "w12u4d1.cl2",
@@ -36,11 +35,18 @@ SHORT_HEADS = (
     "w4u4d2c2",
     "w6u4d1c2.noexact",
     "w8u4d1.cl2.noexact",
+    "w8u4d1",
+    "w2u2d2c4",
+    "w2u4d2c4",
 )
 SIXTEEN_ROWS = ("w8u4d1.cl2", "w8u4d1", "w8u2d1.cl2", "w8u4d1.cl2.noexact", "w8u2d1.cl2.noexact", "w8u4d1.noexact")
-MANY_ROWS = ("default", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", "w8u2d1.noexact", "w8u2d1.cl2.noexact", "w4u2d2.noexact")
-CRUMB_PAGES = ("default", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
+MANY_ROWS = ("w8u4d1", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", "w8u2d1.noexact", "w8u2d1.cl2.noexact", "w4u2d2.noexact")
+CRUMB_PAGES = ("w8u1d2", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
 """CUDA schedules for K with boost, for short heads, for many packed-GQA rows, and for 2-bit codes in small blocks."""
+MANY_HEADS, MANY_HEADS_BYTE = ("w8u4d1", "w8u1d2", "w4u4d1c2", "w4u2d2c2", "w6u2d1c2"), ("w8u1d2", "w8u2d1", "w4u1d2c2")
+MANY_HEADS_CRUMB = ("w8u4d1", "w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3")
+MANY_HEADS_ROWS = ("w8u4d1", "w8u2d1", "w4u2d2", "w4u4d1c2", "w8u4d1.noexact", "w8u2d1.noexact", "w4u4d1c2.noexact")
+"""CUDA schedules for more heads than multiprocessors: of codes of 4, 8 and 2 bits, and of many packed-GQA rows."""
 TILES, FINE_TILES = ("w8u2s2", "w8u2s2.cl", "w8u4s4.cl", "w12u4s4.cl"), ("w8u2s2", "w8u2s2.cl")
 """TileLang schedules for about as many heads as multiprocessors, or half as many, and those of them for KV tiles of 64 tokens."""
 SPREAD = ("w8u2s2", "w8u4s4", "w12u4s4", "w4u4s4c2")
@@ -72,6 +78,15 @@ class Shape:
         """The spec, for its workload."""
         return spec_of(self.words, TARGET, [workload_of(self.work)])
 
+    def default(self, backend: str) -> Schedule:
+        """The back end's own default for this shape."""
+        return get_backend(backend).default(self.spec, TARGET)
+
+    def points_with_default(self, backend: str) -> list[Schedule]:
+        """The schedules to try, and the default; none where the back end is not asked for or refuses the shape."""
+        points = self.points(backend)
+        return list(dict.fromkeys([*points, self.default(backend)])) if points else []
+
     def points(self, backend: str) -> list[Schedule]:
         """Schedules of a back end for this shape; what it refuses, and why, is told."""
         spec, found = self.spec, get_backend(backend)
@@ -87,6 +102,14 @@ class Shape:
             for problem in space.check(schedule)[:1]:
                 print(f"- {self.name} {backend} {dict(schedule.launch)}: {problem}", flush=True)
         return [schedule for schedule in points if not space.check(schedule)]
+
+
+SHORTER = "32x8192"
+
+
+def _shorter(name: str, words: str, cuda: tuple[str, ...], work: str = SHORTER) -> Shape:
+    """The case `name` at more and shorter sequences, on CUDA."""
+    return Shape(f"{name}, 32x8192", words, work, cuda=cuda, tilelang=())
 
 
 SHAPES = (
@@ -153,19 +176,39 @@ SHAPES = (
     Shape("head_dim 64, 64 heads, 16x16384", "k4v4:d64:h64/8", "16x16384", cuda=SHORT_HEADS, tilelang=()),
     Shape("head_dim 64, 64 heads, 64x4096", "k4v4:d64:h64/8", "64x4096", cuda=SHORT_HEADS, tilelang=()),
     Shape("head_dim 80", "k4v4:d80", cuda=SHORT_HEADS, tilelang=()),
-    Shape("head_dim 112", "k4v4:d112", cuda=("default", "w8u4d1.cl2", "w8u4d1", "w8u2d2.cl2"), tilelang=()),
-    Shape("head_dim 192", "k4v4:d192", cuda=("default", "w8u2d1.cl2", "w8u2d1", "w8u1d2.cl2"), tilelang=()),
+    Shape("head_dim 112", "k4v4:d112", cuda=("w8u4d1.cl2", "w8u4d1", "w8u2d2.cl2"), tilelang=()),
+    Shape("head_dim 192", "k4v4:d192", cuda=("w8u1d2", "w8u2d1.cl2", "w8u2d1", "w8u1d2.cl2"), tilelang=()),
     Shape("group 32", "k4v4:h256/8", cuda=MANY_ROWS, tilelang=()),
     Shape("group 64", "k4v4:h512/8", cuda=MANY_ROWS, tilelang=()),
     Shape("q_len 8", "k4v4:q8", PLAIN + "q8", cuda=MANY_ROWS, tilelang=()),
     Shape("group 8, 2 bits", "k2v2:h64/8", cuda=(*CRUMB, "w12u4d1.cl2.noexact", "w6u4d1c2.noexact", "w8u4d1.cl2.noexact"), tilelang=()),
-    Shape("groups of 32, 2 bits", "k2v2:kg32:vg32", cuda=("default", "w8u4d1.cl2", "w12u2d1.cl2", "w12u4d1.cl2", "w4u1d4c3"), tilelang=()),
+    Shape("groups of 32, 2 bits", "k2v2:kg32:vg32", cuda=("w8u4d1", "w8u4d1.cl2", "w12u2d1.cl2", "w12u4d1.cl2", "w4u1d4c3"), tilelang=()),
     Shape("page 64, 2 bits", "k2v2:kg64:page64", cuda=CRUMB_PAGES, tilelang=()),
-    Shape("K 2 bits, V 4 bits", "k2v4", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2", "default"), tilelang=()),
-    Shape("groups of 32", "k4v4:kg32:vg32", cuda=("default", "w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2"), tilelang=()),
-    Shape("K groups of 16", "k4v4:kg16", cuda=("default", "w8u4d1.cl2", "w8u2d2"), tilelang=()),
+    Shape("K 2 bits, V 4 bits", "k2v4", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=()),
+    Shape("groups of 32", "k4v4:kg32:vg32", cuda=("w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2"), tilelang=()),
+    Shape("K groups of 16", "k4v4:kg16", cuda=("w8u4d1", "w8u4d1.cl2", "w8u2d2"), tilelang=()),
     Shape(
-        "group 7", "k4v4:h28/4", "16x32768", cuda=("default", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2", "w8u4d1.cl2.noexact"), tilelang=()
+        "group 7", "k4v4:h28/4", "16x32768", cuda=("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2", "w8u4d1.cl2.noexact"), tilelang=()
     ),
-    Shape("16 bits", "k16v16", "8x8192", cuda=("default", "w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1"), tilelang=()),
+    Shape("16 bits", "k16v16", "8x8192", cuda=("w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1"), tilelang=()),
+    _shorter("window 4096", "k4v4:window4096", MANY_HEADS),
+    _shorter("window 4096, 8 bits", "k8v8:window4096", MANY_HEADS_BYTE),
+    _shorter("V per channel, 8 bits", "k8v8:sym:vchannel", MANY_HEADS_BYTE),
+    _shorter("V per channel, 4 bits", "k4v4:vchannel", MANY_HEADS),
+    _shorter("head_dim 80", "k4v4:d80", (*MANY_HEADS, "w6u4d1c2")),
+    _shorter("head_dim 112", "k4v4:d112", MANY_HEADS),
+    _shorter("head_dim 192", "k4v4:d192", MANY_HEADS_BYTE),
+    _shorter("group 16", "k4v4:h128/8", MANY_HEADS_ROWS),
+    _shorter("group 32", "k4v4:h256/8", MANY_HEADS_ROWS),
+    _shorter("group 64", "k4v4:h512/8", MANY_HEADS_ROWS),
+    _shorter("q_len 4", "k4v4:q4", MANY_HEADS_ROWS, SHORTER + "q4"),
+    _shorter("q_len 8", "k4v4:q8", MANY_HEADS_ROWS, SHORTER + "q8"),
+    _shorter("group 8, 2 bits", "k2v2:h64/8", (*MANY_HEADS_CRUMB, "w6u4d1c2.noexact", "w4u4d1c3.noexact")),
+    _shorter("groups of 32, 2 bits", "k2v2:kg32:vg32", MANY_HEADS_CRUMB),
+    _shorter("page 64, 2 bits", "k2v2:kg64:page64", ("w8u2d2", "w12u2d2", "w6u2d2c2", "w4u2d2c2", "w4u2d2c3")),
+    _shorter("K 4 bits, V 2 bits", "k4v2", (*MANY_HEADS, "w4u4d1c2.noexact")),
+    _shorter("K 2 bits, V 4 bits", "k2v4", MANY_HEADS),
+    _shorter("groups of 32", "k4v4:kg32:vg32", MANY_HEADS),
+    _shorter("group 7", "k4v4:h28/4", (*MANY_HEADS, "w4u4d1c2.noexact"), "64x8192"),  # as many heads
+    _shorter("16 bits", "k16v16", ("w4u1d2", "w6u1d2", "w8u1d1", "w2u1d2c2")),
 )

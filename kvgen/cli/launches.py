@@ -49,7 +49,7 @@ def rows(entry: Entry) -> list[tuple[str, ...]]:
 def dispatch_told(entry: Entry) -> str:
     """One line about the dispatch table; empty without one."""
     table = entry.dispatch
-    if table is None:
+    if table is None or not table.cells:
         return ""
     skipped = f", {len(table.skipped)} were not" if table.skipped else ""
     worst = f"; worst regret {table.worst_regret:.2f}" if table.worst_regret else ""

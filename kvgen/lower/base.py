@@ -71,7 +71,11 @@ class Lowering(Protocol[S]):
         ...
 
     def default(self, spec: S, target: Target) -> Schedule:
-        """A safe schedule of the space, right for every workload."""
+        """A schedule of the space that is near the best for the spec's workloads, with nothing measured."""
+        ...
+
+    def plain(self, spec: S, target: Target) -> Schedule:
+        """A schedule over the default's layout for calls far from the spec's workloads: it is far from the best at none."""
         ...
 
     def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:

@@ -63,6 +63,10 @@ class MatrixLowering(ABC):
         self._require(spec, target)
         return Schedule(self.name, NO_LAYOUT, self.plain_launch(spec))
 
+    def plain(self, spec: MatrixSpec, target: Target) -> Schedule:
+        """The default, which does not depend on the workloads."""
+        return self.default(spec, target)
+
     def lower(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
         from kvgen.lower.template import reached_headers, render

@@ -38,6 +38,10 @@ class Operations:
         """See `Lowering`."""
         return self._require(spec).default(spec, target)
 
+    def plain(self, spec: AnySpec, target: Target) -> Schedule:
+        """See `Lowering`."""
+        return self._require(spec).plain(spec, target)
+
     def lower(self, spec: AnySpec, schedule: Schedule, target: Target) -> Source:
         """See `Lowering`."""
         return self._require(spec).lower(spec, schedule, target)

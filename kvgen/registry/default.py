@@ -1,17 +1,24 @@
-"""The kernel of a format that nothing is registered for: the default schedule of the first back end that supports it."""
+"""The kernel of a format that nothing is tuned for: the default schedule of the first back end that supports it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from kvgen.arch import Target
 from kvgen.errors import KvgenError, RegistryMiss
 from kvgen.lower import backends
+from kvgen.lower.base import Source
+from kvgen.lower.schedule import Schedule
+from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.spec import AnySpec
+from kvgen.toolchain import Artifact
 
 
 def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
-    """An entry of one launch that is in no store, and the selection with a caution that says so.
+    """An entry that is in no store, and the selection with a caution that says so.
 
     Raises RegistryMiss where no back end supports the spec.
     """
@@ -26,8 +33,27 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
         if reason is not None:
             reasons.append(f"{name}: {reason}")
             continue
-        schedule = backend.default(spec, target)
-        launch = (spec.workloads[0], schedule, backend.lower(spec, schedule, target), None)
+        default, plain = backend.default(spec, target), backend.plain(spec, target)
+        sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in (default, plain)}
+        entry = untuned_entry(spec, target, default, plain, sources, device={})
         caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
-        return Entry.of(spec, target, [launch], device={}), selection._replace(cautions=(caution, *selection.cautions))
+        return entry, selection._replace(cautions=(caution, *selection.cautions))
     raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join([*selection.why, *reasons])}")
+
+
+def untuned_entry(
+    spec: AnySpec,
+    target: Target,
+    default: Schedule,
+    plain: Schedule,
+    code: Mapping[Schedule, tuple[Source, Artifact | None]],
+    **facts: Any,
+) -> Entry:
+    """An entry of the default schedule, for calls near the spec's workloads, and of the plain one, for all others; `facts` as in
+    `Entry.of`.
+    """
+    launches = [(work, default, *code[default]) for work in spec.workloads]
+    if plain == default:
+        return Entry.of(spec, target, launches, **facts)
+    beyond = (spec.workloads[0], plain, *code[plain])
+    return Entry.of(spec, target, launches, [beyond], DispatchTable((), len(launches), (), ()), **facts)

@@ -65,7 +65,7 @@ class DispatchTable(Json):
     members: tuple[int, ...]
     """Indices of the launches of the portfolio, each launch once."""
     cells: tuple[Cell, ...]
-    """What was measured."""
+    """What was measured; of an untuned entry, nothing."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Workloads of the grid that were not measured, each with the reason."""
     worst_regret: float | None = None

@@ -61,13 +61,11 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
         return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; the entry has no dispatch table")
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
-        return Serving(work, index, launch, None, "the default: no workload within a doubling of it was measured")
+        return Serving(work, index, launch, None, "the plain schedule: no workload within a doubling of it was measured")
     known = [one.workload for one in entry.measured()]  # the look-up prefers the spec's load, and another may have been measured, too
     near = next((one for one in known if one.key == work.key), known[place])
     away = distance(near, work)
-    where = (
-        f"measured at {near.key}" if not away else f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away"
-    )
+    where = _told(near, away, measured=bool(table.cells))
     cell = next((cell for cell in table.cells if cell.workload == near.key), None)
     if cell is None:
         timing = entry.timing(near)
@@ -80,6 +78,12 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     regret = us / cell.best_us if us is not None else None
     power = (cell.watts, cell.clock_mhz) if index == cell.launch else (None, None)
     return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default), *power)
+
+
+def _told(near: Workload, away: float, *, measured: bool) -> str:
+    if not measured:
+        return f"the default for {near.key}" + (f", {away:.1f} doublings away" if away else "")
+    return f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away" if away else f"measured at {near.key}"
 
 
 def shares(entry: Entry) -> Counter[int]:

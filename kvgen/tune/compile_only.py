@@ -82,11 +82,11 @@ def compile_space(
     store: Store | None = None,
     cache: ArtifactCache | None = None,
 ) -> CompileReport:
-    """Compile the spec's schedules without running them; the default of the first back end is registered as untuned,
-    unless a tuned entry is there.
+    """Compile the spec's schedules without running them; the default and plain schedules of the first back end are registered as an
+    untuned entry, unless a tuned one is there.
 
-    With `limit`, at most that many schedules per back end, chosen so that every value of every parameter occurs (as far as they
-    go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
+    With `limit`, at most that many schedules per back end (but both of these), chosen so that every value of every parameter occurs
+    (as far as they go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
     UnsupportedError where no back end takes the spec, CompileError where not even a default compiles, HostError where the disk
     fails: before anything is compiled if the registry or the cache cannot be written.
     """
@@ -105,17 +105,21 @@ def compile_space(
     for c in found:
         every = list(c.space.schedules())
         feasible += len(every)
-        chosen = every if limit is None else covering(c.space, every, c.default, limit)
+        first = list(dict.fromkeys([c.default, c.plain]))
+        chosen = list(dict.fromkeys([*first, *every])) if limit is None else covering(c.space, every, first, limit)
         jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
     failures: Counter[str] = Counter()
+    built: dict[Schedule, tuple[Source, Artifact]] = {}
     for index, result in build_many([source for _, _, source in jobs], workers, cache):
         c, schedule, source = jobs[index]
         outcome = _outcome(schedule, result)
         outcomes.append(outcome)
         if outcome.kind != "ok":
             failures[outcome.kind] += 1
-        if c is found[0] and schedule.id == c.default.id:
-            entries.append(_register(spec, target, c, source, result, store))
+        if c is found[0] and schedule in (c.default, c.plain):
+            built[schedule] = (source, _required(result, c))
+            if built.keys() == {c.default, c.plain}:
+                entries.append(_register(make_untuned(spec, target, c.default, c.plain, built), store))
         elapsed = time.monotonic() - began
         watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))
     order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
@@ -123,15 +127,18 @@ def compile_space(
     return CompileReport(spec, target, tuple(outcomes), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
-def _register(
-    spec: AnySpec, target: Target, c: Contender, source: Source, result: Artifact | CompileError | CompilerCrash, store: Store
-) -> tuple[Entry, Path]:
+def _required(result: Artifact | CompileError | CompilerCrash, c: Contender) -> Artifact:
+    """The module of a default or plain schedule. Raises what kept it from being compiled."""
     if isinstance(result, CompilerCrash):
         raise result
     if isinstance(result, CompileError):
         raise CompileError(f"the default schedule of {c.backend.name} does not compile", str(result))
-    entry = make_untuned(spec, target, c.default, source, result, {})
-    for one in store.find(spec):
+    return result
+
+
+def _register(entry: Entry, store: Store) -> tuple[Entry, Path]:
+    """The entry where it is stored, or the tuned one that is there."""
+    for one in store.find(entry.spec):
         if one.entry is not None and one.entry.key == entry.key and one.entry.timings:
             return one.entry, one.path
     return entry, store.put(entry)
@@ -155,11 +162,11 @@ def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash
     )
 
 
-def covering(space: SearchSpace, schedules: Iterable[Schedule], default: Schedule, limit: int) -> list[Schedule]:
-    """The default and up to `limit` - 1 other schedules that together show as many parameter values as they can."""
-    rest = [schedule for schedule in schedules if schedule.id != default.id]
+def covering(space: SearchSpace, schedules: Iterable[Schedule], first: Sequence[Schedule], limit: int) -> list[Schedule]:
+    """The `first` and others, `limit` in all (but all of the first), that together show as many parameter values as they can."""
+    rest = [schedule for schedule in schedules if schedule not in first]
     random.Random(space.backend).shuffle(rest)
-    chosen, seen = [default], set(flatten(default).items())
+    chosen, seen = list(first), {item for schedule in first for item in flatten(schedule).items()}
     while rest and len(chosen) < limit:
         best = max(rest, key=lambda schedule: len(set(flatten(schedule).items()) - seen))
         chosen.append(best)

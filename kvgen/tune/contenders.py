@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contender:
-    """A back end that takes part, with its space and its default for the spec."""
+    """A back end that takes part, with its space, its default for the spec's workloads and its plain schedule for other calls."""
 
     backend: Backend
     space: SearchSpace
     default: Schedule
+    plain: Schedule
 
 
 def contenders(
@@ -50,7 +51,8 @@ def contenders(
             refusals.append(UnsupportedError(backend.name, reason))
         else:
             space = backend.space(spec, target)
-            found.append(Contender(backend, space.without_hints() if all_schedules else space, backend.default(spec, target)))
+            space = space.without_hints() if all_schedules else space
+            found.append(Contender(backend, space, backend.default(spec, target), backend.plain(spec, target)))
     if found:
         return found, refusals
     if not refusals:

@@ -72,7 +72,7 @@ class Plane:
         self, spec: KernelSpec, found: Sequence[Contender], grid: Grid, runner: Runner, queue: CompileQueue, tell: Callable[[str], None]
     ) -> None:
         self._spec, self._spaces, self._grid = spec, {c.backend.name: c.space for c in found}, grid
-        self._defaults = [c.default for c in found]
+        self._plain = [c.plain for c in found]
         self._runner, self._queue, self._tell = runner, queue, tell
         self._q_len = max(spec.workloads, key=lambda work: work.weight).q_len
         self._artifacts: dict[Schedule, Artifact | None] = {}
@@ -114,12 +114,12 @@ class Plane:
     # --- launches ----------------------------------------------------------------------------------------------------
 
     def _default(self, decision: Decision, winners: Sequence[Schedule]) -> Schedule:
-        """The launch for calls beyond the grid: the first back end's default over the winning layout, else the next one's; where none can
-        be built over that layout, the winner of the first workload.
+        """The launch for calls beyond the grid: the first back end's plain one over the winning layout, else the next one's; where none
+        can be built over that layout, the winner of the first workload.
         """
-        for default in self._defaults:
-            schedule = Schedule(default.backend, decision.layout, default.launch)
-            if schedule in self._times.barred or self._spaces[default.backend].check(schedule):
+        for plain in self._plain:
+            schedule = Schedule(plain.backend, decision.layout, plain.launch)
+            if schedule in self._times.barred or self._spaces[plain.backend].check(schedule):
                 continue
             if self._artifact(schedule) is not None:
                 return schedule

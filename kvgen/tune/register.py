@@ -11,6 +11,7 @@ from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.plaindata import Facts
 from kvgen.reference.quality import format_quality
+from kvgen.registry.default import untuned_entry
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.provenance import provenance
@@ -62,15 +63,19 @@ def make_entry(
     )
 
 
-def make_untuned(spec: AnySpec, target: Target, default: Schedule, source: Source, artifact: Artifact, facts: Mapping[str, Any]) -> Entry:
-    """The untuned entry of a default schedule, which was compiled and never run."""
-    return Entry.of(
+def make_untuned(
+    spec: AnySpec, target: Target, default: Schedule, plain: Schedule, built: Mapping[Schedule, tuple[Source, Artifact]]
+) -> Entry:
+    """The untuned entry of a back end's default and plain schedules, which were compiled and never run."""
+    return untuned_entry(
         spec,
         target,
-        [(work, default, source, artifact) for work in spec.workloads],
+        default,
+        plain,
+        built,
         device=dict(here(target)),
-        toolchain=toolchain(artifact.resources.compiler),
-        provenance={**provenance(), **facts, "tuned": False, "why": "compiled only: never run, never measured"},
+        toolchain=toolchain(built[default][1].resources.compiler),
+        provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
 

@@ -172,7 +172,9 @@ def test_cuda_lowers_and_every_registered_source_is_usable_without_tilelang(run,
     backend, spec = get_backend("tilelang"), presets()["bitdecoding-int4"]
     default = backend.default(spec, "sm90")
     compiled = Artifact("compiled-elsewhere", tmp_path / "module.so", Resources("nvcc", 0.0))
-    Store(tmp_path / "REGISTRY").put(make_untuned(spec, "sm90", default, backend.lower(spec, default, "sm90"), compiled, {}))
+    Store(tmp_path / "REGISTRY").put(
+        make_untuned(spec, "sm90", default, default, {default: (backend.lower(spec, default, "sm90"), compiled)})
+    )
     lowered, launches, usable = json.loads(run(LOWER))
     assert min(lowered.values()) > 1000
     assert usable["cuda"] > 0

@@ -40,6 +40,9 @@ class FaultyBackend:
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
 
+    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+        return self.default(spec, target)
+
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         fault = schedule.launch.text("fault")
         if fault == "broken":

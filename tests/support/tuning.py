@@ -61,6 +61,9 @@ class FakeBackend:
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
         return Schedule(self.name, Params(block=64, order="simd"), Params(threads=2))
 
+    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+        return self.default(spec, target)
+
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         text = (
             "#error no\n"

@@ -69,6 +69,10 @@ class CpuBackend:
         launch = Params(dot="fp32", rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
         return Schedule(self.name, Params(block=block, order="simd"), launch)
 
+    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+        """The default, which does not depend on the workloads."""
+        return self.default(spec, target)
+
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """C++ of the variant. Raises UnsupportedError."""
         from kvgen.lower.template import reached_headers, render

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
+from kvgen.lower.cuda.default import plain_launches, workload_launches
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
@@ -46,12 +46,21 @@ class CudaBackend:
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """A plain schedule that is allowed for every workload: 8 warps with four stages where they fit."""
+        """What measurements suggest for the spec's workloads, else the plain schedule, always over the plain one's layout."""
+        plain, space = self.plain(spec, target), self.space(spec, target)
+        for launch in workload_launches(spec, target):
+            schedule = Schedule(NAME, plain.layout, launch)
+            if not any(space.doubts(schedule, workload) for workload in spec.workloads):
+                return schedule
+        return plain
+
+    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+        """A schedule that no shape is bad at, allowed for every workload: 8 warps with four stages where they fit."""
         hinted = self.space(spec, target)
         problems = ["no block fits"]
         for space in (hinted, hinted.without_hints()):
             for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - preferred_block(spec))):
-                for launch in _plain_launches(spec):
+                for launch in plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
                     problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]
                     if not problems:
@@ -109,12 +118,3 @@ def _integer_keys(spec: KernelSpec) -> bool:
     """Whether K's codes meet the query as integers without `exact_q` (mainloop/integer_keys.cuh)."""
     key = spec.key
     return key.axis == "channel" and key.bits <= 4 and key.group >= 32 and not key.boost.fraction and rows_of_cta(spec) <= 4
-
-
-def _plain_launches(spec: KernelSpec) -> Iterator[Params]:
-    """Launches that no shape is bad at, the best first. V per channel is scaled once per KV tile, so longer ones come first."""
-    short = ((32, 2), (64, 1))
-    for warps in (8, 4, 2):
-        for kv_tile, tiles in ((128, 1), *(short[::-1] if spec.value.per_channel else short), (64, 2), (32, 4), (128, 2), (64, 4)):
-            launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
-            yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)

@@ -64,6 +64,10 @@ class TileLangBackend:
                         return schedule
         raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
 
+    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+        """The default, which does not depend on the workloads."""
+        return self.default(spec, target)
+
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant.
 

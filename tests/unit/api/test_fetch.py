@@ -45,6 +45,8 @@ def naive_backend(monkeypatch):
         def default(self, spec, target):
             return naive_schedule()
 
+        plain = default
+
         def lower(self, spec, schedule, target):
             return naive_source()
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu_shapes
 from benchmarks.gpu_measure import in_places
-from benchmarks.shape_cases import Shape
+from benchmarks.shape_cases import SHAPES, Shape
 from kvgen.errors import CompileError
 from kvgen.toolchain.pool import CompilePool
 from tests.support.naive import naive_artifact
@@ -72,3 +72,22 @@ def test_blocks_of_a_window_lie_where_a_cache_has_them() -> None:
     kept = in_places(blocks, (7, 2, 4), 3)
     assert kept.shape == (3, 2, 3, 4)
     assert kept[:, 0, :, 0].tolist() == [[6, 4, 5], [0, 1, 2], [3, 1, 2]]
+
+
+def test_every_case_tries_the_default_once() -> None:
+    """Also where it is one of the case's own schedules; not where the back end is not asked for."""
+    for shape in SHAPES:
+        points = shape.points_with_default("cuda")
+        assert points.count(shape.default("cuda")) == 1
+        assert set(shape.points("cuda")) < {*points, None}
+    assert Shape("none", "k4v4", tilelang=()).points_with_default("tilelang") == []
+
+
+def test_the_default_stands_beside_the_fastest_and_is_told_where_it_is_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"case": "plain", "backend": "cuda", "schedule": "n128.w8u4d1", "us": 100.0}
+    assert gpu_shapes.beside_default(row, 105.0) == {**row, "default_us": 105.0, "default_ratio": 1.05}
+    assert capsys.readouterr().out == ""
+    assert gpu_shapes.beside_default(row, 107.04)["default_ratio"] == 1.0704
+    assert capsys.readouterr().out == "plain cuda: the default takes 1.07 times the time of n128.w8u4d1\n"
+    assert gpu_shapes.beside_default(row, None) == {**row, "default_us": "", "default_ratio": ""}
+    assert "no time" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,12 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
 
 def test_every_refusal_has_an_example() -> None:
     assert [entry.feature for entry in REFUSALS if entry not in GPU_REFUSALS] == list(REFUSED)
+
+
+def test_every_refusal_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
+    listed = " ".join(page.partition("## What CUDA refuses")[2].partition("\n## ")[0].split())
+    assert [entry.feature for entry in REFUSALS if entry.feature not in listed] == []
 
 
 @pytest.mark.parametrize("feature", REFUSED)

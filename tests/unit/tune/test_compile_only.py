@@ -59,7 +59,7 @@ def test_a_covering_set_holds_every_value(tmp_path: Path):
     backend, spec = FakeBackend(), tiny_spec()
     space = backend.space(spec, "cpu")
     every = list(space.schedules())
-    chosen = covering(space, every, backend.default(spec, "cpu"), 4)
+    chosen = covering(space, every, [backend.default(spec, "cpu")], 4)
     assert len(chosen) == 4
     assert chosen[0] == backend.default(spec, "cpu")
     assert {item for s in chosen for item in flatten(s).items()} == {item for s in every for item in flatten(s).items()}

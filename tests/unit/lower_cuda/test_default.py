@@ -1,0 +1,112 @@
+"""The schedules that are taken without measuring: what the CUDA back end picks for workloads, and for calls far from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_words import schedule_word, spec_of, workload_of
+from kvgen.arch import GPUS, Target
+from kvgen.lower.backends import get_backend
+from kvgen.spec import KernelSpec, load_spec, presets
+
+CUDA = get_backend("cuda")
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+WORKLOADS = ("1x512", "1x4096", "1x32768", "4x8192", "8x32768", "32x8192", "1024x512")
+
+
+def default(words: str, work: str, target: Target = "sm90") -> str:
+    """The default, by its word, of a spec for workloads `1x4096,8x32768`."""
+    return schedule_word(CUDA.default(spec_of(words, target, [workload_of(one) for one in work.split(",")]), target))
+
+
+def formats() -> list[KernelSpec]:
+    return [*presets().values(), *(load_spec(file) for file in EXAMPLES)]
+
+
+@pytest.mark.parametrize("target", list(GPUS))
+def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target: Target) -> None:
+    for spec in formats():
+        if CUDA.unsupported(spec, target) is not None:
+            continue
+        for works in (spec.workloads, *((workload_of(word),) for word in WORKLOADS)):
+            wanted = replace(spec, workloads=works)
+            schedule, plain, space = CUDA.default(wanted, target), CUDA.plain(wanted, target), CUDA.space(wanted, target)
+            assert [problem for one in (schedule, plain) for work in works for problem in space.doubts(one, work)] == []
+            assert schedule.layout == plain.layout
+            assert (plain.launch["copy"], plain.launch["reduction"], plain.launch["exact_q"]) == ("cp_async", "last_cta", True)
+            if not GPUS[target].clusters:
+                assert schedule == plain
+
+
+@pytest.mark.parametrize(
+    ("words", "work", "schedule"),
+    [
+        ("k4v4", "1x4096", "n128.w8u4d1c1.cl8"),
+        ("k8v8", "1x4096", "n128.w8u1d2c1.cl8"),
+        ("k4v4", "1x32768", "n128.w8u4d1c1"),
+        ("k4v4:h8/1", "1x131072", "n128.w8u1d2c1.cl8"),
+        ("k4v4", "8x32768", "n128.w8u4d1c1.cl2"),
+        ("k4v4:window4096", "8x32768", "n128.w8u4d1c1.cl2"),
+        ("k8v8:sym:vchannel", "8x32768", "n128.w8u2d1c1.cl2"),
+        ("k16v16", "8x8192", "n128.w4u1d2c1.cl2"),
+        ("k4v4", "16x8192", "n128.w8u4d1c1"),
+        ("k4v4", "32x8192", "n128.w4u4d1c2"),
+        ("k4v4:kg64:page64", "32x8192", "n64.w4u2d2c2"),
+        ("k8v8", "32x8192", "n128.w8u1d2c1"),
+        ("k8v8", "64x1024", "n128.w4u1d2c2"),
+        ("k8v8:d64:h64/8:window128", "32x8192", "n128.w4u2d2c2"),
+        ("k4v4:q8", "32x8192q8", "n128.w8u4d1c1"),
+    ],
+)
+def test_the_number_of_heads_decides_about_ctas_and_reduction(words: str, work: str, schedule: str) -> None:
+    assert default(words, work) == schedule
+
+
+@pytest.mark.parametrize(
+    ("words", "work", "schedule"),
+    [
+        ("k2v2", "8x32768", "n128.w12u4d1c1.cl2.noexact"),
+        ("k2v2", "32x8192", "n128.w6u4d1c2.noexact"),
+        ("k2v2", "64x1024", "n128.w4u4d1c2.noexact"),
+        ("k2v2:kg32:vg32", "8x32768", "n128.w8u4d1c1.cl2.noexact"),
+        ("k2v2:kg64:page64", "8x32768", "n64.w12u2d2c1.cl2"),
+        ("k2v2:boost1/8:sink32:local128:page128", "8x32768", "n128.w12u4d1c1.cl2"),
+        ("k2v2:boost1/8:sink32:local128:page128", "32x8192", "n128.w6u4d1c2"),
+        ("k4v4:d64:h64/8", "64x4096", "n128.w6u4d1c2"),
+    ],
+)
+def test_short_tokens_take_more_warps(words: str, work: str, schedule: str) -> None:
+    assert default(words, work) == schedule
+
+
+def test_one_default_serves_all_workloads() -> None:
+    """Clusters only where they fit at every workload, two CTAs per multiprocessor only where every workload has the heads for them."""
+    assert default("k4v4", "1x4096,128x8192") == default("k4v4", "1x32768")
+    assert default("k4v4", "1x4096,1x32768") == default("k4v4", "1x32768")
+    assert default("k4v4", "1x32768,8x32768") == "n128.w8u4d1c1.cl2"
+    assert default("k2v2", "1x32768,8x32768") == "n128.w8u4d1c1.cl2.noexact"  # 12 warps are slower at one sequence
+    assert default("k4v4", "32x8192,128x8192") == "n128.w4u4d1c2"
+
+
+def test_a_gpu_without_clusters_has_the_plain_schedule() -> None:
+    for target in ("sm80", "sm89"):
+        assert "cl" not in default("k4v4", "1x4096", target)  # type: ignore[arg-type]
+
+
+def test_only_a_row_limit_that_hides_it_lets_a_default_leave_out_the_error_of_q() -> None:
+    assert default("k4v4:bf16", "32x8192") == default("k4v4", "32x8192") == "n128.w4u4d1c2"
+    assert ".noexact" in default("k4v2", "32x8192")
+    assert ".noexact" not in default("k2v2:vchannel", "32x8192")
+
+
+def test_every_warp_of_a_short_sequence_has_a_tile() -> None:
+    assert default("k4v4", "4x512") == "n128.w8u1d2c1"
+    assert default("k4v4", "4x8192") == "n128.w8u4d1c1"
+
+
+def test_several_k_groups_per_token_take_short_tiles() -> None:
+    assert default("k4v4:token:kg32:vg32:bf16:h8/1", "32x8192") == "n128.w8u1d2c1"
+    assert default("k4v4:token", "4x8192") == "n128.w8u4d1c1"
