@@ -50,7 +50,7 @@ def test_it_names_the_launch_the_measured_workload_and_its_times(built: TuningRe
     assert f"dispatch: {len(built.entry.dispatch.members)} launches over {len(built.entry.dispatch.cells)} measured workloads" in text
 
 
-def test_beyond_the_grid_it_says_that_the_default_serves(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+def test_beyond_the_grid_it_says_that_the_plain_schedule_serves(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     (near, far) = json.loads(printed(capsys, "why", "tiny.yaml", "--workload", "4x450", "--workload", "64x32768", "--json"))
     (near,), (far,) = near["serving"], far["serving"]
@@ -58,7 +58,7 @@ def test_beyond_the_grid_it_says_that_the_default_serves(built: TuningResult, ca
     assert near["us"] > 0
     assert "0.2 doublings away" in near["why"]
     assert (far["measured"], far["us"], far["launch"]) == (None, None, built.entry.dispatch.default)
-    assert far["why"] == "the default: no workload within a doubling of it was measured"
+    assert far["why"] == "the plain schedule: no workload within a doubling of it was measured"
 
 
 def test_without_a_table_the_nearest_workload_is_named(built: TuningResult, capsys: pytest.CaptureFixture[str]):
