@@ -3,6 +3,7 @@
     python benchmarks/gpu_sanitize.py --compile                      # fills the cache, without a sanitizer
     compute-sanitizer --tool memcheck  python benchmarks/gpu_sanitize.py
     compute-sanitizer --tool racecheck python benchmarks/gpu_sanitize.py
+    compute-sanitizer --tool racecheck python benchmarks/gpu_sanitize.py --part 2/3     # every third variant, the second on, beside others
 
 torch is used for memory only; every kernel launched is a module's own.
 """
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.command import parser
 from tests.support.kernel_cases import Compilation, KernelCase, variant
 
 KERNEL_CASES = (
@@ -48,11 +50,23 @@ def live(case: KernelCase, lengths: tuple[int, ...]) -> None:
     print(case, "done", flush=True)
 
 
-if __name__ == "__main__":
-    compilation = Compilation(KERNEL_CASES)
+def main() -> None:
+    """Compile, then live every chosen variant over both kinds of lengths."""
+    command = parser(__doc__)
+    command.add_argument("--compile", action="store_true", help="run nothing")
+    command.add_argument("--part", default="1/1", metavar="K/N", help="every N-th variant, from the K-th on")
+    options = command.parse_args()
+    first, step = map(int, options.part.split("/"))
+    cases = KERNEL_CASES[first - 1 :: step]
+    compilation = Compilation(cases)
     compilation.wait()
     compilation.close()
-    if "--compile" not in sys.argv:
-        for case in KERNEL_CASES:
+    if not options.compile:
+        for case in cases:
             for lengths in (SIMILAR, UNEQUAL):
                 live(case, lengths)
+        print(f"{len(cases)} variants", flush=True)
+
+
+if __name__ == "__main__":
+    main()
