@@ -41,26 +41,26 @@ def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
 
 
 SCHEDULES = (
-    "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.unit", "w8u2d2.bulk",
-    "w8u2d2.unit", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u2d2.two", "w4u4d1c2",
+    "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.tile", "w8u2d2.bulk",
+    "w8u2d2.tile", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u2d2.two", "w4u4d1c2",
 )  # fmt: skip
 
 
 WIDE = tuple(schedule for schedule in SCHEDULES if schedule not in ("w8u4d2", "w8u2d1c2", "w16u2d1"))
 """Those whose rings leave room for the merge of sixteen columns."""
-EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.unit", "w8u1d2.cl8", "w4u2d1c2")
-GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.cl4")
+EIGHT = ("w8u1d2", "w8u2d1", "w8u1d2.bulk", "w8u2d1.tile", "w8u1d2.cl8", "w4u2d1c2")
+GATHERED = ("w8u1d4", "w8u4d1", "w8u2d2.bulk", "w8u4d1.bulk", "w8u2d2.tile", "w8u4d1.cl4")
 """Units of one page, of two, and of more."""
-BOOSTED = ("w6u4d1c2", "w12u4d1.cl2", "w8u2d2", "w8u4d1.bulk", "w8u2d2.unit", "w8u4d1.unit")
+BOOSTED = ("w6u4d1c2", "w12u4d1.cl2", "w8u2d2", "w8u4d1.bulk", "w8u2d2.tile", "w8u4d1.tile")
 VARIED = [
     *[KernelCase("k2v2", schedule) for schedule in SCHEDULES],
     *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
     *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     KernelCase("k4v4:h16/2", "w8u1d2.noexact"),
     *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1.two", "w8u2d1.cl8", "w8u2d1.bulk")],
-    *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.unit", "w8u4d1.cl4")],
-    *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.unit", "w8u2d2")],
-    *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.unit")],
+    *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.tile", "w8u4d1.cl4")],
+    *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.tile", "w8u2d2")],
+    *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.tile")],
     KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
     KernelCase("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
     *[KernelCase("k2v2:boost1/4", schedule) for schedule in BOOSTED],

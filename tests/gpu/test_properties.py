@@ -26,14 +26,14 @@ VARIANTS = (
     KernelCase("k4v4:h8/1:page128", "w8u4d1.two"), KernelCase("k4v4:token:page16:q2", "w8u4d1"),
     KernelCase("k2v2", "w8u4d1.cl8"), KernelCase("k8v8:token", "default"),
     KernelCase("k8v8:h8/1", "w8u1d2.bulk"),
-    KernelCase("k4v4:page64:kg64"), KernelCase("k4v4:page128", "w8u2d2.unit"), KernelCase("k2v2:page32:token"),
+    KernelCase("k4v4:page64:kg64"), KernelCase("k4v4:page128", "w8u2d2.tile"), KernelCase("k2v2:page32:token"),
     KernelCase("k4v4:page256:q4"),
     KernelCase("k2v2:q5:kg32"),
     KernelCase("k4v4:bf16:q2:h6/2"), KernelCase("k8v4:bf16:page128"), KernelCase("k4v4:d64:h5/1"), KernelCase("k4v2:d96:h7/1"),
     KernelCase("k4v4:d256:h16/1"),
     KernelCase("k4v4:token:kg32:vg32:bf16"), KernelCase("k16v16:page64"), KernelCase("k2v2:h13/1:token"), KernelCase("k4v4:sym:q8:h4/4"),
     KernelCase("k8v8:kg64:h32/32"), KernelCase("k4v4:token:page16"), KernelCase("k8v8:token:page16:bf16:q3", "w8u1d2.bulk"),
-    KernelCase("k4v4:token:page32:h5/1", "w8u4d1.unit"), KernelCase("k4v8:token:page48:q2"),
+    KernelCase("k4v4:token:page32:h5/1", "w8u4d1.tile"), KernelCase("k4v8:token:page48:q2"),
 )  # fmt: skip
 
 

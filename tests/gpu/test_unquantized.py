@@ -15,7 +15,7 @@ CASES = (
     KernelCase("k2v2:sink32:local128:page128"),
     KernelCase("k2v2:sink32:local128:rollback8:q4:h8/1", "w8u4d1.two"),
     KernelCase("k4v4:sink21:local5:rollback8:q4:kg32", "w8u1d2.bulk"),
-    KernelCase("k8v8:sink200:sinks:h12/2", "w8u1d2.unit"),
+    KernelCase("k8v8:sink200:sinks:h12/2", "w8u1d2.tile"),
     KernelCase("k4v8:token:page16:d64:sink40:rollback30:q3:sinks", "w8u2d2.bulk"),
     KernelCase("k4v4:window200:local70:page64:kg64:sinks"),
     KernelCase("k4v4:h16/2:sinks:cap30", "w8u4d1.cl8"),
