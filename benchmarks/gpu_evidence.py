@@ -50,6 +50,10 @@ NARROW = {
 }  # fmt: skip
 PLANES = ("serving_kv8", "serving_kv4", "serving_kv2", "llama31_8b_k8v4", "serving_kv4_paged")
 """Specs with a dispatch table: their launches are measured over the grid, and compared with the best ones between its points."""
+DEFAULT = "default_kv4"
+"""A spec without workloads, which has a registry of its own: the entry of `serving_kv4` has its workload, too."""
+DEFAULT_S = 500
+"""Of its build, all of it: less than `kvgen build` takes by default, so that it fits into a command of ten minutes."""
 GRID_S, PLANE_S = 480, 300
 """Of a build that only measures the grid, of which a final takes up to a third; of a comparison between the grid's points."""
 LATE_S = 40
@@ -98,6 +102,15 @@ def tasks(warm: float | None = None) -> list[Task]:
         command = f"python benchmarks/gpu_plane.py examples/{name}.yaml --seconds {PLANE_S}"
         return Task(f"plane-{name}", PLANE_S + 2 * LATE_S, (command,), after=(f"build-{name}-grid",))
 
+    def default() -> tuple[Task, Task]:
+        apart = "env KVGEN_REGISTRY_DIR=OUT/registry-default python"
+        build = f"{apart} -m kvgen build examples/{DEFAULT}.yaml --arch sm90 --budget {DEFAULT_S}s --fresh"
+        plane = f"{apart} benchmarks/gpu_plane.py examples/{DEFAULT}.yaml --seconds {PLANE_S}"
+        return (
+            Task(f"build-{DEFAULT}", DEFAULT_S + LATE_S, (build,)),
+            Task(f"plane-{DEFAULT}", PLANE_S + 2 * LATE_S, (plane,), after=(f"build-{DEFAULT}",)),
+        )
+
     def bench(name: str) -> Task:
         command = f"python -m kvgen bench examples/{name}.yaml --arch sm90 --csv OUT/bench.{name}.csv"
         entry = f"build-{name}-grid" if name in PLANES else f"build-{name}"
@@ -124,6 +137,7 @@ def tasks(warm: float | None = None) -> list[Task]:
         Task("generate", 560, ("python benchmarks/gpu_generate.py --dtype float16 --budget 470",), threads=True),
         *map(grid, PLANES),
         *map(plane, PLANES),
+        *default(),
         *map(bench, names),
         Task("accuracy", 560, ("python -m benchmarks.accuracy",), threads=True),
         *map(tests, list(TESTS)[1:]),

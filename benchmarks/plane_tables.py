@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from benchmarks.figures import Row, figure, rows, table
 from kvgen.pages.numbers import fraction
 
 TITLES = {
     "serving-kv8": "int8", "serving-kv4": "int4", "serving-kv2": "int2", "llama31-8b-k8v4": "K8V4",
-    "serving-kv4-paged": "int4, pages of 128",
+    "serving-kv4-paged": "int4, pages of 128", "default-kv4": "int4, no workloads named",
 }  # fmt: skip
 TRAFFIC = {
     "64x1000": "64 × 1000", "256x1998": "256 × 1998", "128 of .2K to 16K": "128 of .2K to 16K tokens",
@@ -24,7 +25,7 @@ def regrets() -> str:
     """
     body, rested = [], [row for row in rows("h200_plane.csv") if row["traffic"] == "rested"]
     unknown = all(row.get("regret_unknown") for row in rested)
-    for spec, title in TITLES.items():
+    for spec, title in _titles(rested):
         mine = [row for row in rested if row["spec"] == spec]
         own, space = [float(row["regret_own"]) for row in mine], [float(row["regret"]) for row in mine if row["whole"] == "True"]
         default = [float(row["default_us"]) / float(row["best_own_us"]) for row in mine if row["default_us"]]
@@ -40,13 +41,20 @@ def regrets() -> str:
 
 def traffic() -> str:
     """µs and read fraction of the named points."""
-    found = {(row["spec"], row["point"], row["traffic"]): row for row in rows("h200_plane.csv")}
+    measured = rows("h200_plane.csv")
+    found = {(row["spec"], row["point"], row["traffic"]): row for row in measured}
     cells = [(point, load) for point in TRAFFIC for load in ("rested", "sustained") if any((s, point, load) in found for s in TITLES)]
+    specs = dict(_titles(measured))
     body = [
-        [f"{TRAFFIC[p]}{', sustained' if load == 'sustained' else ''}", *(_cell(found.get((s, p, load))) for s in TITLES)]
+        [f"{TRAFFIC[p]}{', sustained' if load == 'sustained' else ''}", *(_cell(found.get((s, p, load))) for s in specs)]
         for p, load in cells
     ]
-    return table(["traffic", *TITLES.values()], body)
+    return table(["traffic", *specs.values()], body)
+
+
+def _titles(measured: Sequence[Row]) -> list[tuple[str, str]]:
+    """The specs that were measured, each with its title."""
+    return [(spec, title) for spec, title in TITLES.items() if any(row["spec"] == spec for row in measured)]
 
 
 def _cell(row: Row | None) -> str:

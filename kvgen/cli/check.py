@@ -47,6 +47,8 @@ def check(
                 results.append(unreachable(store.name, files))
             else:
                 results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=_compiling)
+    if archs and not results:
+        raise typer.BadParameter(f"no {'such entry' if keys else 'entry'} is for {' or '.join(archs)}")
     if as_json:
         print_json([result.to_json() for result in results])
     elif not results:

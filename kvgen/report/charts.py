@@ -74,7 +74,7 @@ def courses(studies: Sequence[StudyView]) -> list[Chart]:
 
 def strip(fractions: Sequence[float], width: float = 150) -> Markup:
     """Read fractions as dots on a line from 0 to 1, which is the limit."""
-    place = svg.linear((0.0, 1.0), (6.0, width - 6.0))
+    place = svg.linear((0.0, 1.0), (6.0, width - 9.0))  # beyond 1 there is room for a dot
     dots = [
         svg.element("circle", svg.tooltip(fraction(one)), cx=place(min(one, 1.02)), cy=9, r=4, class_="ours point") for one in fractions
     ]

@@ -94,7 +94,9 @@ def unreachable(registry: str, error: Exception) -> Result:
 def summary(results: Sequence[Result], *, accept: bool = False) -> str:
     """One line: the number of entries by verdict, and what was not checked, with the reasons."""
     entries = Counter(one.checked.verdict for one in results if one.checked.key not in (MANIFEST, REGISTRY))
-    told = f"{sum(entries.values())} entries, {entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
+    count = sum(entries.values())
+    told = f"{count} {'entry' if count == 1 else 'entries'}, "
+    told += f"{entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
     if differing := sum(one.checked.key == MANIFEST for one in results):
         told += f", files not as the manifest lists them: {differing}"
     if accept:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_evidence import GRACE_S, ROOT, Task, collect, interrupt, pack, run, tasks
+from benchmarks.gpu_evidence import DEFAULT, GRACE_S, ROOT, Task, collect, interrupt, pack, run, tasks
+from kvgen.spec import Workload, load_spec
 
 MOST_S = 600 - 2 * GRACE_S
 """What a command on a lent GPU may take is ten minutes."""
@@ -115,6 +116,19 @@ def test_what_is_run_exists_and_fits_into_a_command_of_ten_minutes() -> None:
         for word in " ".join(task.commands).split():
             if word.endswith((".py", ".yaml")):
                 assert (ROOT / word).exists(), task.name
+
+
+def test_a_spec_without_workloads_is_built_and_compared_apart_from_all_other_entries() -> None:
+    """Its workload is one of another spec's, whose entry would otherwise be measured in its place, or begin its search."""
+    assert load_spec(ROOT / "examples" / f"{DEFAULT}.yaml").workloads == (Workload(batch=1, kv_len=4096),)
+    build, plane = (task for task in tasks() if task.name.endswith(DEFAULT))
+    assert build.name in plane.after
+    assert build.after == ()
+    (first,), (second,) = build.commands, plane.commands
+    assert "--fresh" in first
+    assert "--no-plane" not in first
+    assert "--trials" not in first
+    assert first.split()[:2] == second.split()[:2] == ["env", "KVGEN_REGISTRY_DIR=OUT/registry-default"]
 
 
 def test_every_gpu_test_is_in_a_task() -> None:

@@ -171,3 +171,11 @@ def test_the_table_shows_regrets_of_unknown_tokens_once_they_are_measured(monkey
     assert [cell.strip() for cell in first.strip("|").split("|")] == [
         "int8", "1", "1.010", "1.010", *(["1.250"] if measured else []), "1.020 (1)", "1.50"
     ]  # fmt: skip
+
+
+def test_only_what_was_measured_is_in_the_tables(monkeypatch):
+    row = {"spec": "default-kv4", "point": "64x1000", "traffic": "rested", "regret_own": "1", "regret": "1", "whole": "True"}
+    times = {"us": "10.0", "read_fraction": "0.9", "default_us": "1", "best_own_us": "1"}
+    monkeypatch.setattr(plane_tables, "rows", lambda name: [{**row, **times}])
+    assert plane_tables.traffic().splitlines()[0] == "| traffic | int4, no workloads named |"
+    assert [line.split(" | ")[0] for line in plane_tables.regrets().splitlines()[2:]] == ["| int4, no workloads named"]

@@ -59,15 +59,20 @@ def folder(place: Place) -> Path:
 
 def test_good_is_exit_0(check: Run):
     code, out = check()
-    assert (code, out.splitlines()[-1]) == (0, "1 entries, 1 good, 0 regressed, 0 unable")
+    assert (code, out.splitlines()[-1]) == (0, "1 entry, 1 good, 0 regressed, 0 unable")
     code, out = check("--json")
     assert (code, only(out)["verdict"], only(out)["reason"]) == (0, "good", "")
 
 
-def test_a_folder_without_entries_and_an_empty_key_are_refused(check: Run, place: Place):
-    code, out = check("--key", "")
-    assert code == 2
-    assert "no entry has a key that begins with ''" in out
+def test_what_selects_no_entry_is_refused(check: Run, place: Place):
+    for words, reason in (
+        (["--key", ""], "no entry has a key that begins with ''"),
+        (["--arch", "sm90"], "no entry is for sm90"),
+        (["--arch", "sm80", "--arch", "sm90", "--key", folder(place).name[:4]], "no such entry is for sm80 or sm90"),
+    ):
+        code, out = check(*words)
+        assert code == 2
+        assert reason in " ".join(out.replace("│", " ").split())
     shutil.rmtree(place.store.root)
     place.store.root.mkdir()
     code, out = check()
@@ -108,7 +113,7 @@ def test_a_missing_device_is_exit_0_and_told_in_the_last_line(check: Run, place:
     place.patch.setattr(entry_check, "cannot_run_here", lambda target: "no NVIDIA GPU is visible")
     code, out = check()
     assert code == 0
-    assert out.splitlines()[-1] == "1 entries, 0 good, 0 regressed, 1 unable; not checked: numerics of 1 (no NVIDIA GPU is visible)"
+    assert out.splitlines()[-1] == "1 entry, 0 good, 0 regressed, 1 unable; not checked: numerics of 1 (no NVIDIA GPU is visible)"
     code, out = check("--json")
     assert (code, only(out)["verdict"], only(out)["reason"]) == (0, "unable", "numerics: no NVIDIA GPU is visible")
 
@@ -130,7 +135,7 @@ def test_a_damaged_entry_is_a_regression_that_cannot_be_accepted(check: Run, pla
     damaged, listed = json.loads(out)
     assert "changed after it was written" in damaged["reason"]
     assert (listed["key"], listed["findings"][0]["aspect"]) == ("manifest.json", "registry")
-    last = "1 entries, 0 good, 1 regressed, 0 unable, files not as the manifest lists them: 1"
+    last = "1 entry, 0 good, 1 regressed, 0 unable, files not as the manifest lists them: 1"
     assert check()[1].splitlines()[-1] == last
     code, out = check("--accept")
     assert (code, out.splitlines()[-1]) == (1, f"{last}; of these accepted: 0")
