@@ -55,7 +55,9 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
         return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; the entry has no dispatch table")
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
-        return Serving(work, index, launch, None, "the default: no workload within a doubling of it was measured")
+        measured = "the default: no workload within a doubling of it was measured"
+        untuned = "the plain schedule: no workload of the spec is within a doubling of it"
+        return Serving(work, index, launch, None, measured if table.cells else untuned)
     served = [one for one, _ in entry.served()]
     away = distance(served[place], work)
     where = f"{'measured at' if table.cells else 'the default for'} {served[place].key}" + (f", {away:.1f} doublings away" if away else "")
