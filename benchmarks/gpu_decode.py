@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_decode.py k4v4,k2v2 8x32768,1x131072 w8u4d1,w8u4d1.cl8 [--decode] [--ptx sm80]
 
-Words are those of gpu_words.py. Results also go to $OUT (or benchmarks/results) as gpu_decode.json.
+Words are those of gpu_words.py. `flush_us` is what packing a block, with the choice of boosted channels, adds to a decode step on average
+over the steps that fill one. Results also go to $OUT (or benchmarks/results) as gpu_decode.json.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def arguments() -> argparse.Namespace:
     command.add_argument("specs")
     command.add_argument("workloads")
     command.add_argument("schedules", nargs="?", default="default")
-    command.add_argument("--decode", action="store_true", help="also decode, flush included")
+    command.add_argument("--decode", action="store_true", help="also decode, flush included, and what the flush adds per step")
     command.add_argument("--backend", default="cuda")
     command.add_argument("--ptx", choices=("sm80", "sm89"), help="lower for an older target, run its PTX")
     add_sweep(command)
@@ -133,6 +134,8 @@ def _row(line: Row, spec: Row, modules: dict[str, Row], task: Row, done: set[tup
     q = f"q{work['q_len']}" if work["q_len"] > 1 else ""
     ragged = len(set(task["lengths"][line["workload"]])) > 1
     decode = f" decode {line['decode_us']:7.2f} (+{line['decode_us'] - line['us']:.2f})" if line.get("decode_us") else ""
+    if line.get("flush_us") is not None:
+        decode += f" flush {line['flush_us']:+.2f} ({line['flush_us'] / line['decode_us']:.1%})"
     shape = f"{work['batch']:>4}x{work['kv_len']:<7}{'~' if ragged else q:3}"
     print(
         f"  {shape}{line['schedule']:28}{line['us']:8.2f} {fraction:5.3f} of {line['read_us']:7.2f}"
@@ -144,7 +147,8 @@ def _row(line: Row, spec: Row, modules: dict[str, Row], task: Row, done: set[tup
         "lengths": task["lengths"][line["workload"]] if ragged else None,
         "schedule": module["json"], "us": line["us"], "low_us": line["low"], "bytes": line["bytes"],
         "tb_s": line["bytes"] / line["us"] * 1e-6, "read_us": line["read_us"], "read_fraction": fraction,
-        "relative_l2": line["relative_l2"], "decode_us": line.get("decode_us"), "registers": module["registers"],
+        "relative_l2": line["relative_l2"], "decode_us": line.get("decode_us"), "flush_us": line.get("flush_us"),
+        "registers": module["registers"],
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from kvgen.reference.data import learned_sinks
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.reference.quantize import DTYPES
-from kvgen.reference.residual import residual_rows
+from kvgen.reference.residual import ResidualRows, residual_rows
 from kvgen.reference.window import window_places
 from kvgen.runtime.module import Module, load, load_library
 from kvgen.runtime.sequences import OverflowFlag
@@ -220,31 +220,67 @@ def replayed(graph: tuple[torch.cuda.CUDAGraph, int]) -> list[float]:
     return [timed(*graph)]
 
 
-def decode_us(runner: Runner, block: int) -> float:
-    """µs per decode over a whole block of steps, its flush included; the caches' lengths are the mean of those passed."""
+@dataclass(frozen=True)
+class Steps:
+    """Decode steps that follow each other: tokens in the newest block before the first of them, and their number."""
+
+    filled: int
+    count: int
+
+    def start(self, lengths: torch.Tensor, rows: ResidualRows) -> torch.Tensor:
+        """Lengths before the first step: those whose newest block has `filled` tokens, near `lengths`."""
+        return lengths - (lengths - rows.sink - rows.local) % rows.block + self.filled
+
+
+def block_of_steps(block: int, q_len: int) -> tuple[list[Steps], list[Steps]]:
+    """The steps that fill a block, of which the last packs it; and as many steps over as many tokens on average that pack none, which are
+    those of its middle, twice. Of the latter there are none where two steps fill more than a block.
+    """
+    count = max(1, block // q_len)
+    half = count // 2
+    return [Steps(0, count)], [Steps((block - half * q_len) // 2, half)] * 2 if half else []
+
+
+def decode_us(runner: Runner, rows: ResidualRows) -> tuple[float, float | None]:
+    """µs per decode over a whole block of steps, its flush included; and what the flush adds to that, on average over these steps (None
+    where a step has a block of tokens or more).
+    """
     caches = runner.caches
     state = [*caches.lengths, *[part for pair in caches.residual for part in pair]]
     before = [tensor.clone() for tensor in state]
     calls = [lambda i=i: runner.attend(i, decode=True) for i in range(len(caches.packed))]
-    steps = max(1, block // int(caches.q.shape[1]))
-    turns = next(n for n in range(1, steps + 1) if steps % n == 0 and (n * len(calls) >= LEAST_CAPTURED or n == steps))
+    whole, middle = block_of_steps(rows.block, int(caches.q.shape[1]))
+    most = middle[0].count if middle else whole[0].count
+    turns = next(n for n in range(1, most + 1) if most % n == 0 and (n * len(calls) >= LEAST_CAPTURED or n == most))
     graph, _ = capture(calls, turns * len(calls))  # type: ignore[arg-type]
-    samples = []
-    for _ in range(2):
+
+    def us(part: Steps) -> float:
+        """Of all its steps, over every cache."""
         for tensor, old in zip(state, before, strict=True):
             tensor.copy_(old)
         for lengths in caches.lengths:
-            lengths.sub_(block // 2).clamp_(min=0)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(steps // turns):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / (steps * len(calls)))
-    for tensor, start_state in zip(state, before, strict=True):
-        tensor.copy_(start_state)
-    return min(samples)
+            lengths.copy_(part.start(lengths, rows))
+        replays = part.count // turns
+        return replays * timed_many(graph, replays)
+
+    samples = [
+        [sum(map(us, parts)) / sum(part.count for part in parts) / len(calls) for parts in (whole, middle) if parts] for _ in range(3)
+    ]
+    for tensor, old in zip(state, before, strict=True):
+        tensor.copy_(old)
+    step, *without = (min(found) for found in zip(*samples, strict=True))
+    return step, step - without[0] if without else None
+
+
+def timed_many(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """µs per replay of several in a row."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / replays
 
 
 def read_graph(path: str, nbytes: int) -> tuple[torch.cuda.CUDAGraph, int]:
@@ -275,7 +311,7 @@ def run(task: dict[str, Any]) -> None:
         work = spec.workloads[number]
         caches = make_caches(spec, layout, work, task["lengths"][number], task["logit"])
         graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {"read": read_graph(task["read"], caches.bytes)}
-        errors, decodes, runners = {}, {}, []
+        errors, decodes, runners = {}, {}, []  # decodes: µs of a step, and of the flush in it
         for name, module in modules.items():
             if [name, number] in task["skip"]:
                 continue
@@ -284,7 +320,7 @@ def run(task: dict[str, Any]) -> None:
             errors[name] = runner.error()
             graphs[name] = capture([lambda i=i, r=runner: r.attend(i) for i in range(len(caches.packed))])  # type: ignore[misc]
             if task["decode"]:
-                decodes[name] = decode_us(runner, layout.tokens)
+                decodes[name] = decode_us(runner, residual_rows(spec, layout.tokens))
             torch.cuda.synchronize()
             runners.append(runner)
         say("begin", schedule="timing", workload=number)
@@ -293,7 +329,7 @@ def run(task: dict[str, Any]) -> None:
         for name, found in samples.items():
             say(
                 "result", schedule=name, workload=number, us=median(found), low=min(found), read_us=read_us, bytes=caches.bytes,
-                relative_l2=errors[name], decode_us=decodes.get(name),
+                relative_l2=errors[name], decode_us=decodes.get(name, (None, None))[0], flush_us=decodes.get(name, (None, None))[1],
             )  # fmt: skip
         graphs.clear()
         runners.clear()

@@ -73,6 +73,13 @@ class FakeBackend:
         return Source(text, "c++", "cpu")
 
 
+class PlainBackend(FakeBackend):
+    """One whose plain schedule is another than its default."""
+
+    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+        return Schedule(self.name, self.default(spec, target).layout, Params(threads=4))
+
+
 def fake_cost(candidate: Candidate) -> float:
     """Best with small blocks and, at the larger workload, with many threads."""
     threads = candidate.schedule.launch.integer("threads")

@@ -12,7 +12,7 @@ from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import CompileReport, compile_space, covering
 from kvgen.tune.trial_store import flatten
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, PlainBackend, tiny_spec
 
 
 def compiled(root: Path, backend: FakeBackend | None = None, limit: int | None = None) -> CompileReport:
@@ -29,6 +29,15 @@ def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_pa
     assert entry.provenance["tuned"] is False
     assert path.is_dir()
     assert report.to_json()["excluded"] == []
+
+
+def test_an_untuned_entry_has_a_plain_schedule_for_calls_far_from_its_workloads(tmp_path: Path):
+    ((entry, _),) = compiled(tmp_path, PlainBackend(), limit=1).entries
+    assert [launch.params["threads"] for launch in entry.every_launch] == [2, 2, 4]
+    assert [entry.look_up().launch(batch, 512) for batch in (1, 2, 64)] == [1, 1, 2]
+    assert Store(tmp_path / "registry").all()[0].entry == entry
+    with pytest.raises(CompileError, match="default schedule of cpu"):
+        compiled(tmp_path, PlainBackend(broken=4))
 
 
 def test_what_does_not_compile_is_excluded_by_name(tmp_path: Path):

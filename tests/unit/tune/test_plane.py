@@ -24,7 +24,7 @@ from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
 from kvgen.tune.plane import in_turns
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import ENOUGH, tune
-from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, PlainBackend, tiny_spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = Grid(powers(1, 16), powers(128, 8192), 1 << 14, sustained=((4, 1024),), screened=((1, 1024), (16, 128), (4, 4096)))
@@ -46,6 +46,7 @@ def run(tmp_path: Path, runner: FakeRunner, workloads: list[dict[str, object]] =
     spec = tiny_spec(workloads=workloads)
     runner.policy = {"of": str(tmp_path)}  # the tests share what they compile, and no measurements
     place = {"cache": ArtifactCache(tmp_path.parent / "plane"), "store": Store(tmp_path / "registry")}
+    more.setdefault("backends", [FakeBackend()])
     return tune(spec, "cpu", more.pop("budget", None), runner=runner, **place, **more)  # type: ignore[arg-type]
 
 
@@ -256,6 +257,13 @@ def test_a_launch_that_only_verification_catches_serves_nowhere(tmp_path):
     result = run(tmp_path, Runner(cost=cost))
     assert 8 not in {launch.params["threads"] for launch in result.entry.every_launch}
     assert "bits differ" in {record.detail for record in result.failures}
+
+
+def test_calls_beyond_the_grid_take_the_plain_schedule(tmp_path):
+    """The default is for the workloads of the spec, and may be bad far from them."""
+    entry = run(tmp_path, FakeRunner(cost=cost), backends=[PlainBackend()]).entry
+    assert PlainBackend().default(entry.spec, "cpu").launch["threads"] == 2
+    assert entry.every_launch[entry.dispatch.default].params["threads"] == 4
 
 
 def test_calls_beyond_the_grid_do_not_take_a_default_that_fails_over_it(tmp_path):
