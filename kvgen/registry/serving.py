@@ -61,8 +61,8 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
         return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; the entry has no dispatch table")
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
-        known = "no workload within a doubling of it was measured" if table.cells else "no workload of the spec is within a doubling of it"
-        return Serving(work, index, launch, None, f"the plain schedule: {known}")
+        none = "no workload within a doubling of it was measured" if table.cells else "no workload of the spec is within a doubling of it"
+        return Serving(work, index, launch, None, f"the plain schedule: {none}")
     known = [one.workload for one in entry.measured()]  # the look-up prefers the spec's load, and another may have been measured, too
     near = next((one for one in known if one.key == work.key), known[place])
     away = distance(near, work)

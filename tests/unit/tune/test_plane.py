@@ -46,7 +46,6 @@ def run(tmp_path: Path, runner: FakeRunner, workloads: list[dict[str, object]] =
     spec = tiny_spec(workloads=workloads)
     runner.policy = {"of": str(tmp_path)}  # the tests share what they compile, and no measurements
     place = {"cache": ArtifactCache(tmp_path.parent / "plane"), "store": Store(tmp_path / "registry")}
-    more.setdefault("backends", [FakeBackend()])
     return tune(spec, "cpu", more.pop("budget", None), runner=runner, **place, **more)  # type: ignore[arg-type]
 
 
