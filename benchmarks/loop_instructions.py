@@ -20,21 +20,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.attend_code import SUBTILE, AttendKernel, attend_kernels
 from benchmarks.command import parser, processors
 from benchmarks.compiling import build_sources, lower_all
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from benchmarks.output import folder, write_csv
-from benchmarks.sass import Instruction, count, disassemble, hot_loop
 from benchmarks.shape_cases import TARGET
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact
-from kvgen.toolchain.ptxas import short_names
 
 READ_BYTES_S, SCHEDULER_CYCLES_S = 4.4e12, 132 * 4 * 1.755e9
-SUBTILE = 32
 NAME = "loop_instructions"
 
 
@@ -81,7 +79,7 @@ def main() -> int:
     cases = [case for case in CASES if not options.cases or any(word in case.name for word in options.cases)]
     rows: list[dict[str, Any]] = []
     for case, artifact in zip(cases, compiled(cases, options.workers), strict=True):
-        found = rows_of(case, artifact)
+        found = [row(case, kernel) for kernel in attend_kernels(artifact, case.schedule.launch.integer("kv_tile"))]
         rows += found
         plain = next(row for row in found if row["kernel"] == "attend_static" and not row["append"])
         print("  ".join(f"{name}={value}" for name, value in plain.items() if value), flush=True)
@@ -103,28 +101,18 @@ def compiled(cases: list[Case], workers: int) -> list[Artifact]:
     return artifacts
 
 
-def rows_of(case: Case, artifact: Artifact) -> list[dict[str, Any]]:
-    """A row for each `attend` kernel of a module, ordered by name."""
-    functions = disassemble(artifact.path)
-    named = dict(zip(short_names(list(functions)), functions.values(), strict=True))
-    return [row(case, artifact, name, named[name]) for name in sorted(named) if name.startswith("attend")]
-
-
-def row(case: Case, artifact: Artifact, name: str, code: list[Instruction]) -> dict[str, Any]:
+def row(case: Case, kernel: AttendKernel) -> dict[str, Any]:
     """Counts and resources of a kernel."""
-    resources = artifact.resources.kernels[name]
-    subtiles = case.schedule.launch.integer("kv_tile") // SUBTILE
-    counts = {kind: number / subtiles for kind, number in count(hot_loop(code)).items()}
     layout = layout_of(case.spec, case.schedule.layout)
     read_s = layout.block_bytes / (layout.tokens / SUBTILE) / READ_BYTES_S
     return {
         "case": case.name, "spec": case.words, "schedule": case.schedule_words, "workload": case.work,
-        "kernel": name.partition("<")[0], "append": name.endswith("true>"),
-        "registers": resources.registers, "spill_bytes": resources.spill_bytes, "code_instructions": len(code),
-        **_rounded(counts, 2),
+        "kernel": kernel.name, "append": kernel.append,
+        "registers": kernel.registers, "spill_bytes": kernel.spill_bytes, "code_instructions": kernel.code,
+        **_rounded(kernel.loop, 2),
         **_rounded({
-            "issue_share": counts["all"] / SCHEDULER_CYCLES_S / read_s,
-            "half_rate_share": 2 * counts["half_rate"] / SCHEDULER_CYCLES_S / read_s,
+            "issue_share": kernel.loop["all"] / SCHEDULER_CYCLES_S / read_s,
+            "half_rate_share": 2 * kernel.loop["half_rate"] / SCHEDULER_CYCLES_S / read_s,
         }, 3),
     }  # fmt: skip
 

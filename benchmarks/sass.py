@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
-from kvgen.toolchain.compilers import nvcc_wheel
 
 CATEGORIES = (
     ("mma", r"HMMA|IMMA|QMMA"),
@@ -39,7 +40,7 @@ HALF_RATE = re.compile(
 )
 """Opcodes of the ALU pipe, which takes a warp's instruction every second cycle; also F2FP, which has that rate."""
 RARE = ("exp", "exchange")
-"""Categories that mark code of a loop as rare where an iteration may skip it."""
+"""Categories that mark code of a loop as rare where an iteration may skip it; ENDCOLLECTIVE does too, for lanes that diverged."""
 _LISTED = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(\S[^;]*?)\s*;")
 _MOVE = re.compile(r"(IMAD\.MOV\S*|IMAD\.U32|IMAD\.SHL\S*|HFMA2\.MMA)\b.*\bRZ\b")
 
@@ -70,6 +71,11 @@ class Instruction:
         return int(found[1], 16) if found else None
 
     @property
+    def rare(self) -> bool:
+        """Whether code that has it, and that an iteration may skip, runs rarely."""
+        return self.category in RARE or self.opcode == "ENDCOLLECTIVE"
+
+    @property
     def category(self) -> str:
         """One of CATEGORIES, or `other`."""
         if _MOVE.search(self.text):
@@ -78,14 +84,21 @@ class Instruction:
 
 
 def disassemble(module: Path) -> dict[str, list[Instruction]]:
-    """Instructions of every kernel of a module, by mangled name. Raises ToolchainMissing without cuobjdump and nvdisasm."""
-    wheel = nvcc_wheel()
-    tool = shutil.which("cuobjdump") or (wheel and shutil.which("cuobjdump", path=str(wheel / "bin")))
-    if not tool:
+    """Instructions of every kernel of a module, by mangled name. Raises ToolchainMissing without cuobjdump."""
+    return parse(subprocess.run([find_cuobjdump(), "-sass", str(module)], capture_output=True, text=True, check=True).stdout)
+
+
+def find_cuobjdump() -> str:
+    """cuobjdump from PATH, then from the NVIDIA wheels of this Python. Raises ToolchainMissing."""
+    spec = importlib.util.find_spec("nvidia")
+    packages = (spec.submodule_search_locations or ()) if spec is not None else ()
+    wheels = os.pathsep.join(str(tool.parent) for package in packages for tool in Path(package).glob("*/bin/cuobjdump"))
+    tool = shutil.which("cuobjdump") or shutil.which("cuobjdump", path=wheels)
+    if tool is None:
         raise ToolchainMissing(
             "cuobjdump was not found on PATH: install the CUDA toolkit, or nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"
         )
-    return parse(subprocess.run([tool, "-sass", str(module)], capture_output=True, text=True, check=True).stdout)
+    return tool
 
 
 def parse(listing: str) -> dict[str, list[Instruction]]:
@@ -114,7 +127,7 @@ def hot_loop(code: Sequence[Instruction]) -> list[Instruction]:
         raise ValueError("no loop has MMAs")
     head, body, latch = max(inner, key=lambda loop: mma[id(loop[1])])
     skipped = {block for block in body if block not in (head, latch) and graph.reaches(head, latch, body - {block})}
-    rare = {block for part in graph.parts(skipped) if any(i.category in RARE for b in part for i in graph.code[b]) for block in part}
+    rare = {block for part in graph.parts(skipped) if any(i.rare for b in part for i in graph.code[b]) for block in part}
     hot = sorted(body - rare)
     return [instruction for block in hot for instruction in graph.code[block]]
 

@@ -25,6 +25,11 @@ from kvgen.lower.base import Language, Source
 CUDA_WHEELS = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-runtime"
 CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 NVCC_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
+PTXAS_THREADS = ("-Xptxas", "--split-compile=4")
+"""ptxas compiles a module's kernels in parallel. The instructions are the same, so the artifact's key leaves this out. The same flag of
+nvcc splits the optimizer before ptxas as well: some kernels then differ.
+"""
+PTXAS_THREADS_SINCE = (12, 2)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,12 @@ class Compiler:
     def command(self, source: Source, file: Path, output: Path, *, ptx_only: bool = False) -> list[str]:
         """The whole command line that compiles `file` to the shared library `output`."""
         include = [f"-I{folder}" for folder in (*source.include, *tvm_ffi_include())]
-        return [str(self.path), *self.flags(source, ptx_only=ptx_only), *include, str(file), "-o", str(output)]
+        return [str(self.path), *self.flags(source, ptx_only=ptx_only), *self._parallel(), *include, str(file), "-o", str(output)]
+
+    def _parallel(self) -> tuple[str, ...]:
+        """Flags that shorten a compilation and leave its instructions as they are."""
+        knows = self.name == "nvcc" and tuple(map(int, self.version.split(".")[:2])) >= PTXAS_THREADS_SINCE
+        return PTXAS_THREADS if knows else ()
 
     def key(self, source: Source, *, ptx_only: bool = False) -> str:
         """Digest of all that decides the compiled bytes: source, headers, compiler, flags, CPU features, FFI headers."""

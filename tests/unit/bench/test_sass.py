@@ -46,6 +46,20 @@ def test_the_hot_loop_has_the_copies_that_an_iteration_may_skip_and_not_the_rare
     }  # fmt: skip
 
 
+def test_code_for_diverged_lanes_is_rare() -> None:
+    [code] = parse("""
+\t\tFunction : _Z6attendv
+        /*0000*/                   BRA.DIV UR5, 0x40 ;
+        /*0010*/                   HMMA.16816.F32 R4, R4, R8, RZ ;
+        /*0020*/              @P1  BRA 0x0 ;
+        /*0030*/                   EXIT ;
+        /*0040*/                   WARPSYNC.COLLECTIVE R112, 0x60 ;
+        /*0050*/                   ENDCOLLECTIVE ;
+        /*0060*/                   BRA 0x10 ;
+""").values()
+    assert [instruction.address for instruction in hot_loop(code)] == [0, 0x10, 0x20]
+
+
 def test_a_function_without_mma_has_no_hot_loop() -> None:
     with pytest.raises(ValueError, match="no loop has MMAs"):
         hot_loop(parse(KERNEL)["_Z4packv"])

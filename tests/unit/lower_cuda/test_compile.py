@@ -1,15 +1,20 @@
-"""A covering set compiled for the three architectures where there is an nvcc: it builds, and nothing spills."""
+"""Compiled where there is an nvcc: a covering set for the three architectures builds, and nothing spills; a loop does not grow unseen."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvgen.errors import CompileError
+from benchmarks.attend_code import attend_kernels
+from benchmarks.sass import find_cuobjdump
+from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.toolchain import Artifact
 from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.compilers import find_nvcc
 from kvgen.toolchain.pool import build_many
 from tests.support.kernel_cases import KernelCase
 
@@ -34,6 +39,23 @@ WHOLE = (
 )  # fmt: skip
 
 
+GOLDEN = Path(__file__).parent / "golden" / "attend_code.json"
+WINNERS = ("k8v8", "k4v4", "k2v2")
+"""Formats whose default schedule is a launch of the entry that ships."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> ArtifactCache:
+    """What the tests of this file compile, each once."""
+    return ArtifactCache(tmp_path_factory.mktemp("modules"))
+
+
+def compiled(case: KernelCase, cache: ArtifactCache) -> Artifact:
+    [(_, artifact)] = build_many([case.source()], cache=cache)
+    assert isinstance(artifact, Artifact)
+    return artifact
+
+
 def spills(cases: tuple[KernelCase, ...], cache: ArtifactCache) -> dict[str, object]:
     """What is wrong with each case that spills or does not compile."""
     found: dict[str, object] = {}
@@ -47,15 +69,51 @@ def spills(cases: tuple[KernelCase, ...], cache: ArtifactCache) -> dict[str, obj
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_covering_set_compiles_without_spills(tmp_path: Path) -> None:
+def test_a_covering_set_compiles_without_spills(cache: ArtifactCache) -> None:
     whole = os.environ.get("KVGEN_COVERING") == "whole"
-    assert spills(WHOLE if whole else SMALL, ArtifactCache(tmp_path)) == {}
+    assert spills(WHOLE if whole else SMALL, cache) == {}
 
 
-def test_resources_name_the_kernels(tmp_path: Path) -> None:
-    [(_, artifact)] = build_many([KernelCase("k4v4").source()], cache=ArtifactCache(tmp_path))
-    assert isinstance(artifact, Artifact)
-    names = list(artifact.resources.kernels)
+def test_resources_name_the_kernels(cache: ArtifactCache) -> None:
+    names = list(compiled(KernelCase("k4v4"), cache).resources.kernels)
     for kernel, count in (("attend_static", 2), ("attend_planned", 2), ("plan_kernel", 1), ("advance_kernel", 1), ("unpack_kernel", 1)):
         assert sum(kernel in name for name in names) == count, (kernel, names)
     assert all("tmp" not in name for name in names), "names do not depend on where the source lay"
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    """What the kernels used when it was last accepted, with one release of nvcc."""
+    try:
+        find_cuobjdump()
+    except ToolchainMissing as missing:
+        pytest.skip(str(missing))
+    known: dict[str, Any] = json.loads(GOLDEN.read_text())
+    release = ".".join(find_nvcc().version.split(".")[:2])
+    if os.environ.get("KVGEN_ACCEPT"):
+        return {**known, "nvcc": release}
+    if release != known["nvcc"]:
+        pytest.skip(f"the numbers are of nvcc {known['nvcc']}, this is {release}")
+    return known
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("words", WINNERS)
+def test_no_more_registers_and_no_longer_loop(words: str, cache: ArtifactCache, golden: dict[str, Any]) -> None:
+    """A feature that is off costs no instruction. KVGEN_ACCEPT=1 rewrites the numbers."""
+    case = KernelCase(words)
+    found = {
+        f"{kernel.name}{'_append' if kernel.append else ''}": {
+            "registers": kernel.registers, "spill_bytes": kernel.spill_bytes, "loop": kernel.loop["all"],
+        }
+        for kernel in attend_kernels(compiled(case, cache), case.schedule.launch.integer("kv_tile"))
+    }  # fmt: skip
+    if os.environ.get("KVGEN_ACCEPT"):
+        golden[words] = found
+        GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+    known = golden[words]
+    assert found.keys() == known.keys()
+    assert not any(kernel["spill_bytes"] for kernel in found.values())
+    more = [(name, what, n, known[name][what]) for name in found for what, n in found[name].items() if n > known[name][what]]
+    assert more == [], "kernel, what, now, and when it was last accepted"

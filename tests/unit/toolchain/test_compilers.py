@@ -46,6 +46,15 @@ def test_command_names_input_output_and_every_include_folder(tmp_path: Path) -> 
     assert any(flag.startswith("-I") and flag.endswith("tvm_ffi/include") for flag in command)
 
 
+def test_ptxas_works_in_parallel_where_it_can(tmp_path: Path) -> None:
+    source = Source("", "cuda", "sm90")
+    files = tmp_path / "in.cu", tmp_path / "out.so"
+    assert "--split-compile=4" in NVCC.command(source, *files)
+    assert "--split-compile=4" not in replace(NVCC, version="12.1.105").command(source, *files)
+    assert "--split-compile=4" not in GXX.command(Source("", "c++", "cpu"), *files)
+    assert "--split-compile=4" not in NVCC.flags(source), "flags are part of the key"
+
+
 def test_key_covers_source_flags_compiler_and_mode(tmp_path: Path) -> None:
     source = Source("int x;", "cuda", "sm80")
     header = tmp_path / "a.cuh"
