@@ -25,14 +25,6 @@ FAULTS: tuple[Fault, ...] = (
             "for (int s = 0; s < tile.num_splits - 1; ++s) {\n        const float* split",
         ),
         (
-            "merge-weight", "splits", "splits are weighed by powers of e, where their maxima are in units of log2 e",
-            "std::exp2(split[C::head_dim] - row_max)", "std::exp(split[C::head_dim] - row_max)",
-        ),
-        (
-            "merge-sum", "splits", "the merged sum of weights leaves out the splits' own weights",
-            "row_sum += split[C::head_dim + 1] * weight;", "row_sum += split[C::head_dim + 1];",
-        ),
-        (
             "split-begin", "splits", "the last split begins 32 tokens too late",
             "begin = int64_t{tile.first} * C::chunk,",
             "begin = int64_t{tile.first} * C::chunk + (tile.first > 0 && tile.split_idx == tile.num_splits - 1 ? C::subtile : 0),",
@@ -279,11 +271,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "products",
+        "chunk",
         (
             "group-end", "window", "a chunk that begins within a K group runs into the next with the first's scales",
             "token + group - chunk.in_block(token) % group", "token + group",
         ),
+    ),
+    *_in(
+        "packed_keys",
         (
             "key-zero-row", "splits", "K's zeros of the first query row serve all rows",
             "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      weights.set(",
@@ -297,6 +292,9 @@ FAULTS: tuple[Fault, ...] = (
             "key-sum-row", "token", "the sums of the first query row multiply K's zeros for all rows",
             "q_sum[m * groups + g] * a.zero", "q_sum[g] * a.zero",
         ),
+    ),
+    *_in(
+        "packed_values",
         (
             "value-last-group", "token", "the last channel group of V takes the scales of the first",
             "chunk.subtile[token / C::subtile], g, token % C::subtile",
@@ -319,16 +317,27 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "rows",
+        "partial_sum",
+        (
+            "merge-weight", "splits", "splits are weighed by powers of e, where their maxima are in units of log2 e",
+            "std::exp2(max - row_max)", "std::exp(max - row_max)",
+        ),
+        (
+            "merge-sum", "splits", "the merged sum of weights leaves out the splits' own weights",
+            "row_sum += sum * weight;", "row_sum += sum;",
+        ),
         (
             "rescale-sum", "splits", "the sum of weights is not rescaled when the maximum rises",
-            "row_sum[r] *= alpha;", "",
+            "row_sum *= alpha;", "",
         ),
         (
             "rescale-last-channels", "splits", "the last 16 channels are not rescaled when the maximum rises",
-            "for (int c = 0; c < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);",
-            "for (int c = 0; c + kLanes < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);",
+            "for (int c = 0; c < dim; c += kLanes) store(acc + c, load<F32>(acc + c) * alpha);",
+            "for (int c = 0; c + kLanes < dim; c += kLanes) store(acc + c, load<F32>(acc + c) * alpha);",
         ),
+    ),
+    *_in(
+        "rows",
         (
             "mask-high", "splits-q4", "a query token sees the one after it",
             "(index < high)", "(index <= high)",
@@ -339,7 +348,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "rescale-row", "splits", "what all rows have summed is rescaled to the maximum of the first",
-            "rescale(first + m, peak[m]);", "rescale(first + m, peak[0]);",
+            "partial(first + m).rescale(peak[m]);", "partial(first + m).rescale(peak[0]);",
         ),
     ),
     *_in(
@@ -405,6 +414,17 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "lengths",
+        (
+            "crop-first-sequence", "unquantized", "a crop takes from every sequence what the first one asks for",
+            "lengths[b] -= static_cast<int32_t>(fewer(b));", "lengths[b] -= static_cast<int32_t>(counts ? counts[0] : fewer(b));",
+        ),
+        (
+            "crop-least", "unquantized", "crops without new tokens between them do not count together",
+            "std::max<int64_t>(least[b], lengths[b] - call.rollback)", "std::max<int64_t>(0, lengths[b] - call.rollback)",
+        ),
+    ),
+    *_in(
         "module",
         (
             "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
@@ -426,14 +446,6 @@ FAULTS: tuple[Fault, ...] = (
         (
             "unpack-last-token", "int8", "the last token of the residual is not unpacked",
             "Residual::first(cache.length(b)); position < length;", "Residual::first(cache.length(b)); position + 1 < length;",
-        ),
-        (
-            "crop-first-sequence", "unquantized", "a crop takes from every sequence what the first one asks for",
-            "lengths[b] -= static_cast<int32_t>(fewer(b));", "lengths[b] -= static_cast<int32_t>(counts ? counts[0] : fewer(b));",
-        ),
-        (
-            "crop-least", "unquantized", "crops without new tokens between them do not count together",
-            "std::max<int64_t>(least[b], lengths[b] - call.rollback)", "std::max<int64_t>(0, lengths[b] - call.rollback)",
         ),
         (
             "unpack-sink", "unquantized", "the last sink token is not unpacked",

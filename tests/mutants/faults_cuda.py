@@ -453,7 +453,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "mainloop/subtile",
+        "mainloop/token_params",
         (
             "constant-scale", "value-groups", "zeros of a constant group of V are divided by its scale of 0",
             "if (scale[half] == 0.f) scale[half] = kScaleOfConstants;", "",
@@ -463,17 +463,23 @@ FAULTS: tuple[Fault, ...] = (
             "half == 0 ? kTop : 0.f);", "kTop);",
         ),
         (
-            "key-half", "channel-groups", "the second 16 tokens of a sub-tile take the K scales of the first",
-            "query[rows % Traits::kSubtileKeyGroups][tile];", "query[0][tile];",
-        ),
-        (
             "symmetric-zero", "symmetric", "the second row of every two takes the first's scale for the middle of its codes",
             "zero[m_tile][q][1] = -v.y * Quant::kOffset;", "zero[m_tile][q][1] = -v.x * Quant::kOffset;",
+        ),
+    ),
+    *_in(
+        "mainloop/keys",
+        (
+            "key-half", "channel-groups", "the second 16 tokens of a sub-tile take the K scales of the first",
+            "query[rows % Traits::kSubtileKeyGroups][tile];", "query[0][tile];",
         ),
         (
             "key-last-group", "token", "products of later channel groups of K go to earlier ones",
             "products[tile][step / kStepsPerGroup][rows];", "products[tile][step / (kStepsPerGroup * 2)][rows];",
         ),
+    ),
+    *_in(
+        "mainloop/values",
         (
             "value-group-weights", "value-groups", "V's channel groups from the second on are weighed with the first's scales",
             "weights[tile][s][rows / kTilesPerGroup][k_step];", "weights[tile][s][0][k_step];",

@@ -99,7 +99,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_without(
         WARP,
-        "mainloop/subtile",
+        "mainloop/keys",
         (
             "products-stored", "last", "lanes take each other's products before they are stored",
             "~;\n#pragma unroll\n    for (int s = 0; s < kStepSubtiles; ++s) {\n      const uint4 a",

@@ -131,7 +131,7 @@ def test_survivors_come_first_and_outcomes_are_short() -> None:
     assert text.startswith("above\n")
     assert text.endswith("below\n")
     first, second, *_ = [line for line in text.splitlines() if line.startswith("| `")]
-    assert first.startswith("| `rescale-sum` | `rows.hpp` |")
+    assert first.startswith("| `rescale-sum` | `partial_sum.hpp` |")
     assert first.endswith("| **survives** |")
     assert second.endswith("| not run |")
     assert "| attend of long: relative l2 |" in text

@@ -8,7 +8,7 @@
 
 namespace kvgen::ffi {
 
-// Bytes [begin, end) from the first to the last of a tensor; strides may be negative in no torch tensor.
+// Bytes [begin, end) from the first to the last of a tensor. Strides are not negative, since torch has no such tensors.
 struct Span {
   uintptr_t begin = 0, end = 0;
 };

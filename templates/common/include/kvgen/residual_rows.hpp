@@ -16,8 +16,8 @@ template <int kBlock_, int kSink_ = 0, int kLocal_ = 0, int kRollback_ = 0, int 
 struct ResidualRows {
   static constexpr int kBlock = kBlock_, kSink = kSink_, kLocal = kLocal_, kRollback = kRollback_;
   static constexpr int kUnpacked = kSink + kLocal;  // a sequence has a packed block if it is longer than this by kBlock
-  // Rows after the sink, which are used in turn. After kRollback tokens were taken back, up to kLocal + kBlock - 1 tokens before them are
-  // unquantized. A step writes its tokens while the older ones are still read, hence kMaxQLen.
+  // The rows after the sink are a ring buffer (`row`). After kRollback tokens were taken back, up to kLocal + kBlock - 1 tokens before them
+  // are unquantized. A step writes its tokens while the older ones are still read, hence kMaxQLen.
   static constexpr int kCapacity = (kBlock + kLocal + (kRollback ? kRollback + kMaxQLen : 0) + 15) / 16 * 16;
   static constexpr int kRows = kSink + kCapacity;  // per sequence and KV head
 

@@ -1,4 +1,4 @@
-// Where the packed blocks of a contiguous cache with a sliding window lie: in a few places, which are used in turn.
+// Where the packed blocks of a contiguous cache with a sliding window lie: in a ring buffer of a few places.
 // kvgen/reference/window.py is the same for the host, and computes the number of places.
 #pragma once
 #include <cstdint>
@@ -20,7 +20,7 @@ struct WindowPlaces {
     if constexpr (kInTurn) return static_cast<uint32_t>(block) % static_cast<uint32_t>(kPlaces);
     return block;
   }
-  // The first block that is still there, of a sequence that had at most `packed` packed blocks.
+  // The first block that no later one has overwritten, of a sequence that had at most `packed` packed blocks.
   KVGEN_PLACES_FN int first(int packed) { return kInTurn && packed > kPlaces ? packed - kPlaces : 0; }
 };
 

@@ -1,6 +1,9 @@
 // Attention of a block of query rows over the KV tiles of a work tile, and the merge of a head's splits.
 #pragma once
 
+#include "kvgen/expanded.hpp"
+#include "kvgen/packed_keys.hpp"
+#include "kvgen/packed_values.hpp"
 #include "kvgen/step.hpp"
 
 namespace kvgen {
@@ -39,17 +42,10 @@ class Attention {
     alignas(64) float acc[C::head_dim];
     for (int r = 0; r < head.rows; ++r) {
       float row_max = -kInfinity, row_sum = 0;
-      for (int s = 0; s < tile.num_splits; ++s) {
-        const float split_max = partial(tile.slot + s, r)[C::head_dim];
-        row_max = row_max < split_max ? split_max : row_max;
-      }
       std::memset(acc, 0, sizeof(acc));
       for (int s = 0; s < tile.num_splits; ++s) {
         const float* split = partial(tile.slot + s, r);
-        if (split[C::head_dim + 1] == 0) continue;
-        const float weight = std::exp2(split[C::head_dim] - row_max);
-        row_sum += split[C::head_dim + 1] * weight;
-        for (int c = 0; c < C::head_dim; c += kLanes) store(acc + c, load<F32>(acc + c) + load<F32>(split + c) * weight);
+        PartialSum<C::head_dim>{acc, row_max, row_sum}.add(split, split[C::head_dim], split[C::head_dim + 1]);
       }
       finish(head, r, acc, row_max, row_sum);
     }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kvgen/calls.hpp"
-#include "kvgen/products.hpp"
+#include "kvgen/chunk.hpp"
 #include "kvgen/window_places.hpp"
 
 namespace kvgen {

@@ -5,6 +5,7 @@
 
 #include "kvgen/append.hpp"
 #include "kvgen/attend.hpp"
+#include "kvgen/lengths.hpp"
 #include "kvgen/threads.hpp"
 
 namespace kvgen {
@@ -48,37 +49,6 @@ class Module {
     std::vector<int> made(shape.plan.size());  // the caller's tensor need not lie at a multiple of 16 bytes, as work tiles must
     make_plan(shape.plan, lengths, limit, call.skip_empty, made.data());
     std::memcpy(call.plan.data, made.data(), made.size() * sizeof(int));
-  }
-
-  // An empty sequence stays empty, unless it has tokens of its own count.
-  static void advance(const ffi::Advance& call) {
-    const int64_t batch = call.lengths.size[0];
-    int32_t* lengths = call.lengths.as<int32_t>();
-    const int32_t* counts = call.counts.as<int32_t>();
-    const auto more = [&](int64_t b) { return counts ? counts[b] : lengths[b] > 0 ? call.tokens : 0; };
-    for (int64_t b = 0; b < batch; ++b) {
-      check_length(b, lengths[b]);
-      if (more(b) < 0) ffi::fail("ValueError", "advance: counts[%lld] is %lld, must be at least 0", (long long)b, (long long)more(b));
-      check_limit("advance", b, lengths[b], more(b), call.limit);
-    }
-    for (int64_t b = 0; b < batch; ++b) lengths[b] += static_cast<int32_t>(more(b));
-  }
-
-  // Between two crops lengths only grow, so the length that a crop finds is the longest since the last one.
-  static void crop(const ffi::Crop& call) {
-    const int64_t batch = call.lengths.size[0];
-    int32_t *lengths = call.lengths.as<int32_t>(), *least = call.least.as<int32_t>();
-    const int32_t* counts = call.counts.as<int32_t>();
-    const auto fewer = [&](int64_t b) { return counts ? counts[b] : lengths[b] > 0 ? call.tokens : 0; };
-    const auto floor = [&](int64_t b) { return std::max<int64_t>(least[b], lengths[b] - call.rollback); };
-    for (int64_t b = 0; b < batch; ++b)
-      if (fewer(b) < 0 || fewer(b) > lengths[b] - floor(b))
-        ffi::fail("ValueError", "crop: sequence %lld has %d tokens, of which %lld can be taken back, not %lld", (long long)b, lengths[b],
-                  (long long)(lengths[b] - floor(b)), (long long)fewer(b));
-    for (int64_t b = 0; b < batch; ++b) {
-      least[b] = static_cast<int32_t>(floor(b));
-      lengths[b] -= static_cast<int32_t>(fewer(b));
-    }
   }
 
   static void pack(const ffi::Pack& call) {
@@ -188,25 +158,6 @@ class Module {
     if (appends) check_limit(function, b, length, call.q_len, call.limit);
   }
 
-  static int64_t longest(const int32_t* lengths, int64_t batch) {
-    int64_t most = 0;
-    for (int64_t b = 0; b < batch; ++b) most = std::max<int64_t>(most, lengths[b]);
-    return most;
-  }
-
-  static void check_length(int64_t b, int64_t length) {
-    if (length < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)b);
-  }
-
-  static void check_limit(const char* function, int64_t b, int64_t length, int64_t more, int64_t limit) {
-    if (more > limit - length) refuse_overflow(function, b, length + more, limit);
-  }
-
-  [[noreturn]] static void refuse_overflow(const char* function, int64_t b, int64_t tokens, int64_t limit) {
-    ffi::fail("ValueError", "%s: sequence %lld would have %lld tokens, more than the limit of %lld", function, (long long)b,
-              (long long)tokens, (long long)limit);
-  }
-
   static int to_int(const char* function, const char* name, int64_t value) {
     if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, (long long)value);
     return static_cast<int>(value);
@@ -250,8 +201,8 @@ class Module {
   KVGEN_CPU_QUESTION(split_tokens)                                                                                       \
   KVGEN_CPU_QUESTION(plan_size)                                                                                          \
   KVGEN_CPU_CALL(plan, KvgenModule::plan(kvgen::ffi::parse_plan(KvgenModule::variant, args, count)))                     \
-  KVGEN_CPU_CALL(advance, KvgenModule::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))            \
-  KVGEN_CPU_CALL(crop, KvgenModule::crop(kvgen::ffi::parse_crop(KvgenModule::variant, args, count)))                     \
+  KVGEN_CPU_CALL(advance, kvgen::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))                  \
+  KVGEN_CPU_CALL(crop, kvgen::crop(kvgen::ffi::parse_crop(KvgenModule::variant, args, count)))                           \
   KVGEN_CPU_CALL(pack, KvgenModule::pack(kvgen::ffi::parse_pack(KvgenModule::variant, args, count)))                     \
   KVGEN_CPU_CALL(attend, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, false), false)) \
   KVGEN_CPU_CALL(decode, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, true), true))   \

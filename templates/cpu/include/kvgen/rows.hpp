@@ -1,9 +1,7 @@
 // The query rows of one work tile, and the online softmax over a chunk of their scores.
 #pragma once
 
-#include <cmath>
-
-#include "kvgen/simd.hpp"
+#include "kvgen/partial_sum.hpp"
 
 namespace kvgen {
 
@@ -37,6 +35,8 @@ struct Rows {
     }
   }
 
+  PartialSum<dim> partial(int r) { return {acc[r], row_max[r], row_sum[r]}; }
+
   void sum_groups() {
     if constexpr (summed)
       for (int r = 0; r < count; ++r)
@@ -63,7 +63,7 @@ struct Rows {
         total += p;
         store(score + i, p);
       }
-      rescale(first + m, peak[m]);
+      partial(first + m).rescale(peak[m]);
       row_sum[first + m] += sum(total);
     }
   }
@@ -88,14 +88,6 @@ struct Rows {
     I32 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < padded; i += kLanes, index += kLanes)
       store(score + i, ((index >= low) & (index < high)) ? load<F32>(score + i) : splat(-kInfinity));
-  }
-
-  void rescale(int r, float peak) {
-    if (peak == row_max[r]) return;
-    const float alpha = std::exp2(row_max[r] - peak);
-    row_max[r] = peak;
-    row_sum[r] *= alpha;
-    for (int c = 0; c < dim; c += kLanes) store(acc[r] + c, load<F32>(acc[r] + c) * alpha);
   }
 };
 

@@ -1,4 +1,4 @@
-// The host's side of the kernels that TileLang generated: how many CTAs, where partial results lie, what the kernels are handed.
+// The host side of the kernels that TileLang generated: grids, workspaces, plans, kernel arguments.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TileArgs {
   float scale;
 };
 
-// Numbers of a variant: kThreads, kCtasPerSm, kSplits, kCluster (whether the splits of a head are one), kTileTokens, kTileBytes,
+// Numbers of a variant: kThreads, kCtasPerSm, kSplits, kCluster (whether the splits of a head are a cluster), kTileTokens, kTileBytes,
 // kRingBytes, kQRows (of a CTA), kQTiles, kWindow (0 without a sliding window).
 template <class Format, class Schedule>
 struct TileHost {
@@ -38,11 +38,11 @@ struct TileHost {
 
   static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, 8 * Schedule::kQTiles); }
 
-  // Most splits that any length may get: what the workspace must hold.
+  // Upper bound of the splits over all lengths, for the size of the workspace.
   static int most_splits(int cells) { return model(cells).most(kMaxSplits); }
 
-  // Packed KV tiles that the splits of a sequence of `max_len` tokens share: with a sliding window those that it reaches, and one more
-  // where it begins inside a tile.
+  // Packed KV tiles that the splits of a sequence of `max_len` tokens read. With a sliding window these are the tiles that hold its tokens:
+  // one more where it begins inside a tile.
   static int visible_tiles(int max_len) {
     const int reached = Schedule::kWindow + Schedule::kMaxQLen - 1 + Schedule::kTileTokens;
     return std::max(1, (Schedule::kWindow > 0 ? std::min(max_len, reached) : max_len) / Schedule::kTileTokens);
@@ -54,7 +54,7 @@ struct TileHost {
     return model(cells).cheapest(tiles, most);
   }
 
-  // Counters first, at places that depend on the batch alone: every call leaves them zero for the next. Then `slots` partial results.
+  // Counters, which every launch leaves at zero and whose positions depend on the batch only, then `slots` partial results.
   struct Workspace {
     int64_t arrivals, flushed, readers, stats, partial, bytes;
     Workspace(int batch, int kv_heads, int64_t slots) {
@@ -75,7 +75,7 @@ struct TileHost {
     return Workspace(batch, kv_heads, std::max(cells * most_splits(heads), cells + resident_ctas())).bytes;
   }
 
-  // Tokens of a split where all lengths are `max_len`; 0 where sequences are not split. What verification takes its lengths from.
+  // Tokens of a split if all lengths are `max_len`; 0 if sequences are not split. Verification chooses its lengths by it.
   static int64_t split_tokens(int batch, int kv_heads, int max_len, int q_len) {
     if (batch == 0) return 0;
     const int splits = choose_splits(batch * kv_heads * runs(q_len), max_len);
@@ -117,7 +117,7 @@ struct TileHost {
     return t;
   }
 
-  // Launches one of the programs, which takes `shared_bytes`; with `clusters` the splits of a cell are one.
+  // Launches one of the programs, which takes `shared_bytes`; with `clusters` the splits of a head are a cluster.
   template <class... Parameters, class... Arguments>
   static cudaError_t start(void (*kernel)(Parameters...), const TileArgs& t, int shared_bytes, bool clusters, cudaStream_t stream,
                            Arguments... values) {

@@ -34,7 +34,7 @@ struct Arguments {
     device = a.device();
   }
 
-  // Whether every row of a matrix falls into N elements that start at a multiple of their bytes, or of 16.
+  // Whether every row of a matrix consists of vectors of N elements that are aligned to their size, at most to 16 bytes.
   template <int N>
   bool fits(const ffi::View<2>& view) const {
     return channels % N == 0 && (tokens < 2 || view.stride[0] % N == 0) && starts<N>(view.data, &view == &codes ? 1 : item_);

@@ -31,7 +31,7 @@ struct CacheArgs {
   int table_stride = 0;
   int page_blocks = 0;  // blocks per page
   int pages = 0;        // pages in the cache
-  int blocks = 0;       // room of a sequence in blocks
+  int blocks = 0;       // blocks that a sequence can hold
   int batch = 0;
   int kv_heads = 0;
 

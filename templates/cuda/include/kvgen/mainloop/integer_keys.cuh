@@ -1,6 +1,6 @@
 // Products of K's codes with q * scale as integers, where a schedule does without exact q. q * scale is rounded to 16 bits: columns 0..3 of
-// the MMA have the upper byte, columns 4..7 the lower one. Codes are bytes of A as they lie in memory: one mask for each pair of 4-bit
-// fields, where fp16 operands take four instructions for two pairs, and an MMA has 32 channels in place of 16.
+// the MMA have the upper byte, columns 4..7 the lower one. Codes are bytes of A as they lie in memory: a word of 4-bit codes takes one
+// mask, where fp16 operands take four instructions, and an MMA multiplies 32 channels instead of 16.
 #pragma once
 #include "kvgen/format/fragments.cuh"
 #include "kvgen/mainloop/boost.cuh"
@@ -85,15 +85,17 @@ template <class Traits>
 __device__ __forceinline__ void multiply_integer_keys(uint32_t subtile, int lane, const IntegerQuery<Traits>& query,
                                                       Products<Traits>& products) {
   constexpr int kBits = Traits::Key::kBits;
-  constexpr int kApart = Traits::kSteps % 4 ? 1 : 2;  // of the k-steps of an MMA: half the words of a load then lie where it wants them
-  uint32_t held[kApart][2][2];                        // of its first k-step: [.][MMA tile][row half]
+  // An MMA multiplies the k-steps `step - kApart` and `step`. With 2, half the words of a load are already in the registers that the MMA
+  // reads.
+  constexpr int kApart = Traits::kSteps % 4 ? 1 : 2;
+  uint32_t first_step[kApart][2][2];  // A of the first of the two k-steps: [.][MMA tile][row half]
 #pragma unroll
   for (int i = 0; i < 8; ++i) products[0][i / 4][i % 4] = 0;
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
       subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
         expand_bytes<kBits>(words[0], pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1) {
-          uint32_t(&before)[2] = held[step % kApart][rows];
+          uint32_t(&before)[2] = first_step[step % kApart][rows];
           if (step / kApart % 2)
             ptx::mma_bytes(products[0][rows], before[0], before[1], a0, a1, query.digits[step - kApart], query.digits[step]);
           else if (step == Traits::kSteps - 1)
@@ -105,8 +107,8 @@ __device__ __forceinline__ void multiply_integer_keys(uint32_t subtile, int lane
   if constexpr (kBits == 2) unmix<kBits>(products[0][0], products[0][1]);
 }
 
-// A lane's products: 256 times those with the upper bytes, and those with the lower bytes. Lanes with t < 2 keep tokens 0..15, the others
-// tokens 16..31. Exchanged through the shared memory of the sub-tiles' K codes if it is large enough.
+// A lane's products: 256 times those with the upper bytes plus those with the lower bytes. Lanes with t < 2 keep tokens 0..15, the others
+// tokens 16..31. Lanes exchange them through the shared memory of the sub-tiles' K codes if it is large enough.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void own_integer_sums(uint32_t codes, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
                                                  int lane, Scores<Traits> (&x)[kStepSubtiles]) {

@@ -1,9 +1,11 @@
 // The packed loop: it computes scores, softmax and P*V of a warp's packed KV tiles, kStepSubtiles sub-tiles at a time.
 #pragma once
 #include "kvgen/mainloop/integer_keys.cuh"
+#include "kvgen/mainloop/keys.cuh"
 #include "kvgen/mainloop/mask.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
-#include "kvgen/mainloop/subtile.cuh"
+#include "kvgen/mainloop/token_params.cuh"
+#include "kvgen/mainloop/values.cuh"
 
 namespace kvgen {
 

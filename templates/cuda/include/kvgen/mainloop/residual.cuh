@@ -1,8 +1,8 @@
 // The unquantized tokens of a sequence: those in its residual and, in decode, this step's tokens. They are row-major in Element.
 #pragma once
 #include "kvgen/host/args.cuh"
+#include "kvgen/mainloop/keys.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
-#include "kvgen/mainloop/subtile.cuh"
 
 namespace kvgen {
 

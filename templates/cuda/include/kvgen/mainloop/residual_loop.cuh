@@ -2,6 +2,7 @@
 #pragma once
 #include "kvgen/mainloop/packed_loop.cuh"
 #include "kvgen/mainloop/residual.cuh"
+#include "kvgen/mainloop/values.cuh"
 
 namespace kvgen {
 

@@ -1,4 +1,4 @@
-// Sliding window attention: a query sees itself and the kTokens - 1 tokens before it.
+// Sliding window attention: a query attends to itself and the kTokens - 1 tokens before it.
 #pragma once
 #include "kvgen/mainloop/mask.cuh"
 

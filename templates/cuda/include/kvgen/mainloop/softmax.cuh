@@ -10,9 +10,9 @@ namespace kvgen {
 
 constexpr float kWeightLimit = 60000.f;  // below fp16's maximum, since the weights of a lane are summed in fp16
 constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after row_max moved
-// A group of equal values has scale 0, which would leave p unbounded, and codes 0.
-constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // added to scales of V
-constexpr float kScaleOfConstants = 1.f / 1024;                // in place of 0, so that the weight is a normal number of fp16
+// A group of equal values of V has codes 0 and scale 0, which would leave p unbounded.
+constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // without kZerosInScales: added to every scale
+constexpr float kScaleOfConstants = 1.f / 1024;  // with kZerosInScales: replaces 0, so that the weight is a normal number of fp16
 
 // Whether zeros of V are in units of the scale and meet the rounded weights, as the codes do: then the rounding error of a weight is
 // multiplied by the value, and not by the code. The error of 2-bit codes themselves is hundreds of times as large.

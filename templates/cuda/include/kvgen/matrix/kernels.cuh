@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Schedule::kThreads)
 constexpr int kRowsInFlight = 4;  // of a thread that looks for maxima
 
 // Raises `maxima` [channels], zero before, to the largest |x|: magnitudes compare as their bits do, and a maximum does not depend on order.
-// The CTAs of one tile of channels take its rows by turns.
+// The CTAs of one tile of channels take its rows round-robin.
 template <class Schedule, int kVector>
 __global__ void __launch_bounds__(Schedule::kThreads)
     maxima_kernel(Matrix<const typename Schedule::Element> x, int* maxima, Extent extent, int slices) {

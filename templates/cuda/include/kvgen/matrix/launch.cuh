@@ -1,4 +1,4 @@
-// Launches of the matrix kernels. Rows that vectors of kVector elements do not fit are taken element by element, by the same schedule.
+// Launches of the matrix kernels. If vectors of kVector elements do not fit the rows, the same schedule accesses single elements.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,5 +1,5 @@
-// Appends tokens to a cache that keeps a sink, local tokens or tokens for a rollback. The blocks of a call may come from rows that the
-// call's tokens take over, so one kernel packs all blocks, and a second one stores the tokens that stay unquantized.
+// Appends tokens to a cache that keeps a sink, local tokens or tokens for a rollback. A call may pack blocks from residual rows
+// that its own tokens overwrite, so one kernel packs all blocks before a second one stores the tokens that stay unquantized.
 #pragma once
 #include "kvgen/host/args.cuh"
 #include "kvgen/pack/occupancy.cuh"

@@ -55,7 +55,7 @@ struct TileAddresses {
 };
 
 // Prefetches a warp's block-table entries. An entry loaded on demand would wait behind a ring's worth of copies. The entries of the first
-// tiles are loaded into registers. Each later entry is copied to shared memory kTilesInFlight + 1 tiles ahead.
+// tiles are loaded into registers. Each later entry is copied to shared memory when the tile kTilesInFlight + 1 before its own is filled.
 template <class Traits>
 struct PagePrefetch {
   static constexpr int kEntries = TileAddresses<Traits>::kEntries, kTiles = 2 * Traits::kTilesInFlight;

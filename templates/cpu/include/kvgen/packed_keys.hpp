@@ -1,0 +1,137 @@
+// q . K over a chunk of packed tokens, for C::rows query rows at a time.
+#pragma once
+
+#include "kvgen/chunk.hpp"
+
+namespace kvgen {
+
+// Scores of K as it is packed. `q` has rows of head_dim floats, `score` rows of C::chunk.
+template <class C>
+struct PackedKeys {
+  using Op = Operand<C, typename C::Key>;
+  using Code = typename Op::Code;
+  static constexpr int dim = C::head_dim;
+  static constexpr int M = C::rows;
+  static constexpr bool prefetch = C::prefetch > 0;
+  static constexpr bool direct = !Code::quantized || C::Key::per_channel || C::Key::group % Code::per_word == 0;
+
+  static constexpr float no_bias[M] = {};
+
+  const Chunk<C>& chunk;
+
+  void scores(const float* q, const float* q_sum, float* score) const {
+    if constexpr (!Code::quantized)
+      plain(q, score);
+    else if constexpr (C::Key::per_channel)
+      per_channel(q, score);
+    else
+      per_token(q, q_sum, score);
+  }
+
+ private:
+  using Whole = Weights<C, Code, dim>;
+  using Group = Weights<C, Code, dim, C::Key::group>;
+  using Upper = Weights<C, typename Boost<C>::Code, Boost<C>::slots>;
+
+  void plain(const float* q, float* score) const {
+    FloatWeights<Code, M, dim> weights;
+    weights.set(q, dim, no_bias);
+    tiles(weights, 0, chunk.tokens, score);
+  }
+
+  // Scales go into the query, zeros into one number per row.
+  void per_channel(const float* q, float* score) const {
+    alignas(64) float folded[M * dim];
+    alignas(64) float boosted[M * (Boost<C>::slots + 1)];
+    Whole weights;
+    for (int begin = 0; begin < chunk.tokens;) {
+      const uint8_t* block = chunk.block[begin / C::subtile];
+      const int group = chunk.in_block(begin) / C::Key::group, end = group_end(chunk, begin, C::Key::group);
+      F32 zeros[M] = {};
+      for (int c = 0; c < dim; c += kLanes) {
+        const Affine a = Op::centered(Op::affine(block, nullptr, group, c));
+        for (int m = 0; m < M; ++m) {
+          const F32 x = load<F32>(q + m * dim + c);
+          store(folded + m * dim + c, x * a.scale);
+          if constexpr (C::Key::zero) zeros[m] += x * a.zero;
+        }
+      }
+      float bias[M];
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      weights.set(folded, dim, bias);
+      tiles(weights, begin, end, score);
+      if constexpr (C::Key::boosted > 0) {
+        Upper upper;
+        Boost<C>::weights(folded, block, group, boosted, bias);
+        upper.set(boosted, Boost<C>::slots, bias);
+        for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { add_upper(width, first, upper, score); });
+      }
+      begin = end;
+    }
+  }
+
+  template <class W>
+  void tiles(const W& weights, int begin, int end, float* score) const {
+    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, weights, score); });
+  }
+
+  template <int T, class W>
+  KVGEN_HOT void tiles_of(Width<T>, int first, const W& weights, float* score) const {
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = codes(first + t);
+    auto acc = weights.template start<T>();
+    weights.template add<prefetch>(at, prefetch_offset(first), 0, dim / Code::per_word, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, weights.sum(acc, m, t));
+  }
+
+  // Adds what the upper codes of boosted channels give.
+  template <int T>
+  KVGEN_HOT void add_upper(Width<T>, int first, const Upper& weights, float* score) const {
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t)
+      at[t] = Boost<C>::codes(chunk.subtile[(first + t) / chunk.tiles_per_subtile], (first + t) % chunk.tiles_per_subtile);
+    auto acc = weights.template start<T>();
+    weights.template add<prefetch>(at, prefetch_offset(first), 0, Boost<C>::words, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) {
+        float* to = score + m * C::chunk + (first + t) * kLanes;
+        store(to, load<F32>(to) + weights.sum(acc, m, t));
+      }
+  }
+
+  // Scales and zeros multiply what the sum over each group of channels.
+  void per_token(const float* q, const float* q_sum, float* score) const {
+    constexpr int groups = dim / C::Key::group;
+    Group weights[groups];
+    for (int g = 0; g < groups; ++g) weights[g].set(q + g * C::Key::group, C::Key::group, no_bias);
+    for_tiles<C::key_tiles>(0, chunk.tokens / kLanes, [&](auto width, int first) {
+      for (int g = 0; g < groups; ++g) group_of(width, first, g, weights[g], q_sum, score);
+    });
+  }
+
+  template <int T>
+  KVGEN_HOT void group_of(Width<T>, int first, int g, const Group& weights, const float* q_sum, float* score) const {
+    constexpr int groups = dim / C::Key::group, words = C::Key::group / Code::per_word;
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
+    auto acc = weights.template start<T>();
+    weights.template add<prefetch>(at, prefetch_offset(first), 0, words, acc);
+    for (int t = 0; t < T; ++t) {
+      const int tile = first + t;
+      const Affine a =
+          Op::centered(Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes));
+      for (int m = 0; m < M; ++m) {
+        float* to = score + m * C::chunk + tile * kLanes;
+        F32 sum_of_group = weights.sum(acc, m, t) * a.scale;
+        if constexpr (C::Key::zero) sum_of_group += q_sum[m * groups + g] * a.zero;
+        store(to, g == 0 ? sum_of_group : load<F32>(to) + sum_of_group);
+      }
+    }
+  }
+
+  int64_t prefetch_offset(int tile) const { return chunk.prefetch_offset[tile / chunk.tiles_per_subtile]; }
+  const uint8_t* codes(int tile) const { return Op::codes(chunk.subtile[tile / chunk.tiles_per_subtile], tile % chunk.tiles_per_subtile); }
+};
+
+}  // namespace kvgen

@@ -1,0 +1,74 @@
+// MMA products of the softmax weights and V's codes, for one sub-tile of 32 packed tokens.
+#pragma once
+#include "kvgen/format/fragments.cuh"
+#include "kvgen/mainloop/softmax.cuh"
+
+namespace kvgen {
+
+// The accumulators of weights * V's codes.
+template <class Traits>
+__device__ __forceinline__ float (&code_sums(State<Traits>& state))[Traits::kRowTiles][4] {
+  if constexpr (Traits::kValuePerChannel)
+    return state.group.codes;
+  else
+    return state.out;
+}
+
+// Adds weights * V's codes to the accumulators, for the sub-tile at `token` of its KV tile. `params`: the tile's channel params of V.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params, int token, int lane,
+                                                const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles], int s,
+                                                State<Traits> (&state)[Traits::kQTiles]) {
+  constexpr int kBits = Traits::Value::kBits;
+  constexpr int kTiles = Traits::kHeadDim / Fragment<kBits>::kRows;
+  constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
+  visit_subtile<kBits, 2 * kTiles, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* words) {
+    const int k_step = pair / kTiles, at = token + 16 * k_step;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile)
+      if (pair % kTiles == 0) state[tile].group.begin(at);
+    expand<kBits, typename Traits::Format::Element, true>(words, pair % kTiles,
+                                                          [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+#pragma unroll
+                                                            for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+                                                              const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
+                                                              ptx::mma(code_sums(state[tile])[rows], a0, a1, a2, a3, b[0], b[1]);
+                                                            }
+                                                          });
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile)
+      if (pair % kTiles == kTiles - 1) state[tile].group.end(at, weights[tile][s][0][k_step], params, lane, state[tile].out);
+  });
+}
+
+// Converts the accumulators to sums of p * code. V per channel: they are sums of p * v.
+template <class Traits>
+__device__ __forceinline__ void unmix_values(State<Traits>& state) {
+  if constexpr (Traits::kValuePerChannel) return;
+  constexpr int kBits = Traits::Value::kBits;
+  float none[4] = {};  // in place of the second tile of a pair that has one
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+    unmix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
+#pragma unroll
+    for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
+      state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
+  }
+}
+
+// Inverse of `unmix_values`, so that the MMA can add to the accumulators.
+template <class Traits>
+__device__ __forceinline__ void mix_values(State<Traits>& state) {
+  if constexpr (Traits::kValuePerChannel) return;
+  constexpr int kBits = Traits::Value::kBits;
+  float none[4] = {};
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+#pragma unroll
+    for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
+      state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
+    mix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
+  }
+}
+
+}  // namespace kvgen
