@@ -117,7 +117,7 @@ template <class Stats>
 struct ChannelScalers {
   const uint8_t* at;
   bool half;
-  alignas(16) float inverses[8], zeros[8];
+  float inverses[8], zeros[8];
 
   __device__ __forceinline__ ChannelScalers(const uint8_t* smem, int channel, bool half_) : at(smem + channel * 4), half(half_) {
 #pragma unroll
