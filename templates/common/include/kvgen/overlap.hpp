@@ -55,7 +55,7 @@ inline bool any_meet(std::vector<Span>& runs) {
   return false;
 }
 
-// Raises where elements of a tensor that a call writes lie on one another, as those of an expanded one do.
+// Raises where elements of a tensor that a call writes share memory, as those of an expanded one do (its stride is 0).
 template <int N>
 inline void check_once(const char* function, const char* name, const View<N>& written, int64_t item) {
   const Span span = span_of(written, item);

@@ -20,7 +20,7 @@ struct WindowPlaces {
     if constexpr (kInTurn) return static_cast<uint32_t>(block) % static_cast<uint32_t>(kPlaces);
     return block;
   }
-  // The first block that no later one has overwritten, of a sequence that had at most `packed` packed blocks.
+  // The oldest block that is still stored, of a sequence that had at most `packed` packed blocks.
   KVGEN_PLACES_FN int first(int packed) { return kInTurn && packed > kPlaces ? packed - kPlaces : 0; }
 };
 

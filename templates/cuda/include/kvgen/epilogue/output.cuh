@@ -5,7 +5,7 @@
 namespace kvgen {
 
 // Writes elements of a row, every `stride`-th from `channel` on; the thread with channel 0 writes the log-sum-exp. `sink` joins the
-// denominator. A row that attends to no token gives 0, and its sink or -inf. A NaN in row_sum gives NaN.
+// denominator. A row that attends to no token has the output 0, and its sink or -inf as log-sum-exp. A NaN in row_sum gives NaN.
 template <class Traits, int kWide>
 __device__ __forceinline__ void write_output(const AttendArgs& args, const Head& head, int row, int channel, int stride,
                                              const float (&value)[kWide], const RowStats& stats,

@@ -3,6 +3,7 @@
 //
 // A type of the seam has
 //   kActive                   whether there are logits; without them the seam costs no instruction
+//   Logit                     the type of a loaded logit
 //   load(args, head, row)     the logit of a packed-GQA row. It is loaded before the sums are, so that their latencies overlap
 //   join(logit, stats)        adds it to the denominator; returns the factor of the accumulators
 #pragma once

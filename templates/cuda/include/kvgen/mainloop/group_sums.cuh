@@ -56,8 +56,8 @@ struct GroupSums<Traits, true> {
     float shift[2];  // undoes the complements, and the offset of symmetric codes
 #pragma unroll
     for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Value::kOffset) * weights[c];
-    constexpr int kPair = Traits::kRowTiles % 2 ? 1 : 2;  // row tiles per load: an odd number of them aligns a lane's params to less
-    float none[4] = {};                                   // in place of the second one
+    constexpr int kPair = Traits::kRowTiles % 2 ? 1 : 2;  // row tiles per load: with an odd number of them params are aligned for one
+    float none[4] = {};                                   // stands in for the second tile
 #pragma unroll
     for (int u = 0; u < Traits::kRowTiles; u += kPair) {
       uint32_t words[kPair * kParams];

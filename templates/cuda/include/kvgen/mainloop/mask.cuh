@@ -51,7 +51,8 @@ struct PackedMask {
     if (Traits::kGathered) tokens = min(tokens, seqlen.packed_end);
     return (tokens - ResidualRows::kSink) / Traits::kTileTokens;
   }
-  // Sets the scores of masked tokens to minus infinity. `first` is the position of the sub-tile.
+  // Adds minus infinity to the scores of masked tokens, which must be finite: +inf would become NaN. `first` is the position of the
+  // sub-tile.
   __device__ __forceinline__ void apply(int first, int tile, int lane, Scores<Traits>& x) const {
 #pragma unroll
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)

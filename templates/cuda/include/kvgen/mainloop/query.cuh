@@ -1,6 +1,6 @@
 // Loads q of one KV head as B fragments in shared memory: [tile of query rows][run of channels][32 lanes] of 16 bytes, two k-steps, or of 8
 // bytes, one k-step of a half run. Each row is multiplied by a power of two that brings its largest element to [8, 16), so that q * scale
-// keeps its bits; to [0.5, 1) for integer products, whose largest constant is 24 times the largest q * scale. Where columns 4..7 of the MMA
+// keeps its bits; to [0.5, 1) for integer products, whose constants reach 24 times the largest q * scale. Where columns 4..7 of the MMA
 // carry the rounding error of q * scale, a second copy holds -q for them and zeros for columns 0..3.
 #pragma once
 #include <type_traits>
@@ -151,7 +151,7 @@ __device__ __forceinline__ uint32_t scaled_pair(uint32_t q, uint32_t negated, ui
   return ptx::as_u32(product);
 }
 
-// Scales and zeros of K of the channels that a lane's query fragments of a k-step have; symmetric codes have their scales for zeros.
+// Loads scales and zeros of K for the channels of a lane in one k-step. Of symmetric codes the zeros are the scales.
 template <class Traits>
 __device__ __forceinline__ void load_key_params(uint32_t params, int step, int lane, uint32_t (&scale)[2], uint32_t (&zero)[2]) {
   const int quad = step * 4 + lane % 4;

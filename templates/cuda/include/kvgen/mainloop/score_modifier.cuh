@@ -2,7 +2,8 @@
 //
 // A modifier is a type with
 //   kActive           whether it changes scores; an inactive modifier costs no instruction
-//   apply(x, place)   the new score. x is scale * q.k in log2 units (times log2 e), and so is the result
+//   apply(x, place)   the new score. x is scale * q.k in log2 units (times log2 e), and so is the result, which must be finite for masked
+//                     tokens, too: their positions may lie beyond the query's
 #pragma once
 #include "kvgen/mainloop/mask.cuh"
 
@@ -16,7 +17,7 @@ struct NoModifier {
 struct ScorePlace {
   int q_head;
   int position;  // of the query
-  int token;
+  int token;     // position of the key
 };
 
 // Applies the modifier to the scores of a sub-tile whose first token is at `first`.

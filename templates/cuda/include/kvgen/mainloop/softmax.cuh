@@ -10,7 +10,8 @@ namespace kvgen {
 
 constexpr float kWeightLimit = 60000.f;  // below fp16's maximum, since the weights of a lane are summed in fp16
 constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after row_max moved
-// A group of equal values of V has codes 0 and scale 0, which would leave p unbounded.
+// A group of equal values of V has codes 0 and scale 0. Its weights p * scale would be 0 for every p, so row_max would not move, and p
+// would be unbounded.
 constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // without kZerosInScales: added to every scale
 constexpr float kScaleOfConstants = 1.f / 1024;  // with kZerosInScales: replaces 0, so that the weight is a normal number of fp16
 

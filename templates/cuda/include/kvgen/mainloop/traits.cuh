@@ -98,11 +98,12 @@ struct Traits : Schedule {
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
                                                                                           : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
-  // K per channel: query operands of a sub-tile, since each group of tokens has its own scales, and groups in a softmax step.
+  // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as groups.
   static constexpr int kSubtileKeyGroups = kKeyPerChannel && Key::kGroup == 16 ? 2 : 1;
   static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;  // a byte of 2-bit codes has tokens of both groups
+  // Groups of K in a softmax step.
   static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, Key::kGroup) : 1;
-  // A KV tile lies within a block, or it is gathered from several blocks on any pages, if blocks have no params of more than one sub-tile.
+  // A KV tile that is longer than a block is gathered from several blocks, which may lie on any pages. Such blocks have no channel params.
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;
   static constexpr int kTilesPerBlock = kGathered ? 1 : Format::kTokens / kTileTokens;

@@ -46,7 +46,7 @@ template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   if constexpr (Traits::kValuePerChannel) return;
   constexpr int kBits = Traits::Value::kBits;
-  float none[4] = {};  // in place of the second tile of a pair that has one
+  float none[4] = {};  // stands in for the second tile of a pair that has one tile only
 #pragma unroll
   for (int u = 0; u < Traits::kRowTiles; u += 2) {
     unmix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);

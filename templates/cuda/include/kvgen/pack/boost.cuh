@@ -29,7 +29,7 @@ __device__ __forceinline__ float levels_of(const uint8_t* smem, int i) {
   return Quant::kMaxCode;
 }
 
-// Numbers that are not negative, as integers of the same order. A NaN has a place in it too, so the number of chosen channels is fixed.
+// Numbers that are not negative, as integers of the same order. NaN is ordered as well, so the number of chosen channels is fixed.
 __device__ __forceinline__ uint64_t sort_key(double x) { return static_cast<uint64_t>(__double_as_longlong(x)); }
 
 // Sums |x| of every channel over a slice of a group's tokens. fp64 sums of fp16 are exact, so their order does not matter.

@@ -1,5 +1,5 @@
-// Scalers of K or V per channel. They need the extremes of the whole block before its first token can be packed, and of K it is known then
-// which channels are boosted.
+// Scalers of K or V per channel. They need the extremes of the whole block before its first token can be packed. The boosted
+// channels of K are chosen before that, too.
 #pragma once
 #include "kvgen/format/places.cuh"
 #include "kvgen/pack/extremes.cuh"

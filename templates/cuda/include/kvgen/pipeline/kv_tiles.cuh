@@ -133,7 +133,7 @@ struct KvTiles {
     if constexpr (Traits::kPaged) page = pages.next(addresses.lane);
     return at(page);
   }
-  // Copies the block-table entry that belongs to a tile's first stage.
+  // Copies the block-table entry of a later tile, when the first stage of this one is filled.
   __device__ __forceinline__ void prefetch_page() {
     if constexpr (Traits::kPaged) pages.request(addresses, tile, end, length);
   }

@@ -62,11 +62,11 @@ struct L2Prefetch {
   struct RowSpan {
     int first, rows;
   };
-  // The spans of a residual: the rows from the oldest token to the last row, the sink, and the rows after the sink, where the tokens go on
-  // once they have reached the last row.
+  // The spans of a residual: the rows from the oldest token to the last row, the sink, and the rows after the sink, which take
+  // the tokens that follow those of the last row.
   static constexpr int kSpans = ResidualRows::kCapacity > ResidualRows::kBlock ? 3 : ResidualRows::kSink > 0 ? 2 : 1;
 
-  // The rows of a span, none or negative if a stale length has none there. No length gives rows beyond the residual.
+  // The rows of a span, none or negative if a stale length has none there. The rows lie within the residual whatever the length is.
   __device__ __forceinline__ static RowSpan span_of(int which, int length) {
     if constexpr (kSpans == 1) {
       return {0, static_cast<int>(static_cast<unsigned>(length) % Format::kTokens)};
