@@ -53,6 +53,7 @@ CASES: tuple[Case, ...] = (
     ("k4v4:h16/2:d48", 128, {"kv_tile": 64, "exact_q": False}),
     ("k2v4:q4:h16/4:kg32:d64", 64, {"kv_tile": 64, "exact_q": False}),
     ("k4v2:q2:h20/2:kg64:sym:d64", 128, {"kv_tile": 128, "exact_q": False}),
+    ("k4v4:token:page64:h4/2:d64", 16, {"kv_tile": 64}),
 )
 PER_CHANNEL = CASES[21:24]
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
