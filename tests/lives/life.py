@@ -1,4 +1,4 @@
-"""Random calls over caches on the CPU, each compared with the fp64 reference: outputs, lengths, residual rows, packed bytes."""
+"""Random calls over caches on a device, each compared with the fp64 reference: outputs, lengths, residual rows, packed bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.measure.compare import poison
+from kvgen.measure.compare import poison, poisoned
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from kvgen.reference.window import first_held, window_places
@@ -16,9 +16,14 @@ from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.rows import row_of
 from kvgen.runtime.variant import Variant
 from tests.lives.drawn import KINDS, drawn_query, drawn_sinks, drawn_tensor
+from tests.lives.memory import placed, replayable, restoring
 from tests.support.packed import meaningful_bytes, sequence_blocks
 
 CALLS = 9
+REPLAYS = 3
+"""Of a captured step, at most."""
+REPEATED = 0.3
+"""Share of calls that are made twice, over the same cache."""
 
 
 class Wrong(Exception):
@@ -34,8 +39,9 @@ def require(holds: bool, what: str) -> None:
 class Life:
     """Layers that share their sequences, their references, and what was called so far. A call takes any of the launches."""
 
-    def __init__(self, launches: Sequence[Variant], draw: Random) -> None:
-        self.launches, self.draw = launches, draw
+    def __init__(self, launches: Sequence[Variant], draw: Random, device: str = "cpu", *, exact: bool = True) -> None:
+        """`exact`: whether the launches carry the rounding error of the query."""
+        self.launches, self.draw, self.device, self.exact = launches, draw, torch.device(device), exact
         self.spec, self.layout = launches[0].spec, launches[0].layout
         self.attention = self.spec.attention
         self.batch = draw.randint(1, 4)
@@ -52,9 +58,9 @@ class Life:
         """Some calls. Raises Wrong at the first difference."""
         calls: list[Callable[[], None]] = [
             self.prefill, self.prefill, self.decode, self.decode, self.decode, self.attend, self.planned, self.crop, self.crop, self.reset,
-            self.reorder, self.row, self.refused, self.clear,
+            self.reorder, self.row, self.refused, self.clear, self.replayed,
         ]  # fmt: skip
-        weights = [4, 4, 4, 4, 4, 4, 4, 3, 3, 1, 1, 2, 1, 0.3]
+        weights = [4, 4, 4, 4, 4, 4, 4, 3, 3, 1, 1, 2, 1, 0.3, 3]
         self.prefill()
         for _ in range(CALLS):
             self.draw.choices(calls, weights)[0]()
@@ -85,12 +91,14 @@ class Life:
             counts = [min(counts)] * self.batch
         self.said(f"prefill {counts}")
         tokens = max(counts) + self.draw.randint(0, 2)
-        given = torch.tensor(counts, dtype=torch.int32) if self.draw.random() < 0.3 else counts
+        known = torch.tensor(counts, dtype=torch.int32)
+        # the host does not look at counts on a GPU, so all of the tokens must fit
+        given = self.draw.choice([counts, counts, known, known.to(self.device) if tokens <= self.left else known])
         shared = len(self.caches) > 1
         for cache, reference in zip(self.caches, self.references, strict=True):
             k, v = self.new(tokens)
             whole = set(counts) == {tokens} and self.draw.random() < 0.5
-            self.launch().prefill(cache, k, v, None if whole else given, advance=not shared)
+            self.launch().prefill(cache, *self.there(k, v), None if whole else given, advance=not shared)
             reference.prefill(k, v, torch.tensor(counts))
         if shared:
             self.caches[0].advance(counts)
@@ -138,6 +146,56 @@ class Life:
         if append:
             self.caches[0].advance(tokens)
         self.grown()
+
+    def replayed(self) -> None:
+        """A step over a plan with drafts that are taken back, then replays of it, which a GPU has captured in a CUDA graph."""
+        tokens = self.draw.randint(1, self.attention.q_len)
+        times = 1 + min(REPLAYS, self.left // tokens - 1)
+        if times < 2:
+            return
+        uniform = len(set(self.lengths)) == 1 and self.lengths[0] > 0 and self.draw.random() < 0.5
+        self.said(f"replayed {'uniform ' if uniform else ''}{tokens}, {times} times")
+        launch, scale, sinks, first = self.launch(), self.scale(), self.sinks(), self.caches[0]
+        inputs = [self.there(self.query(tokens, reference), *self.new(tokens)) for reference in self.references]
+        outputs = [self.results(q) for q, _, _ in inputs]
+        taken = torch.zeros(self.batch, dtype=torch.int32, device=self.device)
+
+        def step() -> None:
+            plan = launch.plan(first, tokens, uniform=uniform)
+            for cache, (q, k, v), (out, lse) in zip(self.caches, inputs, outputs, strict=True):
+                launch.decode(q, k, v, cache, out=out, lse=lse, scale=scale, sinks=sinks, plan=plan)
+            first.advance(tokens)
+            if self.spec.cache.rollback:
+                first.crop(taken)
+
+        run = step
+        for number in range(times):
+            there = torch.tensor([length > 0 for length in self.lengths])
+            most = min(tokens, self.spec.cache.rollback)
+            back = [most // 2] * self.batch if uniform else [self.draw.randint(0, most) for _ in self.lengths]
+            taken.copy_(torch.tensor(back) * there)
+            wanted = []
+            for reference, tensors in zip(self.references, inputs, strict=True):
+                k, v = self.new(tokens)
+                reference.append(k, v, there * tokens)
+                q = self.query(tokens, reference)
+                wanted.append(reference.attend(q, scale=scale, sinks=None if sinks is None else sinks.cpu()))
+                reference.flush()
+                for mine, fresh in zip(tensors, (q, k, v), strict=True):
+                    mine.copy_(fresh)
+            for result in (x for pair in outputs for x in pair):
+                result.fill_(torch.nan)
+            run()
+            for results, want in zip(outputs, wanted, strict=True):
+                self.agree(*(x.cpu() for x in results), *want)
+            self.grown()
+            for reference in self.references:
+                reference.crop(taken.cpu())
+            self.lengths_agree()
+            if number == 0:
+                run = replayable(step, self.device)
+        first.sequences.captured = False  # the graph is not replayed again
+        first.bound = max(self.lengths)
 
     def crop(self) -> None:
         """As many tokens as may be taken back, or fewer."""
@@ -195,21 +253,17 @@ class Life:
                 if queries:
                     self.called(row, reference, queries, new=(k, v), only=b, advance=False)
                 else:
-                    self.launch().prefill(row, k, v, advance=False)
+                    self.launch().prefill(row, *self.there(k, v), advance=False)
                 reference.flush()
             rows[0].advance([tokens])
         self.grown()
 
     def refused(self) -> None:
         """Calls for which a sequence has no room change nothing."""
-        tokens, sinks, shared = (
-            self.room - max(self.lengths) + self.draw.randint(1, 3),
-            drawn_sinks(self.draw, self.spec),
-            len(self.caches) > 1,
-        )
-        self.said(f"{tokens} tokens without room")
-        k, v = self.new(tokens)
-        q = self.query(tokens, self.references[0])
+        tokens, shared = self.room - max(self.lengths) + self.draw.randint(1, 3), len(self.caches) > 1
+        self.said(f"refused {tokens}")
+        k, v, q = self.there(*self.new(tokens), self.query(tokens, self.references[0]))
+        sinks = self.sinks()
         self.raises(lambda: self.launch().decode(q, k, v, self.caches[0], sinks=sinks, advance=not shared))
         self.raises(lambda: self.launch().prefill(self.caches[0], k, v, advance=not shared))
 
@@ -237,22 +291,36 @@ class Life:
         **how: object,
     ) -> None:
         """A call of attention after the reference appended; `only`: of this sequence alone."""
-        launch, sinks = launch or self.launch(), drawn_sinks(self.draw, self.spec)
-        q = self.query(tokens, reference)
-        scale = self.draw.choice([None, None, 0.5 * self.attention.head_dim**-0.5, -(self.attention.head_dim**-0.5)])
-        want, want_lse = reference.attend(q, scale=scale, sinks=sinks)
+        launch, sinks = launch or self.launch(), self.sinks()
+        q, scale = self.query(tokens, reference), self.scale()
+        want, want_lse = reference.attend(q, scale=scale, sinks=None if sinks is None else sinks.cpu())
         if only is not None:
             q, want, want_lse = q[only : only + 1], want[only : only + 1], want_lse[only : only + 1]
-        out = torch.full((*q.shape[:2], q.shape[2] + 1, q.shape[3]), torch.nan, dtype=q.dtype)[:, :, 1:]
-        lse = torch.full(want_lse.shape, torch.nan)
-        if new is None:
-            launch.attend(q, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
-        else:
-            launch.decode(q, *new, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
-        limit = tolerance(q.dtype)
+        query, fresh = self.there(q)[0], None if new is None else self.there(*new)
+
+        def made() -> tuple[torch.Tensor, torch.Tensor]:
+            out, lse = self.results(q)
+            if fresh is None:
+                launch.attend(query, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
+            else:
+                launch.decode(query, *fresh, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
+            return out.cpu(), lse.cpu()
+
+        again = restoring(cache) if tokens <= self.attention.q_len and self.draw.random() < REPEATED else None
+        out, lse = made()
+        self.agree(out, lse, want, want_lse)
+        if again is not None:
+            again()
+            for one, other in zip((out, lse), made(), strict=True):
+                bits = torch.int16 if one.element_size() == 2 else torch.int32
+                require(torch.equal(one.view(bits), other.view(bits)), "a repeated call gives other bits")
+
+    def agree(self, out: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor) -> None:
+        """Results and the reference's."""
+        limit = tolerance(out.dtype)
         require(relative_l2(out, want) <= limit, f"relative l2 of the output is {relative_l2(out, want):.3g}")
         worst = worst_relative_l2(out, want)
-        require(worst <= row_tolerance(self.spec), f"the worst row is off by {worst:.3g}")
+        require(worst <= row_tolerance(self.spec, exact=self.exact), f"the worst row is off by {worst:.3g}")
         seen = torch.isfinite(want_lse)
         require(torch.equal(lse[~seen].double(), want_lse[~seen]), "the LSE of a query that sees nothing")
         error = ((lse - want_lse).abs() / (1 + want_lse.abs()))[seen]
@@ -268,18 +336,21 @@ class Life:
         places, kept = window_places(self.spec, self.layout.tokens), meaningful_bytes(self.layout)
         for number, (cache, reference) in enumerate(zip(self.caches, self.references, strict=True)):
             want, rows = reference.packed(self.layout), reference.rows
-            keys, values = self.launch().unpack(cache)
+            keys, values, packed, *residuals = (
+                x.cpu() for x in (*self.launch().unpack(cache), cache.packed, cache.k_residual, cache.v_residual)
+            )
+            table = None if cache.block_table is None else cache.block_table.cpu()
             truth = reference.keys_values()
             for b, length in enumerate(self.lengths):
                 where = f"layer {number}, sequence {b} of {length} tokens"
                 first = first_held(self.spec, self.layout.tokens, max(length, self.longest[b] - self.spec.cache.rollback))
-                got = sequence_blocks(cache.packed, cache.block_table, b)
+                got = sequence_blocks(packed, table, b)
                 for block in range(first, rows.packed_blocks(length)):
                     mine, other = got[:, block % places if places else block], want[b, :, block]
                     require(torch.equal(mine[:, kept], other[:, kept]), f"{where}: packed block {block}")
                 unquantized = [*range(min(length, rows.sink)), *range(rows.first(length), length)]
                 at = [rows.row(position) for position in unquantized]
-                for mine, other in zip((cache.k_residual, cache.v_residual), reference.residual(), strict=True):
+                for mine, other in zip(residuals, reference.residual(), strict=True):
                     require(torch.equal(mine[b][:, at], other[b][:, at]), f"{where}: residual")
                 held = [*range(min(length, rows.sink)), *range(max(rows.sink, rows.sink + first * self.layout.tokens), length)]
                 for mine, other in zip((keys, values), truth, strict=True):
@@ -311,6 +382,26 @@ class Life:
         """For as many positions of every sequence."""
         return drawn_query(self.draw, self.spec, self.batch, tokens, reference.keys_values()[0])
 
+    def sinks(self) -> torch.Tensor | None:
+        """Learned sinks of a spec that has them."""
+        drawn = drawn_sinks(self.draw, self.spec)
+        return None if drawn is None else drawn.to(self.device)
+
+    def scale(self) -> float | None:
+        """The default, half of it, or a negative one."""
+        plain: float = self.attention.head_dim**-0.5
+        return self.draw.choice([None, None, 0.5 * plain, -plain])
+
+    def there(self, *views: torch.Tensor) -> list[torch.Tensor]:
+        """Views on the device, within the same memory as here."""
+        return [placed(x, self.device) for x in views]
+
+    def results(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Poisoned memory for what a call with q [batch, q_len, q_heads, head_dim] gives; the output has a gap between tokens."""
+        batch, tokens, heads, dim = q.shape
+        out = poisoned((batch, tokens, heads + 1, dim), q.dtype, self.device)[:, :, 1:]
+        return out, poisoned((batch, heads, tokens), torch.float32, self.device)
+
     def grown(self) -> None:
         """Note the longest that each sequence has been."""
         self.longest = [max(pair) for pair in zip(self.longest, self.lengths, strict=True)]
@@ -330,5 +421,5 @@ class Life:
             pages = self.batch * need + 3
             order = torch.randperm(pages, generator=torch.Generator().manual_seed(self.draw.getrandbits(30)))
             table = order[: self.batch * need].reshape(self.batch, need).to(torch.int32)
-        first = poison(self.launches[0].new_cache(self.batch, self.room, "cpu", table, pages))
+        first = poison(self.launches[0].new_cache(self.batch, self.room, self.device, table, pages))
         return [first, *(poison(self.launches[0].new_cache(like=first)) for _ in range(layers - 1))]
