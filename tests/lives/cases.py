@@ -122,7 +122,7 @@ FEATURES: dict[str, Has] = {
     "up to 8 rows": lambda c: rows(c) <= 8,
     "9 to 16 rows": lambda c: 8 < rows(c) <= 16,
     "17 to 64 rows": lambda c: 16 < rows(c) <= 64,
-    "65 to 128 rows": lambda c: 64 < rows(c),
+    "65 to 128 rows": lambda c: rows(c) > 64,
     "one head per KV head": lambda c: c.spec.attention.group == 1,
     "several KV heads": lambda c: c.spec.attention.kv_heads > 1,
     "soft cap": lambda c: c.spec.attention.softcap > 0,

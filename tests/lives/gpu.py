@@ -2,10 +2,10 @@
 
     python -m tests.lives.gpu --count 2000 [--variants 100] [--seed 0] [--jobs N] [--seconds S] [--only VARIANT [--life N]] [--compile]
 
-The variants of a seed are the same on every machine, and every feature of `cases.py` occurs in several: so `--compile` fills the cache of
-compiled modules (`KVGEN_CACHE_DIR`) where there is nvcc and no GPU. Lives run in processes side by side; one that crashes or hangs
-loses its variant only. A failure is printed with the command that repeats it. Exit code 1 where one failed. With `--target cpu` the lives are
-of variants of the CPU back end, to try this program.
+The variants of a seed are the same on every machine, and every feature of `cases.py` occurs in several. `--compile` puts them into the cache
+of compiled modules (`KVGEN_CACHE_DIR`), which needs nvcc and no GPU. Lives run in processes side by side; one that crashes or hangs loses
+its variant and no other. A failure is printed with the command that repeats it. Exit code 1 where one failed. With `--target cpu` the lives
+are of variants of the CPU back end, to try this program.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from textwrap import fill
 
 from kvgen.errors import KvgenError
 from tests.lives import pool
-from tests.lives.cases import LifeCase, counted, drawn_cases, drawn_cpu_case
+from tests.lives.cases import LEAST, LifeCase, counted, drawn_cases, drawn_cpu_case
 from tests.lives.command import parser
-from tests.lives.life import Life, Wrong
+from tests.lives.layers import Wrong
+from tests.lives.life import Life
 from tests.lives.pool import Doing, Lost
 
 LOAD_S, LIFE_S = 900.0, 120.0
@@ -93,7 +94,10 @@ def live(args: argparse.Namespace, cases: Sequence[LifeCase]) -> int:
             print(
                 f"variant {tasks[number].variant}: {failure}\n{tasks[number].case}\n  {_again(args, tasks[number].variant)}\n", flush=True
             )
-    _print_counts("variants", counted([cases[n] for n in chosen]))
+    found = counted([cases[n] for n in chosen])
+    _print_counts("variants", found)
+    if few := [name for name, count in found.items() if count < LEAST]:
+        print(fill(f"in fewer than {LEAST} variants: {'; '.join(few)}", 140))
     _print_counts("calls", dict(calls))
     print(f"{lived} lives of {len(chosen)} variants, {failed} failed, {time.monotonic() - start:.0f} s")
     return int(failed > 0)
@@ -121,18 +125,23 @@ def compile_all(args: argparse.Namespace, cases: Sequence[LifeCase]) -> int:
     with ThreadPoolExecutor(args.jobs) as threads:
         jobs = {threads.submit(cases[n].artifact): n for n in (range(len(cases)) if args.only is None else [args.only])}
         for job in as_completed(jobs):
+            number = jobs[job]
             try:
                 artifact = job.result()
             except KvgenError as error:
                 failed += 1
-                print(f"variant {jobs[job]}: {type(error).__name__}: {error}\n{cases[jobs[job]]}\n", flush=True)
+                print(f"variant {number}: {_short(error)}\n{cases[number]}\n", flush=True)
                 continue
             size += artifact.path.stat().st_size
-            print(
-                f"variant {jobs[job]}: {artifact.path.stat().st_size >> 10} KiB, compiled in {artifact.resources.seconds:.0f} s", flush=True
-            )
+            print(f"variant {number}: {artifact.path.stat().st_size >> 10} KiB, compiled in {artifact.resources.seconds:.0f} s", flush=True)
     print(f"{len(jobs)} variants, {size >> 20} MiB, {failed} failed, {time.monotonic() - start:.0f} s")
     return int(failed > 0)
+
+
+def _short(error: KvgenError) -> str:
+    """What it says first, and the errors in a compiler's log."""
+    first, *log = str(error).splitlines()
+    return "\n".join([f"{type(error).__name__}: {first}", *(line[:200] for line in log if "error" in line)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
