@@ -16,6 +16,7 @@ import torch
 
 START_S = 300.0
 """A process that has begun no task after so many seconds hangs."""
+END_S = 10.0
 REASON_CHARS = 6000
 
 
@@ -92,7 +93,7 @@ class _Worker:
         try:
             given = self.connection.recv()
         except (EOFError, OSError):
-            self.process.join()
+            self.process.join(END_S)
             return Lost(f"{self._doing.what}: the process ended{_by(self.process.exitcode)}")
         if isinstance(given, Doing):
             self._begins(given)
@@ -110,9 +111,9 @@ class _Worker:
         return Lost(f"{self._doing.what}: it took longer than {self._doing.limit_s:g} s") if hangs else None
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill it. A GPU that hangs may keep it for a while."""
         self.process.kill()
-        self.process.join()
+        self.process.join(END_S)
         self.connection.close()
 
     def _begins(self, doing: Doing) -> None:
