@@ -104,6 +104,8 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     """Dequantize and attend part by part, then pack the new tokens."""
+    if call.scale <= 0:  # flash attention multiplies -inf, the score of what is masked, by the scale, which the query takes instead
+        call = replace(call, q=call.q * (-1 if call.scale else 0), scale=-call.scale or 1.0)
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
     plain = not call.softcap and call.window is None

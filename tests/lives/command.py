@@ -1,4 +1,4 @@
-"""The command of random lives: what `python -m tests.lives.cpu`, `emulated`, `tilelang` and `matrix` have in common."""
+"""The command of random lives: what `python -m tests.lives.cpu`, `emulated`, `tilelang`, `matrix` and `gpu` have in common."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvgen.arch import Target
 from kvgen.errors import SpecError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.cuda.support import BOOST_STEP, CHANNEL_GROUPS
@@ -15,7 +16,8 @@ from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
 from kvgen.reference.quantize import torch_dtype
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import KernelSpec
+from kvgen.spec.validation import spec_of
 
 CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
 TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
@@ -28,18 +30,18 @@ KINDS = ("normal", "normal", "outliers", "ties", "constant", "tiny")
 def drawn_spec(draw: Random) -> KernelSpec:
     """A spec that the CPU back end supports. Every field of the language takes every kind of value that it allows."""
     while True:
-        spec = load_spec(spec_data(draw))
+        spec = checked(spec_data(draw))
         if CPU.unsupported(spec, "cpu") is None:
             return spec
 
 
-def drawn_gpu_spec(draw: Random) -> KernelSpec:
+def drawn_gpu_spec(draw: Random, target: Target = "sm90") -> KernelSpec:
     """A spec that the CUDA back end supports."""
     while True:
         data = spec_data(draw)
         attention = data["attention"]
         dim, group = attention["head_dim"], attention["q_heads"] // attention["kv_heads"]
-        data["arch"], attention["kv_heads"] = "sm90", min(2, attention["kv_heads"])
+        data["arch"], attention["kv_heads"] = target, min(2, attention["kv_heads"])
         attention["q_heads"] = group * attention["kv_heads"]
         attention["dtype"] = draw.choice(["float16", "float16", "bfloat16"])
         attention["q_len"] = draw.choice([1, 1, 2, draw.randint(1, 8)])
@@ -52,8 +54,8 @@ def drawn_gpu_spec(draw: Random) -> KernelSpec:
             groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
             data["cache"]["page"] = draw.choice([16, 32, 48, 64, 96, 128]) if not groups else max(groups) * draw.randint(1, 3)
         with suppress(SpecError):
-            spec = load_spec(data)
-            if CUDA.unsupported(spec, "sm90") is None:
+            spec = checked(data)
+            if CUDA.unsupported(spec, target) is None:
                 return spec
 
 
@@ -76,9 +78,16 @@ def drawn_tilelang_spec(draw: Random) -> KernelSpec:
             groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
             data["cache"]["page"] = max([32, *groups]) * draw.randint(1, 4)
         with suppress(SpecError):
-            spec = load_spec(data)
+            spec = checked(data)
             if TILELANG.unsupported(spec, "sm90") is None:
                 return spec
+
+
+def checked(data: dict[str, Any]) -> KernelSpec:
+    """The spec of data; no record of it is left in the cache folder, as `load_spec` leaves one. Raises SpecError."""
+    spec = spec_of(data, [])
+    assert isinstance(spec, KernelSpec)
+    return spec
 
 
 def spec_data(draw: Random) -> dict[str, Any]:
@@ -151,13 +160,14 @@ def drawn_schedule(draw: Random, spec: KernelSpec, layout: Params | None = None)
     return default if layout is None else Schedule("cpu", layout, default.launch)
 
 
-def drawn_gpu_schedule(draw: Random, spec: KernelSpec) -> Schedule:
-    """Any schedule that can be lowered and that the emulator knows, which has no bulk copies. Mostly of few warps."""
-    space = CUDA.space(spec, "sm90")
-    default = CUDA.default(spec, "sm90")
+def drawn_gpu_schedule(draw: Random, spec: KernelSpec, target: Target = "sm90", *, emulated: bool = False) -> Schedule:
+    """Any schedule that can be lowered; `emulated`: that the emulator knows, which has no bulk copies, and mostly of few warps."""
+    space = CUDA.space(spec, target)
+    default = CUDA.default(spec, target)
     while True:
         chosen = {part: {p.name: draw.choice(p.values) for p in space.parameters if p.part == part} for part in ("layout", "launch")}
-        chosen["launch"] |= {"copy": "cp_async", "warps": draw.choice([2, 2, 2, 4, 6, 8])}
+        if emulated:
+            chosen["launch"] |= {"copy": "cp_async", "warps": draw.choice([2, 2, 2, 4, 6, 8])}
         schedule = Schedule("cuda", Params(chosen["layout"]) if draw.random() < 0.5 else default.layout, Params(chosen["launch"]))
         if not space.check(schedule):
             return schedule

@@ -62,7 +62,7 @@ def compiled(seed: int, folder: Path) -> tuple[Emulated, emulate.Emulated, str]:
     """The attention and the packing kernels of a number, and what they are."""
     draw = Random(seed)
     spec = drawn_gpu_spec(draw)
-    schedule = drawn_gpu_schedule(draw, spec)
+    schedule = drawn_gpu_schedule(draw, spec, emulated=True)
     built = Emulated(spec, schedule.layout.integer("block"), schedule.launch, folder / "attend")
     rows, places = ReferenceCache(spec, 1, built.layout.tokens).rows, window_places(spec, built.layout.tokens)
     packer = emulate.Emulated(built.layout, torch_dtype(spec.attention.dtype), folder / "pack", rows, places)

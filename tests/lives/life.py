@@ -1,60 +1,37 @@
-"""Random calls over caches on the CPU, each compared with the fp64 reference: outputs, lengths, residual rows, packed bytes."""
+"""Random calls over caches on a device, each compared with the fp64 reference: outputs, lengths, residual rows, packed bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from random import Random
+from collections.abc import Callable
 
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.measure.compare import poison
 from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
-from kvgen.reference.window import first_held, window_places
+from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.rows import row_of
 from kvgen.runtime.variant import Variant
-from tests.lives.drawn import KINDS, drawn_query, drawn_sinks, drawn_tensor
-from tests.support.packed import meaningful_bytes, sequence_blocks
+from tests.lives.layers import Layers, Wrong, require
+from tests.lives.memory import replayable, restoring
 
 CALLS = 9
+REPLAYS = 3
+"""Of a captured step, at most."""
+REPEATED = 0.3
+"""Share of calls that are made twice, over the same cache."""
 
 
-class Wrong(Exception):
-    """What differs from the reference."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Raises Wrong unless it holds."""
-    if not holds:
-        raise Wrong(what)
-
-
-class Life:
-    """Layers that share their sequences, their references, and what was called so far. A call takes any of the launches."""
-
-    def __init__(self, launches: Sequence[Variant], draw: Random) -> None:
-        self.launches, self.draw = launches, draw
-        self.spec, self.layout = launches[0].spec, launches[0].layout
-        self.attention = self.spec.attention
-        self.batch = draw.randint(1, 4)
-        unpacked = self.spec.cache.unpacked + self.spec.cache.rollback
-        tokens = min(draw.randint(1, 4) * self.layout.tokens, 1300) if draw.random() < 0.95 else 4500  # several splits
-        self.room = tokens + unpacked + draw.randint(0, 40)
-        self.caches = self._caches(draw.choice([1, 1, 1, 2]))
-        self.references = [ReferenceCache(self.spec, self.batch, self.layout.tokens) for _ in self.caches]
-        self.longest = [0] * self.batch
-        self.kinds = [draw.choice(KINDS) for _ in range(2)]
-        self.calls: list[str] = []
+class Life(Layers):
+    """Random calls over layers that share their sequences. A call takes any of the launches."""
 
     def live(self) -> None:
         """Some calls. Raises Wrong at the first difference."""
         calls: list[Callable[[], None]] = [
             self.prefill, self.prefill, self.decode, self.decode, self.decode, self.attend, self.planned, self.crop, self.crop, self.reset,
-            self.reorder, self.row, self.refused, self.clear,
+            self.reorder, self.row, self.refused, self.clear, self.replayed,
         ]  # fmt: skip
-        weights = [4, 4, 4, 4, 4, 4, 4, 3, 3, 1, 1, 2, 1, 0.3]
+        weights = [4, 4, 4, 4, 4, 4, 4, 3, 3, 1, 1, 2, 1, 0.3, 3]
         self.prefill()
         for _ in range(CALLS):
             self.draw.choices(calls, weights)[0]()
@@ -66,17 +43,6 @@ class Life:
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def lengths(self) -> list[int]:
-        """Of the reference."""
-        lengths: list[int] = self.references[0].lengths.tolist()
-        return lengths
-
-    @property
-    def left(self) -> int:
-        """Tokens for which every sequence has room, as far as the host knows: of ragged counts it adds the largest."""
-        return self.room - self.caches[0].bound
-
     def prefill(self) -> None:
         """Ragged, with counts on the host, as a tensor, or of all tokens."""
         size = self.draw.choice([5, self.layout.tokens, self.room])
@@ -85,12 +51,14 @@ class Life:
             counts = [min(counts)] * self.batch
         self.said(f"prefill {counts}")
         tokens = max(counts) + self.draw.randint(0, 2)
-        given = torch.tensor(counts, dtype=torch.int32) if self.draw.random() < 0.3 else counts
+        known = torch.tensor(counts, dtype=torch.int32)
+        # the host does not look at counts on a GPU, so all of the tokens must fit
+        given = self.draw.choice([counts, counts, known, known.to(self.device) if tokens <= self.left else known])
         shared = len(self.caches) > 1
         for cache, reference in zip(self.caches, self.references, strict=True):
             k, v = self.new(tokens)
             whole = set(counts) == {tokens} and self.draw.random() < 0.5
-            self.launch().prefill(cache, k, v, None if whole else given, advance=not shared)
+            self.launch().prefill(cache, *self.there(k, v), None if whole else given, advance=not shared)
             reference.prefill(k, v, torch.tensor(counts))
         if shared:
             self.caches[0].advance(counts)
@@ -138,6 +106,56 @@ class Life:
         if append:
             self.caches[0].advance(tokens)
         self.grown()
+
+    def replayed(self) -> None:
+        """A step over a plan with drafts that are taken back, then replays of it, which a GPU has captured in a CUDA graph."""
+        tokens = self.draw.randint(1, self.attention.q_len)
+        times = 1 + min(REPLAYS, self.left // tokens - 1)
+        if times < 2:
+            return
+        uniform = len(set(self.lengths)) == 1 and self.lengths[0] > 0 and self.draw.random() < 0.5
+        self.said(f"replayed {'uniform ' if uniform else ''}{tokens}, {times} times")
+        launch, scale, sinks, first = self.launch(), self.scale(), self.sinks(), self.caches[0]
+        inputs = [self.there(self.query(tokens, reference), *self.new(tokens)) for reference in self.references]
+        outputs = [self.results(q) for q, _, _ in inputs]
+        taken = torch.zeros(self.batch, dtype=torch.int32, device=self.device)
+
+        def step() -> None:
+            plan = launch.plan(first, tokens, uniform=uniform)
+            for cache, (q, k, v), (out, lse) in zip(self.caches, inputs, outputs, strict=True):
+                launch.decode(q, k, v, cache, out=out, lse=lse, scale=scale, sinks=sinks, plan=plan)
+            first.advance(tokens)
+            if self.spec.cache.rollback:
+                first.crop(taken)
+
+        run = step
+        for number in range(times):
+            there = torch.tensor([length > 0 for length in self.lengths])
+            most = min(tokens, self.spec.cache.rollback)
+            back = [most // 2] * self.batch if uniform else [self.draw.randint(0, most) for _ in self.lengths]
+            taken.copy_(torch.tensor(back) * there)
+            wanted = []
+            for reference, tensors in zip(self.references, inputs, strict=True):
+                k, v = self.new(tokens)
+                reference.append(k, v, there * tokens)
+                q = self.query(tokens, reference)
+                wanted.append(reference.attend(q, scale=scale, sinks=None if sinks is None else sinks.cpu()))
+                reference.flush()
+                for mine, fresh in zip(tensors, (q, k, v), strict=True):
+                    mine.copy_(fresh)
+            for result in (x for pair in outputs for x in pair):
+                result.fill_(torch.nan)
+            run()
+            for results, want in zip(outputs, wanted, strict=True):
+                self.agree(*(x.cpu() for x in results), *want)
+            self.grown()
+            for reference in self.references:
+                reference.crop(taken.cpu())
+            self.lengths_agree()
+            if number == 0:
+                run = replayable(step, self.device)
+        first.sequences.captured = False  # the graph is not replayed again
+        first.bound = max(self.lengths)
 
     def crop(self) -> None:
         """As many tokens as may be taken back, or fewer."""
@@ -195,21 +213,17 @@ class Life:
                 if queries:
                     self.called(row, reference, queries, new=(k, v), only=b, advance=False)
                 else:
-                    self.launch().prefill(row, k, v, advance=False)
+                    self.launch().prefill(row, *self.there(k, v), advance=False)
                 reference.flush()
             rows[0].advance([tokens])
         self.grown()
 
     def refused(self) -> None:
         """Calls for which a sequence has no room change nothing."""
-        tokens, sinks, shared = (
-            self.room - max(self.lengths) + self.draw.randint(1, 3),
-            drawn_sinks(self.draw, self.spec),
-            len(self.caches) > 1,
-        )
-        self.said(f"{tokens} tokens without room")
-        k, v = self.new(tokens)
-        q = self.query(tokens, self.references[0])
+        tokens, shared = self.room - max(self.lengths) + self.draw.randint(1, 3), len(self.caches) > 1
+        self.said(f"refused {tokens}")
+        k, v, q = self.there(*self.new(tokens), self.query(tokens, self.references[0]))
+        sinks = self.sinks()
         self.raises(lambda: self.launch().decode(q, k, v, self.caches[0], sinks=sinks, advance=not shared))
         self.raises(lambda: self.launch().prefill(self.caches[0], k, v, advance=not shared))
 
@@ -223,7 +237,7 @@ class Life:
         else:
             raise Wrong("a call without room is not refused")
 
-    # --- comparisons ---------------------------------------------------------------------------------------------------
+    # --- one call ------------------------------------------------------------------------------------------------------
 
     def called(
         self,
@@ -237,98 +251,31 @@ class Life:
         **how: object,
     ) -> None:
         """A call of attention after the reference appended; `only`: of this sequence alone."""
-        launch, sinks = launch or self.launch(), drawn_sinks(self.draw, self.spec)
-        q = self.query(tokens, reference)
-        scale = self.draw.choice([None, None, 0.5 * self.attention.head_dim**-0.5, -(self.attention.head_dim**-0.5)])
-        want, want_lse = reference.attend(q, scale=scale, sinks=sinks)
+        launch, sinks = launch or self.launch(), self.sinks()
+        q, scale = self.query(tokens, reference), self.scale()
+        want, want_lse = reference.attend(q, scale=scale, sinks=None if sinks is None else sinks.cpu())
         if only is not None:
             q, want, want_lse = q[only : only + 1], want[only : only + 1], want_lse[only : only + 1]
-        out = torch.full((*q.shape[:2], q.shape[2] + 1, q.shape[3]), torch.nan, dtype=q.dtype)[:, :, 1:]
-        lse = torch.full(want_lse.shape, torch.nan)
-        if new is None:
-            launch.attend(q, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
-        else:
-            launch.decode(q, *new, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
-        limit = tolerance(q.dtype)
-        require(relative_l2(out, want) <= limit, f"relative l2 of the output is {relative_l2(out, want):.3g}")
-        worst = worst_relative_l2(out, want)
-        require(worst <= row_tolerance(self.spec), f"the worst row is off by {worst:.3g}")
-        seen = torch.isfinite(want_lse)
-        require(torch.equal(lse[~seen].double(), want_lse[~seen]), "the LSE of a query that sees nothing")
-        error = ((lse - want_lse).abs() / (1 + want_lse.abs()))[seen]
-        require(not error.numel() or float(error.max()) <= limit, f"the LSE is off by {float(error.max() if error.numel() else 0):.3g}")
+        query, fresh = self.there(q)[0], None if new is None else self.there(*new)
 
-    def lengths_agree(self) -> None:
-        """Of cache and reference."""
-        got = self.caches[0].lengths.tolist()
-        require(got == self.lengths, f"lengths are {got}, not {self.lengths}")
+        def made() -> tuple[torch.Tensor, torch.Tensor]:
+            out, lse = self.results(q)
+            if fresh is None:
+                launch.attend(query, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
+            else:
+                launch.decode(query, *fresh, cache, out=out, lse=lse, scale=scale, sinks=sinks, **how)
+            return out.cpu(), lse.cpu()
 
-    def contents_agree(self) -> None:
-        """Residual rows to the bit, packed blocks to the byte, and what `unpack` gives."""
-        places, kept = window_places(self.spec, self.layout.tokens), meaningful_bytes(self.layout)
-        for number, (cache, reference) in enumerate(zip(self.caches, self.references, strict=True)):
-            want, rows = reference.packed(self.layout), reference.rows
-            keys, values = self.launch().unpack(cache)
-            truth = reference.keys_values()
-            for b, length in enumerate(self.lengths):
-                where = f"layer {number}, sequence {b} of {length} tokens"
-                first = first_held(self.spec, self.layout.tokens, max(length, self.longest[b] - self.spec.cache.rollback))
-                got = sequence_blocks(cache.packed, cache.block_table, b)
-                for block in range(first, rows.packed_blocks(length)):
-                    mine, other = got[:, block % places if places else block], want[b, :, block]
-                    require(torch.equal(mine[:, kept], other[:, kept]), f"{where}: packed block {block}")
-                unquantized = [*range(min(length, rows.sink)), *range(rows.first(length), length)]
-                at = [rows.row(position) for position in unquantized]
-                for mine, other in zip((cache.k_residual, cache.v_residual), reference.residual(), strict=True):
-                    require(torch.equal(mine[b][:, at], other[b][:, at]), f"{where}: residual")
-                held = [*range(min(length, rows.sink)), *range(max(rows.sink, rows.sink + first * self.layout.tokens), length)]
-                for mine, other in zip((keys, values), truth, strict=True):
-                    error = relative_l2(mine[b, held], other[b, held]) if held else 0.0
-                    require(error <= tolerance(mine.dtype), f"{where}: unpacked")
-
-    # --- help ----------------------------------------------------------------------------------------------------------
-
-    def said(self, what: str) -> None:
-        """Keep a call for the report."""
-        self.calls.append(f"{what} at {self.lengths}")
-
-    def launch(self) -> Variant:
-        """Any of the launches."""
-        return self.draw.choice(self.launches)
+        again = restoring(cache) if tokens <= self.attention.q_len and self.draw.random() < REPEATED else None
+        out, lse = made()
+        self.agree(out, lse, want, want_lse)
+        if again is not None:
+            again()
+            for one, other in zip((out, lse), made(), strict=True):
+                bits = torch.int16 if one.element_size() == 2 else torch.int32
+                require(torch.equal(one.view(bits), other.view(bits)), "a repeated call gives other bits")
 
     def query_tokens(self) -> int:
         """Within what the kernel is compiled for, or extend attention."""
         most = self.attention.q_len
         return self.draw.choice([1, most, self.draw.randint(1, most), self.draw.randint(1, 90)])
-
-    def new(self, tokens: int, batch: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [batch, tokens, kv_heads, head_dim]."""
-        size = (batch or self.batch, tokens, self.attention.kv_heads)
-        k, v = (drawn_tensor(self.draw, kind, *size, self.spec) for kind in self.kinds)
-        return k, v
-
-    def query(self, tokens: int, reference: ReferenceCache) -> torch.Tensor:
-        """For as many positions of every sequence."""
-        return drawn_query(self.draw, self.spec, self.batch, tokens, reference.keys_values()[0])
-
-    def grown(self) -> None:
-        """Note the longest that each sequence has been."""
-        self.longest = [max(pair) for pair in zip(self.longest, self.lengths, strict=True)]
-
-    def forgotten(self, rows: Sequence[int]) -> None:
-        """Sequences that are empty now."""
-        for b in rows:
-            self.longest[b] = 0
-            for reference in self.references:
-                reference.lengths[b] = reference.blocks[b] = reference._least[b] = 0
-
-    def _caches(self, layers: int) -> list[KVCache]:
-        """Poisoned caches; pages are shuffled among others."""
-        page, table, pages = self.spec.cache.page, None, None
-        if page is not None:
-            need = -(-self.room // page)
-            pages = self.batch * need + 3
-            order = torch.randperm(pages, generator=torch.Generator().manual_seed(self.draw.getrandbits(30)))
-            table = order[: self.batch * need].reshape(self.batch, need).to(torch.int32)
-        first = poison(self.launches[0].new_cache(self.batch, self.room, "cpu", table, pages))
-        return [first, *(poison(self.launches[0].new_cache(like=first)) for _ in range(layers - 1))]

@@ -12,7 +12,7 @@ from kvgen.reference.quantize import torch_dtype
 from kvgen.reference.window import first_held, window_places
 from kvgen.spec import KernelSpec
 from tests.lives.drawn import KINDS, dense, drawn_tensor
-from tests.lives.life import require
+from tests.lives.layers import require
 from tests.support.packed import meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda import emulate
 

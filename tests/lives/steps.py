@@ -13,7 +13,7 @@ from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from kvgen.spec import KernelSpec
 from tests.lives.drawn import KINDS, dense, drawn_query, drawn_sinks, drawn_tensor
-from tests.lives.life import require
+from tests.lives.layers import require
 from tests.lives.packing import drawn_crop
 
 STEPS = 4

@@ -18,7 +18,7 @@ import torch
 
 from tests.lives.command import failures, live, parser
 from tests.lives.drawn import TILELANG, drawn_tilelang_schedule, drawn_tilelang_spec
-from tests.lives.life import require
+from tests.lives.layers import require
 from tests.lives.steps import Drawn, StepLife
 from tests.unit.lower_tilelang.emulate import Emulated, Step, emulated, unquantized_rows
 

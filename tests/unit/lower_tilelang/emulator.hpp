@@ -317,7 +317,7 @@ template <int kBytes> void cp_async_gs(void *shared, const void *global) {
   std::memcpy(&copy.value, global, 16);
   emulator::self().open.push_back(copy);
 }
-template <bool kTranspose>
+template <int kMatrices, bool kTranspose>
 void load_matrices(const void *shared, void *fragments) {
   auto &warp = emulator::warp();
   const int lane = emulator::lane();
@@ -328,7 +328,7 @@ void load_matrices(const void *shared, void *fragments) {
   emulator::meet(warp, [] {});
   std::memcpy(rows, mine, sizeof rows);
   emulator::meet(warp, [] {});
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kMatrices; ++i) {
     uint16_t pair[2];
     for (int j = 0; j < 2; ++j)
       pair[j] = kTranspose ? rows[8 * i + lane % 4 * 2 + j][lane / 4]
@@ -337,10 +337,13 @@ void load_matrices(const void *shared, void *fragments) {
   }
 }
 inline void ptx_ldmatrix_x4(const void *shared, void *fragments) {
-  load_matrices<false>(shared, fragments);
+  load_matrices<4, false>(shared, fragments);
 }
 inline void ptx_ldmatrix_x4_trans(const void *shared, void *fragments) {
-  load_matrices<true>(shared, fragments);
+  load_matrices<4, true>(shared, fragments);
+}
+inline void ptx_ldmatrix_x2_trans(const void *shared, void *fragments) {
+  load_matrices<2, true>(shared, fragments);
 }
 
 inline void cp_async_commit() {

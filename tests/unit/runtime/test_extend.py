@@ -133,6 +133,24 @@ def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: py
     near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
 
 
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_flash_attention_gets_a_positive_scale(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies masked scores, which are -inf, by the scale."""
+    given = []
+
+    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, factor: float, *rest: int | None) -> extend.Partial:
+        given.append(factor)
+        return stand_in(q, k, v, used, factor, *rest)
+
+    monkeypatch.setattr(extend, "flash", flash)
+    monkeypatch.setattr(extend, "on_cpu", extend.on_gpu)
+    v = variant(SPECS["gqa"], BLOCK_32)
+    cache, oracle = filled(v)
+    q = normal(3, 50, v.spec.attention.q_heads, v.spec.attention.head_dim, v.dtype)
+    near(v, v.attend(q, cache, lse=True, scale=scale), oracle.attend(q, scale=scale))
+    assert min(given) > 0
+
+
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The route of a GPU over fp64 stand-ins, prefixes in steps of 16; (kernel, tokens of K or begin of them) of the calls, in order."""

@@ -53,6 +53,14 @@ __device__ __forceinline__ void ptx_ldmatrix_x4_trans(const void* shared, void* 
                : "r"(kvgen::ptx::shared_address(shared))
                : "memory");
 }
+// Two of them, of the rows of the first 16 lanes.
+__device__ __forceinline__ void ptx_ldmatrix_x2_trans(const void* shared, void* fragments) {
+  unsigned* to = static_cast<unsigned*>(fragments);
+  asm volatile("ldmatrix.sync.aligned.x2.trans.m8n8.shared.b16 {%0,%1}, [%2];"
+               : "=r"(to[0]), "=r"(to[1])
+               : "r"(kvgen::ptx::shared_address(shared))
+               : "memory");
+}
 
 __device__ __forceinline__ void cp_async_commit() { kvgen::ptx::copy_commit(); }
 
