@@ -60,6 +60,7 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
         ("k4v4", "w8u4d1.bulk", "sm80", "sm80 has no bulk copies"),
         ("k4v4", "w8u4d1.cl8", "sm80", "sm80 has no clusters"),
         ("k4v4:kg32:page32", "w8u2d1", "sm90", "or be gathered from pages without params per channel"),
+        ("k2v4:token:page64", "n16.w8u1d4", "sm90", "words of a 2-bit K hold codes of 32 tokens"),
         ("k4v4", "w8u4d1", "sm89", "exceed the shared memory of a CTA (101376 bytes)"),
         ("k4v4:token:page16", "w8u4d4", "sm90", "looks up the pages of 4 + 1 KV tiles at once"),
     ],
