@@ -50,7 +50,8 @@ def fetched(spec: Path, arch: str, *, get: bool) -> dict[str, Any]:
     """The row of a fetch in a new process with an empty cache."""
     with tempfile.TemporaryDirectory(prefix="kvgen-cold-") as scratch:
         stores = {f"KVGEN_{name}_DIR": f"{scratch}/{name.lower()}" for name in ("CACHE", "REGISTRY", "SITE")}
-        environment = {**os.environ, **stores, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, **stores, "PYTHONPATH": path}
         child = [sys.executable, "-c", CHILD, str(spec), arch, "get_kernel" if get else "compile"]
         row: dict[str, Any] = json.loads(subprocess.run(child, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     return row

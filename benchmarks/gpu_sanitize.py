@@ -32,18 +32,19 @@ KERNEL_CASES = (
 )  # fmt: skip
 SIMILAR, UNEQUAL = (0, 1, 127, 128, 300), (2400, 0, 1, 128, 300, 127)
 """Lengths of similar and of very different size."""
+STEPS = 3
 
 
 def live(case: KernelCase, lengths: tuple[int, ...]) -> None:
     """Prefill, attend, decode over a flush, unpack."""
     v = variant(case)
     a = v.spec.attention
-    cache = v.new_cache(len(lengths), max(lengths) + 20, "cuda")
+    cache = v.new_cache(len(lengths), max(lengths) + STEPS * a.q_len, "cuda")
     k, x = (torch.ones(len(lengths), max(lengths), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
     v.prefill(cache, k, x, lengths)
     q = torch.ones(len(lengths), a.q_len, a.q_heads, a.head_dim, dtype=v.dtype, device="cuda")
     v.attend(q, cache, lse=True)
-    for _ in range(3):
+    for _ in range(STEPS):
         v.decode(q, k[:, : a.q_len], x[:, : a.q_len], cache)
     v.unpack(cache)
     torch.cuda.synchronize()
