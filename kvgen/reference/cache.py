@@ -86,16 +86,17 @@ class ReferenceCache:
         self.flush()
 
     def attend(
-        self, q: torch.Tensor, *, scale: float | None = None, sinks: torch.Tensor | None = None
+        self, q: torch.Tensor, *, scale: float | None = None, sinks: torch.Tensor | None = None, rounded: torch.dtype | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [batch, q_len, q_heads, head_dim] and LSE [batch, q_heads, q_len] (fp64) of the newest q_len positions.
 
-        `sinks` [q_heads] is given exactly when the spec has them; ValueError otherwise.
+        `sinks` [q_heads] is given exactly when the spec has them; ValueError otherwise. `rounded`: the type to which dequantized K and V
+        are rounded first, as extend attention on a GPU does.
         """
         if (sinks is not None) != self.spec.attention.sinks:
             raise ValueError("`sinks` must be given exactly when attention.sinks is true")
         att = self.spec.attention
-        k, v = self._read
+        k, v = self._read if rounded is None else (x.to(rounded).double() for x in self._read)
         return attend(q, k, v, self.lengths, scale=scale, softcap=att.softcap, window=att.window, sinks=sinks)
 
     def decode(

@@ -253,7 +253,9 @@ class Life(Layers):
         """A call of attention after the reference appended; `only`: of this sequence alone."""
         launch, sinks = launch or self.launch(), self.sinks()
         q, scale = self.query(tokens, reference), self.scale()
-        want, want_lse = reference.attend(q, scale=scale, sinks=None if sinks is None else sinks.cpu())
+        extends_on_gpu = self.device.type == "cuda" and tokens > self.attention.q_len
+        rounded = q.dtype if extends_on_gpu else None
+        want, want_lse = reference.attend(q, scale=scale, sinks=None if sinks is None else sinks.cpu(), rounded=rounded)
         if only is not None:
             q, want, want_lse = q[only : only + 1], want[only : only + 1], want_lse[only : only + 1]
         query, fresh = self.there(q)[0], None if new is None else self.there(*new)

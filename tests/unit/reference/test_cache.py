@@ -13,6 +13,7 @@ from kvgen.reference.data import normal
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.packing import from_blocks, unpack_blocks
 from kvgen.reference.quantize import dequantize, quantize
+from kvgen.reference.tolerance import relative_l2
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.specs import base
 
@@ -220,3 +221,19 @@ def test_what_does_not_fit_is_refused() -> None:
     cache.append(k[:, :40], v[:, :40])
     with pytest.raises(ValueError, match="at most 0 tokens"):
         cache.crop(1)
+
+
+def test_attention_over_rounded_values_differs_by_their_rounding() -> None:
+    """2-bit values per channel: each of four values is rounded alike wherever it occurs."""
+    attention = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": "bfloat16"}
+    spec = load_spec(base(attention=attention, value={"bits": 2, "axis": "channel", "group": 128}))
+    cache = ReferenceCache(spec, 1, 128)
+    draw = torch.Generator().manual_seed(0)
+    heads, dim = spec.attention.kv_heads, spec.attention.head_dim
+    k, v = (torch.randn(1, 1024, heads, dim, generator=draw).bfloat16() for _ in range(2))
+    cache.prefill(k, v)
+    q = torch.randn(1, 4, spec.attention.q_heads, dim, generator=draw).bfloat16()
+    exact, rounded = cache.attend(q)[0], cache.attend(q, rounded=torch.bfloat16)[0]
+    keys, values = (x.bfloat16().double() for x in cache.keys_values())
+    assert torch.equal(rounded, attend(q, keys, values, cache.lengths)[0])
+    assert relative_l2(rounded, exact) > 5e-3

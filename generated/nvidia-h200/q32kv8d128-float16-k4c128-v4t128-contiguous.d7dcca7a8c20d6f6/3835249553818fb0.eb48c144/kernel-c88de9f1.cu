@@ -15,14 +15,14 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 8960, kBarriers = 53760, kQuery = 53760, kMerge = 57856, kPages = 70240, kWorkTiles = 70240, kScalars = 71008, kFlags = 71456, kCluster = 71472, kFlush = 0, kTotal = 71552;
+    static constexpr int kSlot = 4736, kBarriers = 56832, kQuery = 56832, kMerge = 60928, kPages = 73312, kWorkTiles = 73312, kScalars = 74080, kFlags = 74528, kCluster = 74544, kFlush = 0, kTotal = 74624;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 8960, kBarriers = 53760, kQuery = 53760, kMerge = 57856, kPages = 70240, kWorkTiles = 70240, kScalars = 71008, kFlags = 71456, kCluster = 71472, kFlush = 0, kTotal = 71552;
+    static constexpr int kSlot = 4736, kBarriers = 56832, kQuery = 56832, kMerge = 60928, kPages = 73312, kWorkTiles = 73312, kScalars = 74080, kFlags = 74528, kCluster = 74544, kFlush = 0, kTotal = 74624;
   };
   static constexpr int kWarps = 6;
-  static constexpr int kTileSubtiles = 2;
-  static constexpr int kTilesInFlight = 1;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
   static constexpr int kCtasPerSm = 2;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;

@@ -15,15 +15,15 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 17408, kBarriers = 69632, kQuery = 69632, kMerge = 73728, kPages = 81984, kWorkTiles = 81984, kScalars = 82496, kFlags = 82816, kCluster = 82832, kFlush = 0, kTotal = 82944;
+    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44064, kScalars = 44320, kFlags = 44512, kCluster = 44528, kFlush = 0, kTotal = 44544;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 17408, kBarriers = 69632, kQuery = 69632, kMerge = 73728, kPages = 81984, kWorkTiles = 81984, kScalars = 82496, kFlags = 82816, kCluster = 82832, kFlush = 0, kTotal = 82944;
+    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44064, kScalars = 44320, kFlags = 44512, kCluster = 44528, kFlush = 0, kTotal = 44544;
   };
-  static constexpr int kWarps = 4;
-  static constexpr int kTileSubtiles = 4;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 2;
+  static constexpr int kWarps = 2;
+  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;
@@ -33,7 +33,7 @@ struct Schedule {
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = false;
+  static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
