@@ -43,9 +43,10 @@ def live(case: KernelCase, lengths: tuple[int, ...]) -> None:
     k, x = (torch.ones(len(lengths), max(lengths), a.kv_heads, a.head_dim, dtype=v.dtype, device="cuda") for _ in range(2))
     v.prefill(cache, k, x, lengths)
     q = torch.ones(len(lengths), a.q_len, a.q_heads, a.head_dim, dtype=v.dtype, device="cuda")
-    v.attend(q, cache, lse=True)
+    sinks = torch.zeros(a.q_heads, device="cuda") if a.sinks else None
+    v.attend(q, cache, lse=True, sinks=sinks)
     for _ in range(STEPS):
-        v.decode(q, k[:, : a.q_len], x[:, : a.q_len], cache)
+        v.decode(q, k[:, : a.q_len], x[:, : a.q_len], cache, sinks=sinks)
     v.unpack(cache)
     torch.cuda.synchronize()
     print(case, "done", flush=True)

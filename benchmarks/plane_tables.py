@@ -30,7 +30,7 @@ def regrets() -> str:
         own, space = [float(row["regret_own"]) for row in mine], [float(row["regret"]) for row in mine if row["whole"] == "True"]
         default = [float(row["default_us"]) / float(row["best_own_us"]) for row in mine if row["default_us"]]
         mean = math.exp(sum(map(math.log, own)) / len(own))
-        beside = f"{max(space):.3f} ({len(space)})"
+        beside = f"{max(space):.3f} ({len(space)})" if space else "–"
         more = [f"{max(float(row['regret_unknown']) for row in mine):.3f}"] if unknown else []
         body.append([title, str(len(mine)), f"{max(own):.3f}", f"{mean:.3f}", *more, beside, f"{max(default):.2f}"])
     more = ["worst with unknown tokens"] if unknown else []
