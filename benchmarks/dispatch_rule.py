@@ -3,7 +3,7 @@
     python -m benchmarks.dispatch_rule
 
 Each rested cell that has another one within a doubling is left out of its table, and the launch that the rest of the table gives for it is
-compared with the fastest one that was measured there. Two rules: the launch that serves the nearest cell, and the least mean loss, which
+compared with the fastest one of the table there. Two rules: the launch that serves the nearest cell, and the least mean loss, which
 `kvgen/spec/dispatch.py` has. Most cells lie two doublings apart, so calls are nearer to a cell than these, and lose less.
 
 Writes dispatch_rule.csv to $OUT or benchmarks/results, and prints it.
@@ -32,7 +32,8 @@ def rules(entry: Entry) -> Iterator[dict[str, Any]]:
     """A row for each rule: number of cells, worst regret and where, geometric mean."""
     table = entry.dispatch
     assert table is not None
-    losing = {"nearest cell": [_without_losses(one) for one in entry.measured()], "least mean loss": entry.measured()}
+    rested = [one for one in entry.measured() if one.workload.load == "rested"]
+    losing = {"nearest cell": [one._replace(losses=()) for one in rested], "least mean loss": rested}
     for rule, measured in losing.items():
         found = dict(_regrets(table, measured))
         worst = max(found, key=lambda name: found[name])
@@ -41,10 +42,6 @@ def rules(entry: Entry) -> Iterator[dict[str, Any]]:
             "entry": entry.spec.name, "rule": rule, "cells": len(found), "worst_regret": round(found[worst], 3), "worst_at": worst,
             "geometric_mean": round(mean, 4),
         }  # fmt: skip
-
-
-def _without_losses(one: Measured) -> Measured:
-    return one._replace(losses=())
 
 
 def _regrets(table: DispatchTable, measured: list[Measured]) -> Iterator[tuple[str, float]]:

@@ -233,12 +233,14 @@ class Steps:
 
 
 def block_of_steps(block: int, q_len: int) -> tuple[list[Steps], list[Steps]]:
-    """The steps that fill a block, of which the last packs it; and as many steps over as many tokens on average that pack none, which are
-    those of its middle, twice. Of the latter there are none where two steps fill more than a block.
+    """An even number of steps, of which the last packs the block that they fill; and as many steps over as many tokens on average that pack
+    none: half of them, twice. Of the latter there are none where two steps fill more than a block.
     """
-    count = max(1, block // q_len)
-    half = count // 2
-    return [Steps(0, count)], [Steps((block - half * q_len) // 2, half)] * 2 if half else []
+    half = block // q_len // 2
+    if not half:
+        return [Steps(max(0, block - q_len), 1)], []
+    count = 2 * half
+    return [Steps(block - count * q_len, count)], [Steps(block - (count + half) * q_len // 2, half)] * 2
 
 
 def decode_us(runner: Runner, rows: ResidualRows) -> tuple[float, float | None]:

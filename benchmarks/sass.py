@@ -88,6 +88,9 @@ def disassemble(module: Path) -> dict[str, list[Instruction]]:
     return parse(subprocess.run([find_cuobjdump(), "-sass", str(module)], capture_output=True, text=True, check=True).stdout)
 
 
+INSTALL = "install the CUDA toolkit, or nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"
+
+
 def find_cuobjdump() -> str:
     """cuobjdump from PATH, then from the NVIDIA wheels of this Python. Raises ToolchainMissing."""
     spec = importlib.util.find_spec("nvidia")
@@ -95,9 +98,9 @@ def find_cuobjdump() -> str:
     wheels = os.pathsep.join(str(tool.parent) for package in packages for tool in Path(package).glob("*/bin/cuobjdump"))
     tool = shutil.which("cuobjdump") or shutil.which("cuobjdump", path=wheels)
     if tool is None:
-        raise ToolchainMissing(
-            "cuobjdump was not found on PATH: install the CUDA toolkit, or nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"
-        )
+        raise ToolchainMissing(f"cuobjdump was not found on PATH: {INSTALL}")
+    if shutil.which("nvdisasm") is None and not Path(tool).with_name("nvdisasm").exists():
+        raise ToolchainMissing(f"cuobjdump needs nvdisasm, which was not found on PATH: {INSTALL}")
     return tool
 
 

@@ -41,7 +41,7 @@ def rows(entry: Entry) -> list[tuple[str, ...]]:
     served = shares(entry)
     for index, launch in list(enumerate(entry.every_launch))[len(entry.launches) :]:
         cells = f"{served[index]} cell{'s' if served[index] > 1 else ''}"
-        what = f"{cells} of the grid" if served[index] else "beyond the grid"
+        what = f"{cells} of the grid" if served[index] else "all other calls"
         told.append((what, launch.backend, *["–"] * 6, str(launch.params)))
     return told
 

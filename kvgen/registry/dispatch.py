@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvgen.lower.schedule import Params
 from kvgen.plaindata import Json
 from kvgen.spec import AnyWorkload, Workload
-from kvgen.spec.dispatch import Measured
+from kvgen.spec.dispatch import REACH, Measured
 from kvgen.spec.timing import Timing
 from kvgen.spec.traffic import parse
 
@@ -74,6 +74,13 @@ class DispatchTable(Json):
     def time(self, cell: Cell, index: int) -> float | None:
         """µs of a launch at a cell; None where it was not measured."""
         return cell.us[self.members.index(index)] if index in self.members else None
+
+    @property
+    def batch_reach(self) -> float:
+        """Doublings of batch up to which a workload speaks for a call: none where nothing was measured. A default may have clusters that
+        do not fit on the GPU at once with more sequences.
+        """
+        return REACH if self.cells else 0.0
 
     def measured(self) -> list[Measured]:
         """The cells for the look-up: losses of the members beside the launch that serves."""

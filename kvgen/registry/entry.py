@@ -196,8 +196,10 @@ class Entry(Json):
 
     def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
         """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""
-        default = None if self.dispatch is None else self.dispatch.default
-        return Dispatch(self.measured(), default, sustained=prefers_sustained((spec or self.spec).workloads))
+        sustained = prefers_sustained((spec or self.spec).workloads)
+        if self.dispatch is None:
+            return Dispatch(self.measured(), sustained=sustained)
+        return Dispatch(self.measured(), self.dispatch.default, sustained=sustained, batch_reach=self.dispatch.batch_reach)
 
     def measured(self) -> list[Measured]:
         """The workloads of attention that were measured: those of the dispatch table, and before them those that were tuned for and are not

@@ -355,5 +355,8 @@ class Sequences:
             if self.whole is None and not self.capturing:  # one sequence has the flags of all; a captured call forgets nothing yet
                 for flag in (self.overflow, self.cropped):
                     flag.clear(self.gpu)
-            self.bound, self.uniform = 0, True
+            if self.capturing:  # the lengths are those before, until the graph is replayed
+                self.captured = True
+            else:
+                self.bound, self.uniform = 0, True
             self._changed()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvgen.spec.distance import Coordinates, coordinates, coordinates_of, nearest
+from kvgen.spec.distance import Coordinates, coordinates, coordinates_of, mean_length, nearest
 
 if TYPE_CHECKING:
     from kvgen.spec.model import Workload
@@ -25,6 +25,8 @@ POWER = 4
 """A measured workload has the weight distance^-POWER: the nearest ones outweigh all others together."""
 UNEQUAL = 1.0
 """Distance of a workload of equal lengths from a call of which the host knows neither the tokens nor that lengths are equal."""
+CLOSEST = 1 / 64
+"""The least distance that counts: tokens are rounded, so a measured workload may seem to be where the call is."""
 STEPS = 8
 """Steps per doubling to which the tokens of a call are rounded, so that a growing cache rarely asks anew."""
 REMEMBERED = 4096
@@ -43,15 +45,19 @@ class Measured(NamedTuple):
 class Dispatch:
     """Maps what the host knows of a call to the index of a launch. Thread-safe; without torch."""
 
-    def __init__(self, measured: Sequence[Measured], default: int | None = None, *, sustained: bool = False) -> None:
+    def __init__(
+        self, measured: Sequence[Measured], default: int | None = None, *, sustained: bool = False, batch_reach: float = REACH
+    ) -> None:
         """`default` is the launch beyond all that was measured; None: there is no table, and the nearest serves. `sustained`: prefer what
-        was measured under a sustained load.
+        was measured under a sustained load. `batch_reach`: REACH in batch, 0 where nothing was measured and a launch may not suit others.
         """
         self._cells = [coordinates_of(one.workload) for one in measured]
         self._launches = [one.launch for one in measured]
         self._losses = [{one.launch: 0.0} | {index: math.log(loss) for index, loss in one.losses} for one in measured]
+        self._exact = {_call_of(one.workload): one.launch for one in sorted(measured, key=lambda one: _prefers(one.workload, sustained))}
         self._default = default
         self._sustained = sustained
+        self._batch_reach = batch_reach
         self._known: dict[tuple[int, int, int, int | None], int] = {}
         """By call."""
         self._rounded: dict[tuple[int, int, int, int | None], int] = {}
@@ -78,6 +84,9 @@ class Dispatch:
     def _find(self, batch: int, bound: int, q_len: int, tokens: int | None) -> int:
         if self._default is None:
             return self._launches[nearest(self._cells, coordinates(batch, bound, q_len, tokens, sustained=self._sustained))]
+        exact = self._exact.get((batch, bound, q_len, tokens))
+        if exact is not None:
+            return exact
         call = (batch, _step(bound), q_len, None if tokens is None else _step(tokens))
         found = self._rounded.get(call)
         if found is None:
@@ -99,7 +108,7 @@ class Dispatch:
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
         most = call[0] + math.log2(longest)
         unequal = None if total is None else max(0.0, most - math.log2(total))
-        return [_away(cell, call, most, unequal) for cell in self._cells]
+        return [_away(cell, call, most, unequal, self._batch_reach) for cell in self._cells]
 
     @staticmethod
     def _near(away: Sequence[tuple[float, bool]]) -> int | None:
@@ -111,9 +120,7 @@ class Dispatch:
         """The launch of the least mean loss, of those that were measured at the nearest workload: they can serve the call. Of equals, the
         one that serves there.
         """
-        if away[closest][0] == 0:
-            return self._launches[closest]
-        weights = [distance**-POWER for distance, _ in away]
+        weights = [max(distance, CLOSEST) ** -POWER for distance, _ in away]
 
         def mean(launch: int) -> float:
             known = [(weight, losses[launch]) for weight, losses in zip(weights, self._losses, strict=True) if launch in losses]
@@ -128,11 +135,21 @@ def prefers_sustained(workloads: Sequence[AnyWorkload]) -> bool:
     return 2 * sustained > sum(work.weight for work in workloads)
 
 
+def _call_of(workload: Workload) -> tuple[int, int, int, int | None]:
+    """A call of exactly this workload."""
+    return workload.batch, workload.kv_len, workload.q_len, round(workload.batch * mean_length(workload))
+
+
+def _prefers(workload: Workload, sustained: bool) -> bool:
+    """Whether a workload is under the load that the kernel is for: of two with the same calls this one decides."""
+    return (workload.load == "sustained") == sustained
+
+
 def _step(tokens: int) -> int:
     return round(STEPS * math.log2(max(1, tokens)))
 
 
-def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None) -> tuple[float, bool]:
+def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None, batch_reach: float) -> tuple[float, bool]:
     """Distance of a measured workload from a call of 2^most tokens at most, 2^(most - unequal) in fact, and whether it is within REACH.
 
     If the tokens are not known (`unequal` is None), the longest sequences are compared.
@@ -144,4 +161,4 @@ def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | No
     batch, query = abs(cell[0] - call[0]), abs(cell[2] - call[2])
     # Another load is farther than the next measured workload: cells of one load lie at most a doubling apart.
     distance = batch + tokens + query + spread + 1.5 * abs(cell[4] - call[4])
-    return distance, max(batch, tokens, query) <= REACH + 1e-9
+    return distance, batch <= batch_reach + 1e-9 and max(tokens, query) <= REACH + 1e-9

@@ -37,11 +37,15 @@ def _launches(one: Found, key: str) -> list[tuple[AnyWorkload, Schedule]]:
 
 
 def present_table(entry: Entry, decision: Decision, sources: Sources) -> Table | None:
-    """The dispatch table of an entry with the run's key, where it still holds: the decision's launches are the entry's, and all launches
+    """The dispatch table of an entry with the run's key, where it was measured and still holds: the decision's launches are the entry's, and all launches
     that it names render to the sources that were measured. None otherwise.
     """
     won = {key: record.candidate.schedule for key, record in decision.launches.items()}
-    if entry.dispatch is None or won != {launch.workload.key: entry.schedule(launch) for launch in entry.launches}:
+    if (
+        entry.dispatch is None
+        or not entry.dispatch.cells
+        or won != {launch.workload.key: entry.schedule(launch) for launch in entry.launches}
+    ):
         return None
     if not all(_renders_alike(entry, launch, sources) for launch in entry.every_launch):
         return None

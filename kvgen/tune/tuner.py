@@ -300,7 +300,7 @@ class _Run:
         entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts, table)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
-        lost = table is None and any(one.dispatch is not None for one in before)
+        lost = table is None and any(one.dispatch is not None and one.dispatch.cells for one in before)
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
         for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere

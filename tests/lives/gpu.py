@@ -4,7 +4,7 @@
 
 The variants of a seed are the same on every machine, and every feature of `cases.py` occurs in several. `--compile` puts them into the
 cache of compiled modules (`KVGEN_CACHE_DIR`), which needs nvcc and no GPU. Lives run in processes side by side; one that crashes or hangs
-loses its variant and no other. A failure is printed with the command that repeats it. Exit code 1 where one failed. With `--target cpu`
+loses its variant and no other. A failure is printed with the command that repeats it. Exit code 1 where one failed, or none was lived. With `--target cpu`
 the lives are of variants of the CPU back end, to try this program.
 """
 
@@ -101,7 +101,7 @@ def live(args: argparse.Namespace, cases: Sequence[LifeCase]) -> int:
         print(fill(f"in fewer than {LEAST} variants: {'; '.join(few)}", 140))
     _print_counts("calls", dict(calls))
     print(f"{lived} lives of {len(chosen)} variants, {failed} failed, {time.monotonic() - start:.0f} s")
-    return int(failed > 0)
+    return int(failed > 0 or lived == 0)
 
 
 def _print_counts(what: str, counts: Mapping[str, int]) -> None:

@@ -59,7 +59,7 @@ def _load(build: Any) -> Calls:
     launches = [loaded[launch.library] for launch in build.launches]
     table = build.dispatch
     measured = [Measured(one.workload, one.launch, one.losses) for one in table.measured]
-    dispatch = Dispatch(measured, table.default, sustained=table.sustained)
+    dispatch = Dispatch(measured, table.default, sustained=table.sustained, batch_reach=table.batch_reach)
     return Calls(spec, build.layout, launches, dispatch)
 
 
