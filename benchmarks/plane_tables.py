@@ -20,7 +20,7 @@ TRAFFIC = {
 
 
 def regrets() -> str:
-    """Regret of the launches that calls take, rested, and of the default if it served every call; where it was measured, also of
+    """Regret of the launches that calls take, rested, and of the plain schedule if it served every call; where it was measured, also of
     calls whose tokens the host does not know.
     """
     body, rested = [], [row for row in rows("h200_plane.csv") if row["traffic"] == "rested"]
@@ -34,9 +34,8 @@ def regrets() -> str:
         more = [f"{max(float(row['regret_unknown']) for row in mine):.3f}"] if unknown else []
         body.append([title, str(len(mine)), f"{max(own):.3f}", f"{mean:.3f}", *more, beside, f"{max(default):.2f}"])
     more = ["worst with unknown tokens"] if unknown else []
-    return table(
-        ["entry", "points", "worst regret", "geometric mean", *more, "worst beside the whole space (points)", "worst of the default"], body
-    )
+    last = ["worst beside the whole space (points)", "worst of the plain schedule"]
+    return table(["entry", "points", "worst regret", "geometric mean", *more, *last], body)
 
 
 def traffic() -> str:

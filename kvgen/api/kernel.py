@@ -25,7 +25,7 @@ from kvgen.spec.distance import mean_length
 class Kernel(Calls):
     """Attention over a quantized KV cache: `new_cache`, `prefill`, `plan`, `decode`, `attend`, `unpack`. `get_kernel` makes it.
 
-    Caches of one layout may be shared between kernels. Each call takes the launch that the entry's dispatch table names for what the host
+    Caches of one layout may be shared between kernels. Each call takes the launch that the entry's dispatch table gives for what the host
     knows of it, or without a table the one tuned for the nearest workload (`kvgen.spec.dispatch`); the choice never waits for the device.
     """
 

@@ -75,7 +75,7 @@ class Lowering(Protocol[S]):
         ...
 
     def plain(self, spec: S, target: Target) -> Schedule:
-        """A schedule over the default's layout for calls far from the spec's workloads: it is far from the best at none."""
+        """A schedule over the default's layout for calls far from the spec's workloads: never many times slower than the best."""
         ...
 
     def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:

@@ -1,4 +1,4 @@
-"""The kernel of a format that nothing is tuned for: the default schedule of the first back end that supports it."""
+"""The kernel of a format that nothing is tuned for: the default and the plain schedule of the first back end that supports it."""
 
 from __future__ import annotations
 

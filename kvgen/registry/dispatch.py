@@ -61,7 +61,9 @@ class DispatchTable(Json):
     launches: tuple[Launch, ...]
     """Launches beyond those of the entry's workloads."""
     default: int
-    """Index of the launch for calls beyond every measured workload."""
+    """Index of the launch for calls far from every measured workload: the plain schedule, or of a table from before there was one, the
+    default.
+    """
     members: tuple[int, ...]
     """Indices of the launches of the portfolio, each launch once."""
     cells: tuple[Cell, ...]

@@ -20,13 +20,14 @@ class Serving:
     index: int
     launch: Launch
     measured: Workload | None
-    """The measured workload that decides; None where none is near, or where the entry has no dispatch table."""
+    """The measured workload nearest to it; None where none is near, or where the entry has no dispatch table."""
     why: str
     us: float | None = None
     read_fraction: float | None = None
     regret: float | None = None
     """Time over the fastest launch that was measured there."""
     default_us: float | None = None
+    """Of the plain schedule there; without a dispatch table, of the default."""
     watts: float | None = None
     """Of the GPU under this launch, if the measured workload's load is sustained."""
     clock_mhz: float | None = None

@@ -3,8 +3,8 @@
 A table of measured workloads decides, if the kernel has one. A call of a measured workload takes the launch that serves it. Between the
 measured workloads, each launch has at each of them a loss, which is its time over that of the launch that serves there, and the launch of
 the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimensional interpolation function for irregularly-spaced data",
-1968). Where no measured workload is near, the default serves. Without a table, the launch that was tuned for the nearest workload serves,
-however far away that is.
+1968). Where no measured workload is near, the plain schedule serves. Without a table, the launch that was tuned for the nearest workload
+serves, however far away that is.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Dispatch:
     def __init__(
         self, measured: Sequence[Measured], default: int | None = None, *, sustained: bool = False, batch_reach: float = REACH
     ) -> None:
-        """`default` is the launch beyond all that was measured; None: there is no table, and the nearest serves. `sustained`: prefer what
-        was measured under a sustained load. `batch_reach`: REACH in batch, 0 where nothing was measured and a launch may not suit others.
+        """`default` is the launch far from all that was measured, which is the plain schedule; None: there is no table, and the launch
+        of the nearest workload serves. `sustained`: prefer what was measured under a sustained load. `batch_reach`: REACH in batch, 0
+        where nothing was measured and a launch may not suit other batches.
         """
         self._cells = [coordinates_of(one.workload) for one in measured]
         self._launches = [one.launch for one in measured]
@@ -98,7 +99,7 @@ class Dispatch:
         return found
 
     def cell(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None) -> int | None:
-        """Index of the measured workload nearest to such a call; None where none is within REACH, and the default serves."""
+        """Index of the measured workload nearest to such a call; None where none is within REACH, and the plain schedule serves."""
         return self._near(self._away(batch, bound, q_len, tokens))
 
     def _away(self, batch: int, bound: int, q_len: int, tokens: int | None) -> list[tuple[float, bool]]:

@@ -32,7 +32,7 @@ from kvgen.tune.times import BARRING, Times, fill
 POOL = 128
 """Most launches that are screened."""
 FINALISTS = 12
-"""Most launches that are measured over the grid, beside the default and the winners of workloads."""
+"""Most launches that are measured over the grid, beside the plain schedule and the winners of workloads."""
 COMPILING = 0.2
 """Of the stage's time, for compiling launches that the search did not try."""
 SCREENING = 0.5
@@ -218,7 +218,7 @@ class Plane:
             if winner is None:
                 continue
             place = finalists.index(winner.candidate.schedule)
-            # A winner gives way to save a launch, and to a default that is faster, not to a third time that was measured once more.
+            # A winner gives way to save a launch, and to a plain schedule that is faster, not to a third time that was measured once more.
             if place in portfolio.launches and rows[place][number] <= rows[calls_beyond][number]:
                 serves[number] = place
         return replace(portfolio, serves=tuple(serves))
@@ -253,7 +253,7 @@ class Plane:
         further = [schedule for schedule in members if schedule not in order]
         index = {schedule: number for number, schedule in reversed(list(enumerate([*order, *further])))}
         timed = [cell for cell in cells if self._times.us(cell, serves[cell.key]) < float("inf")]
-        if all(cell.key in launches for cell in timed):  # of no use: all other calls would take the default, not the nearest launch
+        if all(cell.key in launches for cell in timed):  # of no use: others would take the plain schedule, not the nearest launch
             return None
         rows = tuple(self._cell(cell, serves[cell.key], members, finalists, index) for cell in timed)
         numbers = tuple(index[schedule] for schedule in members)

@@ -19,7 +19,7 @@ ENOUGH = 1.03
 GAIN = 0.01
 """Part of the worst regret that a further launch must save."""
 TIED = 1.01
-"""A launch within this factor of the fastest is as good: the default serves, if it is one."""
+"""A launch within this factor of the fastest is as good: the plain schedule serves, if it is one."""
 COMPARED = 256
 """Sets of equal size and worst regret among which the least mean regret is looked for."""
 
@@ -54,7 +54,7 @@ def choose(
     most: int = MOST,
     enough: float = ENOUGH,
 ) -> Portfolio:
-    """A portfolio of at most `most` launches that contains `keep`, of which the first is the default.
+    """A portfolio of at most `most` launches that contains `keep`, of which the first is the plain schedule.
 
     `limits` are bounds of the regret at some cells, by their index: they are held whatever it takes, even if more than `most` launches are
     needed. Cells that no launch of the matrix serves within its limit raise ValueError, as does an empty matrix.

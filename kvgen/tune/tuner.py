@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from kvgen.tune.trial_store import TrialStore
 
 ENOUGH = 0.5
-"""Part of the grid that a dispatch table must serve: all other calls would take the default, which may not be measured for them either."""
+"""Part of the grid that a dispatch table must serve: all other calls would take the plain schedule, which may not be measured for them
+either.
+"""
 
 
 def tune(

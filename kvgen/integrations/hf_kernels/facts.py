@@ -59,7 +59,7 @@ def _build(build: Build) -> dict[str, Any]:
 
 
 def _dispatch(build: Build) -> dict[str, Any]:
-    """What `kvgen.spec.dispatch` takes: what was measured at workloads, and the default."""
+    """What `kvgen.spec.dispatch` takes: what was measured at workloads, and the launch for calls far from them."""
     entry = build.entry
     default = entry.dispatch.default if entry.dispatch else None
     measured = [{"workload": _facts_of(one.workload), "launch": one.launch, "losses": one.losses} for one in entry.measured()]

@@ -20,8 +20,8 @@ IN_FLIGHT = 128
 
 
 def plain_launches(spec: KernelSpec) -> Iterator[Params]:
-    """Launches that no shape is bad at, the best first. V per channel is scaled once per KV tile, so longer ones come first; K per token
-    in several groups has many scales per KV tile, so short ones do.
+    """Launches that are many times slower than the best at no shape, the best first. V per channel is scaled once per KV tile, so longer
+    ones come first; K per token in several groups has many scales per KV tile, so short ones do.
     """
     short = ((64, 1), (32, 2)) if spec.value.per_channel else ((32, 2), (64, 1))
     groups = spec.key.quantized and not spec.key.per_channel and spec.key.group < spec.attention.head_dim
