@@ -37,8 +37,8 @@ def _launches(one: Found, key: str) -> list[tuple[AnyWorkload, Schedule]]:
 
 
 def present_table(entry: Entry, decision: Decision, sources: Sources) -> Table | None:
-    """The dispatch table of an entry with the run's key, where it was measured and still holds: the decision's launches are the entry's, and all launches
-    that it names render to the sources that were measured. None otherwise.
+    """The dispatch table of an entry with the run's key, where it was measured and still holds: the decision's launches are the entry's,
+    and all launches that it names render to the sources that were measured. None otherwise.
     """
     won = {key: record.candidate.schedule for key, record in decision.launches.items()}
     if (

@@ -4,8 +4,8 @@
 
 The variants of a seed are the same on every machine, and every feature of `cases.py` occurs in several. `--compile` puts them into the
 cache of compiled modules (`KVGEN_CACHE_DIR`), which needs nvcc and no GPU. Lives run in processes side by side; one that crashes or hangs
-loses its variant and no other. A failure is printed with the command that repeats it. Exit code 1 where one failed, or none was lived. With `--target cpu`
-the lives are of variants of the CPU back end, to try this program.
+loses its variant and no other. A failure is printed with the command that repeats it. Exit code 1 where one failed, or none was lived.
+With `--target cpu` the lives are of variants of the CPU back end, to try this program.
 """
 
 from __future__ import annotations
