@@ -8,6 +8,7 @@ from kvgen._resources import generated
 from kvgen.lower.backends import get_backend
 from kvgen.registry import packaged_store
 from kvgen.registry.manifest import manifest_problems
+from kvgen.spec.distance import mean_length
 from tests.support.tilelang import needs_tilelang
 
 SHIPPED = packaged_store().all()
@@ -50,3 +51,13 @@ def test_no_call_takes_a_launch_that_was_slower_than_the_default():
         if (default := table.time(cell, table.default)) is not None and table.time(cell, cell.launch) > default
     }
     assert slower <= BEFORE
+
+
+def test_a_call_of_a_cell_takes_the_launch_that_serves_it():
+    for entry in (found.entry for found in SHIPPED if found.entry is not None and found.entry.dispatch):
+        look_up, cells = entry.look_up(), {cell.workload: cell for cell in entry.dispatch.cells}
+        for cell in cells.values():
+            work = cell.work
+            if work.load == "rested":
+                tokens = round(work.batch * mean_length(work))
+                assert look_up.launch(work.batch, work.kv_len, work.q_len, tokens) == cell.launch, (entry.spec.name, cell.workload)

@@ -17,7 +17,7 @@ from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.rows import row_of
-from kvgen.runtime.sequences import OverflowFlag
+from kvgen.runtime.sequences import OverflowFlag, Sequences
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
@@ -253,6 +253,18 @@ def test_a_flag_is_not_read_before_the_device_has_cleared_it(monkeypatch: pytest
     with pytest.raises(CacheMismatch):
         flag.check()
     flag.check()
+
+
+@pytest.mark.parametrize("forget", [lambda cache: cache.clear(), lambda cache: cache.reset(range(BATCH))], ids=["clear", "reset"])
+def test_a_captured_clear_leaves_the_host_with_the_most_tokens(
+    variant: Variant, forget: Callable[[KVCache], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture changes no lengths; the host does not know whether the graph was replayed."""
+    cache = prefilled(variant, [9, 9, 9])[0]
+    monkeypatch.setattr(Sequences, "capturing", True)
+    forget(cache)
+    monkeypatch.undo()
+    assert cache.sequences.longest == cache.max_len
 
 
 def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:

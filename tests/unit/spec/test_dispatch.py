@@ -71,6 +71,21 @@ def test_a_launch_that_loses_nothing_more_than_the_one_that_serves_does_not_repl
     assert call(Dispatch(measured, DEFAULT), "16x2000") == 1
 
 
+def test_where_nothing_was_measured_the_default_serves_its_own_batches():
+    """A default may have clusters that do not fit on the GPU at once with more sequences."""
+    found = Dispatch([Measured(parse("8x32768"), 0)], DEFAULT, batch_reach=0.0)
+    assert [call(found, name) for name in ("8x32768", "8x20000", "16x16384", "11x32768", "4x32768")] == [0, 0, *[DEFAULT] * 3]
+
+
+def test_a_workload_of_unequal_lengths_keeps_its_launch_though_its_tokens_are_rounded():
+    cells = [
+        Measured(parse("64x300-20000"), 0, [(1, 1.02)]),
+        Measured(parse("64x16384"), 1, [(0, 1.8)]),
+        Measured(parse("64x4096"), 1, [(0, 1.8)]),
+    ]
+    assert call(Dispatch(cells, DEFAULT), "64x300-20000") == 0
+
+
 def test_tokens_tell_equal_lengths_from_one_long_sequence_beside_short_ones():
     """64 sequences with one of 16K tokens: 1M tokens if all are as long, 130K if the others are short."""
     found = table("64x16384", "64x256-16384", "64x2048")

@@ -34,7 +34,7 @@ def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_pa
 def test_an_untuned_entry_has_a_plain_schedule_for_calls_far_from_its_workloads(tmp_path: Path):
     ((entry, _),) = compiled(tmp_path, PlainBackend(), limit=1).entries
     assert [launch.params["threads"] for launch in entry.every_launch] == [2, 2, 4]
-    assert [entry.look_up().launch(batch, 512) for batch in (1, 2, 64)] == [1, 1, 2]
+    assert [entry.look_up().launch(batch, 512) for batch in (1, 2, 64)] == [2, 1, 2]
     assert Store(tmp_path / "registry").all()[0].entry == entry
     with pytest.raises(CompileError, match="default schedule of cpu"):
         compiled(tmp_path, PlainBackend(broken=4))
