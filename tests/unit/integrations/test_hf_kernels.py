@@ -131,7 +131,8 @@ def test_functions_take_what_the_methods_of_a_kernel_take(tmp_path: Path, monkey
         assert [*inspect.signature(getattr(module, name)).parameters.values()] == method, name
         assert name in module.__all__
     public = {name for name, value in vars(Calls).items() if inspect.isfunction(value) and not name.startswith("_")}
-    assert public <= set(module.__all__)
+    operators = {"launch_at_capacity"}  # for kvgen's torch operators, of which an exported folder has none
+    assert public - operators <= set(module.__all__)
 
 
 def test_copies_import_only_each_other_torch_and_the_standard_library():
