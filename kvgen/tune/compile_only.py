@@ -117,7 +117,7 @@ def compile_space(
         if outcome.kind != "ok":
             failures[outcome.kind] += 1
         if c is found[0] and schedule in (c.default, c.plain):
-            built[schedule] = (source, _required(result, c))
+            built[schedule] = (source, _required(result, c, schedule))
             if built.keys() == {c.default, c.plain}:
                 entries.append(_register(make_untuned(spec, target, c.default, c.plain, built), store))
         elapsed = time.monotonic() - began
@@ -127,12 +127,13 @@ def compile_space(
     return CompileReport(spec, target, tuple(outcomes), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
-def _required(result: Artifact | CompileError | CompilerCrash, c: Contender) -> Artifact:
+def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, schedule: Schedule) -> Artifact:
     """The module of a default or plain schedule. Raises what kept it from being compiled."""
     if isinstance(result, CompilerCrash):
         raise result
     if isinstance(result, CompileError):
-        raise CompileError(f"the default schedule of {c.backend.name} does not compile", str(result))
+        which = "default" if schedule == c.default else "plain"
+        raise CompileError(f"the {which} schedule of {c.backend.name} does not compile", str(result))
     return result
 
 
