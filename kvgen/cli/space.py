@@ -66,7 +66,8 @@ def _describe(spec: AnySpec, backend: Backend, target: Target, *, explain: bool,
     layouts = space.layouts()
     data = {
         **space.to_json(),
-        "default": backend.default(spec, target).to_json(),
+        "defaults": {work.key: backend.default(spec, target, work).to_json() for work in spec.workloads},
+        "plain": backend.plain(spec, target).to_json(),
         "layouts": len(layouts),
         "launches": {work.key: sum(len(space.launches(layout, work)) for layout in layouts) for work in spec.workloads},
     }
@@ -90,15 +91,23 @@ def _grouped(found: Iterable[tuple[Params, list[str]]]) -> list[dict[str, Any]]:
     return [{"reason": reason, "schedules": count, "examples": examples[reason]} for reason, count in counts.most_common()]
 
 
+def _words(schedule: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for part in ("layout", "launch") for name, value in schedule[part].items())
+
+
 def _show(data: dict[str, Any]) -> None:
     rows = [(p["part"], p["name"], " ".join(map(str, p["values"])), p["doc"]) for p in data["parameters"]]
     sizes = ", ".join(f"{count} at {key}" for key, count in data["launches"].items())
     title = f"{data['backend']}: {data['size']} of {data['raw_size']} schedules, {data['layouts']} layouts; by workload: {sizes}"
     print_table(title, ["part", "parameter", "values", "meaning"], rows)
-    default = data["default"]
-    typer.echo(f"default: {' '.join(f'{k}={v}' for part in ('layout', 'launch') for k, v in default[part].items())}\n")
+    at: dict[str, list[str]] = {}
+    for key, default in data["defaults"].items():
+        at.setdefault(_words(default), []).append(key)
+    for words, keys in at.items():
+        typer.echo(f"default at {', '.join(keys)}: {words}")
+    typer.echo(f"plain: {_words(data['plain'])}\n")
     for schedule in data.get("schedules", ()):
-        typer.echo(" ".join(f"{k}={v}" for part in ("layout", "launch") for k, v in schedule[part].items()))
+        typer.echo(_words(schedule))
     titles = {"excluded": "cannot be built", "unsearched": "can be built, not searched (build --all-schedules searches them)"}
     for name, title in titles.items():
         reasons = [

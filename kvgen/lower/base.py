@@ -11,7 +11,7 @@ from kvgen.digest import digest, files_digest
 from kvgen.lower.functions import FUNCTIONS as FUNCTIONS
 from kvgen.lower.functions import MATRIX_FUNCTIONS as MATRIX_FUNCTIONS
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import AnySpec, MatrixSpec
+from kvgen.spec import AnySpec, AnyWorkload, MatrixSpec
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
@@ -70,12 +70,14 @@ class Lowering(Protocol[S]):
         """Parameters, their values for this spec and target, and constraints with reasons."""
         ...
 
-    def default(self, spec: S, target: Target) -> Schedule:
-        """A schedule of the space that is near the best for the spec's workloads, with nothing measured."""
+    def default(self, spec: S, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """A schedule of the space that is near the best for a workload, the spec's first if none is given, with nothing measured. The
+        defaults of all workloads have the plain schedule's layout.
+        """
         ...
 
     def plain(self, spec: S, target: Target) -> Schedule:
-        """A schedule over the default's layout for calls far from the spec's workloads: never many times slower than the best."""
+        """A schedule for calls far from the spec's workloads: never many times slower than the best."""
         ...
 
     def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:

@@ -16,7 +16,7 @@ from kvgen.lower.base import MATRIX_FUNCTIONS, Language, Source
 from kvgen.lower.refusals import wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
-from kvgen.spec import MatrixSpec
+from kvgen.spec import AnyWorkload, MatrixSpec
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 NO_LAYOUT = Params()
@@ -58,13 +58,14 @@ class MatrixLowering(ABC):
         facts: dict[str, Fact] = {"dtype": spec.matrix.dtype, "element_bytes": ELEMENT_BYTES[spec.matrix.dtype], "target": target}
         return SearchSpace.load(f"{self.name}-matrix", facts, spec.workloads)
 
-    def default(self, spec: MatrixSpec, target: Target) -> Schedule:
-        """A safe schedule of the space. Raises UnsupportedError."""
+    def default(self, spec: MatrixSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """A safe schedule of the space, for all workloads. Raises UnsupportedError."""
+        del work
         self._require(spec, target)
         return Schedule(self.name, NO_LAYOUT, self.plain_launch(spec))
 
     def plain(self, spec: MatrixSpec, target: Target) -> Schedule:
-        """The default, which does not depend on the workloads."""
+        """The default."""
         return self.default(spec, target)
 
     def lower(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> Source:

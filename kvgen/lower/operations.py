@@ -8,7 +8,7 @@ from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Lowering, Source
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import AnySpec, KernelSpec, MatrixSpec
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, MatrixSpec
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
@@ -34,9 +34,9 @@ class Operations:
         """See `Lowering`."""
         return self._require(spec).space(spec, target)
 
-    def default(self, spec: AnySpec, target: Target) -> Schedule:
+    def default(self, spec: AnySpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         """See `Lowering`."""
-        return self._require(spec).default(spec, target)
+        return self._require(spec).default(spec, target, work)
 
     def plain(self, spec: AnySpec, target: Target) -> Schedule:
         """See `Lowering`."""

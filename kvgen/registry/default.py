@@ -1,4 +1,4 @@
-"""The kernel of a format that nothing is tuned for: the default and the plain schedule of the first back end that supports it."""
+"""The kernel of a format that nothing is tuned for: the defaults and the plain schedule of the first back end that supports it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
         if reason is not None:
             reasons.append(f"{name}: {reason}")
             continue
-        default, plain = backend.default(spec, target), backend.plain(spec, target)
-        sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in (default, plain)}
-        entry = untuned_entry(spec, target, default, plain, sources, device={})
+        plain = backend.plain(spec, target)
+        defaults = {work.key: backend.default(spec, target, work) for work in spec.workloads}
+        sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values()}}
+        entry = untuned_entry(spec, target, defaults, plain, sources, device={})
         caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
         return entry, selection._replace(cautions=(caution, *selection.cautions))
     raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join([*selection.why, *reasons])}")
@@ -44,16 +45,16 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
 def untuned_entry(
     spec: AnySpec,
     target: Target,
-    default: Schedule,
+    defaults: Mapping[str, Schedule],
     plain: Schedule,
     code: Mapping[Schedule, tuple[Source, Artifact | None]],
     **facts: Any,
 ) -> Entry:
-    """An entry of the default schedule, for calls near the spec's workloads, and of the plain one, for all others; `facts` as in
-    `Entry.of`.
+    """An entry of the workloads' default schedules (by workload key), for calls near them, and of the plain one, for all others; `facts`
+    as in `Entry.of`.
     """
-    launches = [(work, default, *code[default]) for work in spec.workloads]
-    if plain == default:
+    launches = [(work, defaults[work.key], *code[defaults[work.key]]) for work in spec.workloads]
+    if all(default == plain for default in defaults.values()):
         return Entry.of(spec, target, launches, **facts)
     beyond = (spec.workloads[0], plain, *code[plain])
     return Entry.of(spec, target, launches, [beyond], DispatchTable((), len(launches), (), ()), **facts)

@@ -82,10 +82,10 @@ def compile_space(
     store: Store | None = None,
     cache: ArtifactCache | None = None,
 ) -> CompileReport:
-    """Compile the spec's schedules without running them; the default and plain schedules of the first back end are registered as an
+    """Compile the spec's schedules without running them; the defaults and the plain schedule of the first back end are registered as an
     untuned entry, unless a tuned one is there.
 
-    With `limit`, at most that many schedules per back end (but both of these), chosen so that every value of every parameter occurs
+    With `limit`, at most that many schedules per back end (but all of these), chosen so that every value of every parameter occurs
     (as far as they go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
     UnsupportedError where no back end takes the spec, CompileError where not even a default compiles, HostError where the disk
     fails: before anything is compiled if the registry or the cache cannot be written.
@@ -105,7 +105,7 @@ def compile_space(
     for c in found:
         every = list(c.space.schedules())
         feasible += len(every)
-        first = list(dict.fromkeys([c.default, c.plain]))
+        first = _unmeasured(c)
         chosen = list(dict.fromkeys([*first, *every])) if limit is None else covering(c.space, every, first, limit)
         jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
     failures: Counter[str] = Counter()
@@ -116,10 +116,10 @@ def compile_space(
         outcomes.append(outcome)
         if outcome.kind != "ok":
             failures[outcome.kind] += 1
-        if c is found[0] and schedule in (c.default, c.plain):
+        if c is found[0] and schedule in _unmeasured(c):
             built[schedule] = (source, _required(result, c, schedule))
-            if built.keys() == {c.default, c.plain}:
-                entries.append(_register(make_untuned(spec, target, c.default, c.plain, built), store))
+            if len(built) == len(_unmeasured(c)):
+                entries.append(_register(make_untuned(spec, target, c.defaults, c.plain, built), store))
         elapsed = time.monotonic() - began
         watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))
     order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
@@ -127,12 +127,17 @@ def compile_space(
     return CompileReport(spec, target, tuple(outcomes), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
+def _unmeasured(c: Contender) -> list[Schedule]:
+    """The schedules of an untuned entry."""
+    return list(dict.fromkeys([*c.defaults.values(), c.plain]))
+
+
 def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, schedule: Schedule) -> Artifact:
     """The module of a default or plain schedule. Raises what kept it from being compiled."""
     if isinstance(result, CompilerCrash):
         raise result
     if isinstance(result, CompileError):
-        which = "default" if schedule == c.default else "plain"
+        which = "default" if schedule in c.defaults.values() else "plain"
         raise CompileError(f"the {which} schedule of {c.backend.name} does not compile", str(result))
     return result
 

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contender:
-    """A back end that takes part, with its space, its default for the spec's workloads and its plain schedule for other calls."""
+    """A back end that takes part, with its space."""
 
     backend: Backend
     space: SearchSpace
-    default: Schedule
+    defaults: Mapping[str, Schedule]
+    """By workload key."""
     plain: Schedule
+    """For calls far from all workloads. It has the layout of the defaults."""
 
 
 def contenders(
@@ -52,7 +54,8 @@ def contenders(
         else:
             space = backend.space(spec, target)
             space = space.without_hints() if all_schedules else space
-            found.append(Contender(backend, space, backend.default(spec, target), backend.plain(spec, target)))
+            defaults = {work.key: backend.default(spec, target, work) for work in spec.workloads}
+            found.append(Contender(backend, space, defaults, backend.plain(spec, target)))
     if found:
         return found, refusals
     if not refusals:
@@ -83,8 +86,8 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
             return str(error)
         return None
 
-    target, defaults = sources.target, [sources.of(c.default) for c in found]
-    languages = dict.fromkeys(source.language for source in defaults if compile_only or cache.named(source.id) is None)
+    target, needed = sources.target, [sources.of(c.plain) for c in found]
+    languages = dict.fromkeys(source.language for source in needed if compile_only or cache.named(source.id) is None)
     missing = [reason for language in languages if (reason := problem(language))]
     if not compile_only and (reason := cannot_run_here(target)) is not None:
         missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
@@ -98,7 +101,7 @@ def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, po
     Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
-    code = sources.of(contender.default).id
+    code = sources.of(contender.plain).id
     return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
@@ -137,7 +140,7 @@ def open_search(
     for c in found:
         order |= {p.name: p.values for p in c.space.parameters}
         for layout in c.space.layouts():
-            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.default, seed)
+            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.defaults, seed)
     candidates = sum(len(queue.todo) for queue in every)
     if not candidates:
         raise KvgenError(

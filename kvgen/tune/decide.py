@@ -52,7 +52,7 @@ def finalists(records: Iterable[Record], workloads: Sequence[AnyWorkload], keep:
 def unclear(
     records: Iterable[Record],
     workloads: Sequence[AnyWorkload],
-    default: Schedule,
+    defaults: Mapping[str, Schedule],
     present: Mapping[str, Schedule],
     compare: Compare,
 ) -> list[AnyWorkload]:
@@ -60,7 +60,7 @@ def unclear(
     good = [record for record in records if record.ok]
     found: list[AnyWorkload] = []
     for workload in workloads:
-        incumbent = present.get(workload.key, default)
+        incumbent = present.get(workload.key, defaults[workload.key])
         here = [r for r in good if r.candidate.workload.key == workload.key and r.candidate.layout == incumbent.layout]
         old = next((r for r in here if r.candidate.schedule.id == incumbent.id), None)
         best = min(here, key=lambda r: r.cost, default=None)
@@ -86,17 +86,17 @@ def _fastest(records: Iterable[Record], workload: AnyWorkload) -> float:
 def decide(
     records: Sequence[Record],
     workloads: Sequence[AnyWorkload],
-    default: Schedule,
+    defaults: Mapping[str, Schedule],
     present: Mapping[str, Schedule],
     compare: Compare,
 ) -> Decision | None:
     """The winner among the finalists' records; None where no layout is right at every workload.
 
     Within a layout each workload takes its fastest launch, of any back end. `present` is the registered winner's launch per
-    workload key, or empty. It, or else the default, stays unless another is clearly faster. A layout that is clearly slower
-    than the default at any workload never wins.
+    workload key, or empty. It, or else the workload's default, stays unless another is clearly faster. A layout that is clearly
+    slower than the default at any workload never wins. `defaults` are by workload key, too, and have one layout.
     """
-    incumbents = {workload.key: present.get(workload.key, default).id for workload in workloads}
+    incumbents = {workload.key: present.get(workload.key, defaults[workload.key]).id for workload in workloads}
     picks: dict[Params, dict[str, Record]] = {}
     for layout in dict.fromkeys(record.candidate.layout for record in records):
         mine = [record for record in records if record.ok and record.candidate.layout == layout]
@@ -105,10 +105,10 @@ def decide(
             picks[layout] = {key: record for key, record in chosen.items() if record is not None}
     if not picks:
         return None
-    defaults = {r.candidate.workload.key: r for r in records if r.ok and r.candidate.schedule.id == default.id}
-    sound = [layout for layout, pick in picks.items() if not _loses(pick, defaults, compare)] or list(picks)
+    to_beat = {r.candidate.workload.key: r for r in records if r.ok and r.candidate.schedule.id == defaults[r.candidate.workload.key].id}
+    sound = [layout for layout, pick in picks.items() if not _loses(pick, to_beat, compare)] or list(picks)
     ranked = sorted(picks, key=lambda layout: geomean((picks[layout][w.key].cost, w.weight) for w in workloads))
-    incumbent = next(iter(present.values()), default).layout
+    incumbent = next(iter((present or defaults).values())).layout
     winner, why = _settle([layout for layout in ranked if layout in sound], picks, incumbent, compare)
     others = tuple((layout, picks[layout]) for layout in ranked if layout != winner)
     return Decision(winner, picks[winner], _rivals(picks[winner], records), others, f"{why}{_winners(picks[winner])}")

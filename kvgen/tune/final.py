@@ -19,10 +19,10 @@ from kvgen.tune.runner import Runner
 
 @dataclass(frozen=True)
 class Final:
-    """The final of a run. `default` and `present` (by workload key) are the launches to beat."""
+    """The final of a run. `defaults` and `present`, both by workload key, are the launches to beat."""
 
     workloads: Sequence[AnyWorkload]
-    default: Schedule
+    defaults: Mapping[str, Schedule]
     present: Mapping[str, Schedule]
     runner: Runner
     queue: CompileQueue
@@ -48,7 +48,7 @@ class Final:
 
     def _again(self, records: Sequence[Record], artifacts: Mapping[Candidate, Artifact]) -> list[Record]:
         """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
-        works = {w.key for w in unclear(records, self.workloads, self.default, self.present, self.runner.compare)}
+        works = {w.key for w in unclear(records, self.workloads, self.defaults, self.present, self.runner.compare)}
         candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
         left = self.clock.final_left
         if not candidates or (left is not None and left < self.runner.shortest_final(len(candidates))):

@@ -29,12 +29,12 @@ def make_entry(
     decision: Decision,
     compile_queue: CompileQueue,
     records: Sequence[Record],
-    default: Schedule,
+    defaults: Mapping[str, Schedule],
     facts: Mapping[str, Any],
     table: Table | None = None,
 ) -> Entry:
-    """The entry of a tuned winner; `records` are the basis of the decision, `facts` become part of its provenance, `table` is what was
-    measured over the grid.
+    """The entry of a tuned winner; `records` are the basis of the decision, `defaults` are by workload key, `facts` become part of its
+    provenance, `table` is what was measured over the grid.
     """
     spec, target = sources.spec, sources.target
     launches: list[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = []
@@ -43,7 +43,7 @@ def make_entry(
         record = decision.launches[work.key]
         schedule = record.candidate.schedule
         launches.append((work, schedule, sources.of(schedule), compile_queue.artifact(schedule)))
-        default_us = _cost(records, default, work)
+        default_us = _cost(records, defaults[work.key], work)
         timings.append(Timing(work, record.cost, record.samples, record.read_us, default_us, record.watts, record.clock_mhz))
         accuracy[work.key] = dict(record.accuracy)
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
@@ -64,17 +64,17 @@ def make_entry(
 
 
 def make_untuned(
-    spec: AnySpec, target: Target, default: Schedule, plain: Schedule, built: Mapping[Schedule, tuple[Source, Artifact]]
+    spec: AnySpec, target: Target, defaults: Mapping[str, Schedule], plain: Schedule, built: Mapping[Schedule, tuple[Source, Artifact]]
 ) -> Entry:
-    """The untuned entry of a back end's default and plain schedules, which were compiled and never run."""
+    """The untuned entry of a back end's defaults and its plain schedule, which were compiled and never run."""
     return untuned_entry(
         spec,
         target,
-        default,
+        defaults,
         plain,
         built,
         device=dict(here(target)),
-        toolchain=toolchain(built[default][1].resources.compiler),
+        toolchain=toolchain(built[plain][1].resources.compiler),
         provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )

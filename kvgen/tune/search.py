@@ -40,7 +40,7 @@ class SearchQueue:
     workload: AnyWorkload
     todo: dict[str, Schedule]
     start: Schedule
-    """The back end's default."""
+    """The back end's default at the workload."""
     given: int = 0
     best: Record | None = None
     found: list[Record] = field(default_factory=list)
@@ -280,10 +280,15 @@ def geomean(costs: Iterable[tuple[float, float]]) -> float:
     return math.exp(total / weights) if weights and math.isfinite(total) else math.inf
 
 
-def search_queues(layout: Params, launches: Mapping[AnyWorkload, Iterable[Params]], start: Schedule, seed: int) -> list[SearchQueue]:
-    """One queue per workload for the back end of `start`, its launches in an order that depends on the seed alone."""
+def search_queues(
+    layout: Params, launches: Mapping[AnyWorkload, Iterable[Params]], starts: Mapping[str, Schedule], seed: int
+) -> list[SearchQueue]:
+    """One queue per workload, its launches in an order that depends on the seed alone. `starts`: the defaults of a back end, by workload
+    key.
+    """
     made = []
     for workload, params in launches.items():
+        start = starts[workload.key]
         schedules = [Schedule(start.backend, layout, launch) for launch in params]
         random.Random(f"{seed}/{start.backend}[{layout}]/{workload.key}").shuffle(schedules)
         made.append(SearchQueue(layout, workload, {s.id: s for s in schedules}, start))

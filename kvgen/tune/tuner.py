@@ -154,7 +154,7 @@ class _Run:
         self.sources, self.spec, self.target = sources, sources.spec, sources.target
         self.found, self.clock, self.cache, self.watch, self.store = found, clock, cache, watch, store
         self.refusals, self.fresh, self.grid = refusals, fresh, grid
-        self.default = found[0].default
+        self.defaults = found[0].defaults
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
@@ -209,11 +209,11 @@ class _Run:
             last: list[Record] = []
             if not interrupted:
                 try:
-                    final = Final(self.spec.workloads, self.default, present, runner, compile_queue, self.clock, self.tell)
+                    final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
                     last = final.measure(self.records(), keep)
                 except KeyboardInterrupt:
                     interrupted = True
-            decision = decide(last, self.spec.workloads, self.default, present, runner.compare)
+            decision = decide(last, self.spec.workloads, self.defaults, present, runner.compare)
             judged = last if decision is not None else self.records()
             decision = decision or self._decide(judged, present, runner)
             table = None
@@ -238,7 +238,7 @@ class _Run:
 
     def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
         """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
-        candidates = [Candidate(c.default, work) for c in self.found for work in self.spec.workloads]
+        candidates = [Candidate(c.defaults[work.key], work) for c in self.found for work in self.spec.workloads]
         candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(candidates))
 
@@ -271,7 +271,7 @@ class _Run:
         return table
 
     def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], runner: Runner) -> Decision:
-        decision = decide(records, self.spec.workloads, self.default, present, runner.compare)
+        decision = decide(records, self.spec.workloads, self.defaults, present, runner.compare)
         if decision is not None:
             return decision
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
@@ -299,7 +299,7 @@ class _Run:
         if table is not None:
             decision = table.decision
             facts |= {"grid": dict(table.facts)}
-        entry = make_entry(self.sources, decision, compile_queue, judged, self.default, facts, table)
+        entry = make_entry(self.sources, decision, compile_queue, judged, self.defaults, facts, table)
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         lost = table is None and any(one.dispatch is not None and one.dispatch.cells for one in before)
@@ -343,10 +343,11 @@ class _Run:
     def tell(self, phase: Phase, note: str) -> None:
         """Report the state of the run to the caller's `progress`."""
         best: dict[str, Best] = {}
-        defaults = {r.candidate.workload.key: r.cost for r in self.records() if r.ok and r.candidate.schedule.id == self.default.id}
-        for record in self.records():
-            key = record.candidate.workload.key
-            if record.ok and (key not in best or record.cost < best[key].us):
+        right = [record for record in self.records() if record.ok]
+        keys = [record.candidate.workload.key for record in right]
+        defaults = {key: r.cost for key, r in zip(keys, right, strict=True) if r.candidate.schedule.id == self.defaults[key].id}
+        for key, record in zip(keys, right, strict=True):
+            if key not in best or record.cost < best[key].us:
                 best[key] = Best(record.cost, str(record.candidate.schedule), defaults.get(key))
         self.watch(
             Progress(

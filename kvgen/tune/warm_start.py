@@ -18,7 +18,7 @@ MOST = 8
 
 
 def warm_starts(spec: AnySpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
-    """Launches of tuned entries for the target, combined with the default layout of their back end, if its space contains them.
+    """Launches of tuned entries for the target, combined with the layout of their back end's defaults, if its space contains them.
 
     Those of the most similar formats and workloads come first; every workload gets one before any gets a second.
     """
@@ -48,6 +48,6 @@ def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[
         served = {cell.launch for cell in entry.dispatch.cells} if entry.dispatch else set()
         for index, launch in enumerate(entry.every_launch):
             if index >= len(entry.launches) and index not in served:
-                continue  # the default, which is measured anyway
+                continue  # the plain schedule, which is measured anyway
             if launch.backend == contender.backend.name:
-                yield entry, launch.workload, Schedule(launch.backend, contender.default.layout, launch.params)
+                yield entry, launch.workload, Schedule(launch.backend, contender.plain.layout, launch.params)

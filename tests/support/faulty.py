@@ -6,7 +6,7 @@ from kvgen.arch import Target
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnyWorkload, KernelSpec
 from tests.support.naive import BLOCK, naive_source
 
 FAULTY = ("crash", "hang", "eat", "leak", "wrong")
@@ -37,7 +37,7 @@ class FaultyBackend:
             workloads=spec.workloads,
         )
 
-    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:

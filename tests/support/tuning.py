@@ -11,7 +11,7 @@ from kvgen.lower.base import Source
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import AnyWorkload, KernelSpec, load_spec
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
@@ -58,7 +58,7 @@ class FakeBackend:
             spec.workloads,
         )
 
-    def default(self, spec: KernelSpec, target: Target) -> Schedule:
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         return Schedule(self.name, Params(block=64, order="simd"), Params(threads=2))
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:

@@ -14,7 +14,7 @@ from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.reference.layout import BOOST_CHANNELS
 from kvgen.reference.window import window_places
-from kvgen.spec import KernelSpec, KeySpec, QuantSpec
+from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
 
 TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
@@ -54,8 +54,9 @@ class CpuBackend:
         facts = {**spec_facts(spec), "block_multiple": _block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
         return SearchSpace.load("cpu", facts, spec.workloads)
 
-    def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """Blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """For all workloads: blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
+        del work
         self._refuse(spec, target)
         multiple, page = _block_multiple(spec), spec.cache.page or 0
         block = multiple
@@ -70,7 +71,7 @@ class CpuBackend:
         return Schedule(self.name, Params(block=block, order="simd"), launch)
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
-        """The default, which does not depend on the workloads."""
+        """The default."""
         return self.default(spec, target)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:

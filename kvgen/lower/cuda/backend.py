@@ -19,7 +19,7 @@ from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.reference.layout import packed_layout
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnyWorkload, KernelSpec, Workload
 
 NAME = "cuda"
 MOST_RING = 168 * KB
@@ -45,14 +45,12 @@ class CudaBackend:
         self._require(spec, target)
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
-    def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """What measurements suggest for the spec's workloads, else the plain schedule, always over the plain one's layout."""
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """What measurements suggest for a workload, else the plain schedule, always over the plain one's layout."""
         plain, space = self.plain(spec, target), self.space(spec, target)
-        for launch in workload_launches(spec, target):
-            schedule = Schedule(NAME, plain.layout, launch)
-            if not any(space.doubts(schedule, workload) for workload in spec.workloads):
-                return schedule
-        return plain
+        asked = work if isinstance(work, Workload) else spec.workloads[0]
+        schedules = (Schedule(NAME, plain.layout, launch) for launch in workload_launches(spec, asked, target))
+        return next((schedule for schedule in schedules if not space.doubts(schedule, asked)), plain)
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """A schedule that no shape is bad at, allowed for every workload: 8 warps with four stages where they fit."""

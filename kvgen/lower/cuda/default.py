@@ -1,4 +1,4 @@
-"""Launches that are taken without measuring: for the workloads of a spec, and plain ones, for all calls.
+"""Launches that are taken without measuring: for a workload, and plain ones, for all calls.
 
 What suits a workload was measured on an H200; docs/decisions/0032-the-default-follows-the-workloads.md has the figures.
 """
@@ -11,7 +11,7 @@ from kvgen.arch import GPUS, Target
 from kvgen.lower.cuda.rows import q_tiles, runs
 from kvgen.lower.gpu_facts import preferred_block
 from kvgen.lower.schedule import Params, Value
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, Workload
 
 SHORT = 4096
 """Visible tokens of a short sequence: what surrounds the loop takes as long as the loop."""
@@ -31,11 +31,11 @@ def plain_launches(spec: KernelSpec) -> Iterator[Params]:
             yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)
 
 
-def workload_launches(spec: KernelSpec, target: Target) -> Iterator[Params]:
-    """Launches for the workloads of the spec, the best first. None for GPUs without clusters, where no default was measured."""
+def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Iterator[Params]:
+    """Launches for a workload, the best first. None for GPUs without clusters, where no default was measured."""
     if not GPUS[target].clusters:
         return
-    changes, shortest = _changes(spec, target), min(_visible(spec))
+    changes, visible = _changes(spec, work, target), _visible(spec, work)
     launches = list(plain_launches(spec))
     if changes:
         launches.sort(key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT))
@@ -43,33 +43,28 @@ def workload_launches(spec: KernelSpec, target: Target) -> Iterator[Params]:
     for exact_q in (False, True) if coarse else (True,):  # rows over a 2-bit V per token have the same limit either way (docs/numerics.md)
         for plain in launches:
             launch = Params({**plain, **changes, "exact_q": exact_q})
-            if launch.integer("warps") * launch.integer("kv_tile") <= shortest:  # every warp has a KV tile
+            if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
                 yield launch
 
 
-def _changes(spec: KernelSpec, target: Target) -> dict[str, Value]:
-    """What a launch for the spec's workloads has instead of the plain one's values, by the number of heads of all sequences.
-
-    Workloads that differ too much for one launch have the plain one: clusters that do not fit at once wait for each other, and two CTAs
-    per multiprocessor start too many splits of few heads.
-    """
+def _changes(spec: KernelSpec, work: Workload, target: Target) -> dict[str, Value]:
+    """What a launch for a workload has instead of the plain one's values, by the number of heads of all sequences."""
     sms, bits = GPUS[target].sms, spec.key.bits + spec.value.bits
-    heads = [workload.batch * spec.attention.kv_heads * runs(spec) for workload in spec.workloads]
-    fewest, most, visible = min(heads), max(heads), _visible(spec)
-    if 16 * most <= sms and max(visible) <= SHORT:
+    heads, visible = work.batch * spec.attention.kv_heads * runs(spec), _visible(spec, work)
+    if 16 * heads <= sms and visible <= SHORT:
         return {"reduction": "cluster8"}
-    if 64 * most <= sms:  # a KV tile of 128 tokens would be most warps' only one
+    if 64 * heads <= sms:  # a KV tile of 128 tokens would be most warps' only one
         return {"reduction": "cluster8", "kv_tile": 32, "tiles_in_flight": 2}
-    if 2 * most <= sms < 4 * most:
+    if 2 * heads <= sms < 4 * heads:
         large_groups = spec.key.group >= 64 and spec.value.group == spec.attention.head_dim  # small ones spill at 12 warps
-        return {"reduction": "cluster2", **({"warps": 12} if bits <= 4 and 4 * fewest > sms and large_groups else {})}
-    if fewest > sms and q_tiles(spec) == 1 and (spec.key.bits <= 4 or max(visible) <= SHORT):
-        narrow = spec.attention.head_dim * bits <= 512 and min(visible) >= SHORT
+        return {"reduction": "cluster2", **({"warps": 12} if bits <= 4 and large_groups else {})}
+    if heads > sms and q_tiles(spec) == 1 and (spec.key.bits <= 4 or visible <= SHORT):
+        narrow = spec.attention.head_dim * bits <= 512 and visible >= SHORT
         return {"ctas_per_sm": 2, "warps": 6 if narrow else 4}
     return {}
 
 
-def _visible(spec: KernelSpec) -> list[int]:
-    """Tokens that a query sees at each workload; of a window, whole blocks."""
-    window, lengths = spec.attention.window, [workload.kv_len for workload in spec.workloads]
-    return lengths if window is None else [min(length, window + preferred_block(spec)) for length in lengths]
+def _visible(spec: KernelSpec, work: Workload) -> int:
+    """Tokens that a query sees; of a window, whole blocks."""
+    window = spec.attention.window
+    return work.kv_len if window is None else min(work.kv_len, window + preferred_block(spec))

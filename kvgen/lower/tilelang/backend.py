@@ -21,7 +21,7 @@ from kvgen.lower.tilelang.render import source
 from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import packed_layout
-from kvgen.spec import KernelSpec
+from kvgen.spec import AnyWorkload, KernelSpec
 
 NAME = "tilelang"
 RING_FACTOR = Fraction(8, 3)
@@ -53,8 +53,11 @@ class TileLangBackend:
             raise UnsupportedError(NAME, reason)
         return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
 
-    def default(self, spec: KernelSpec, target: Target) -> Schedule:
-        """8 warps with rings of one KV tile where they fit, 12 where codes have 2 bits; else what fits. Raises UnsupportedError."""
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """For all workloads: 8 warps with rings of one KV tile where they fit, 12 where codes have 2 bits; else what fits. Raises
+        UnsupportedError.
+        """
+        del work
         hinted = self.space(spec, target)
         for space in (hinted, hinted.without_hints()):
             for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred_block(spec))):
@@ -65,7 +68,7 @@ class TileLangBackend:
         raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
-        """The default, which does not depend on the workloads."""
+        """The default."""
         return self.default(spec, target)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:

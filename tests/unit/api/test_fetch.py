@@ -42,7 +42,7 @@ def naive_backend(monkeypatch):
         def unsupported(self, spec, target):
             return self.reason
 
-        def default(self, spec, target):
+        def default(self, spec, target, work=None):
             return naive_schedule()
 
         plain = default

@@ -204,11 +204,12 @@ def test_space_counts_and_explains(kvgen: Any):
     assert space["excluded"]
     assert space["unsearched"]
     assert all(reason["schedules"] > 0 and reason["examples"] for reason in space["excluded"] + space["unsearched"])
-    assert set(space["launches"]) == {"1x256"}
+    assert set(space["launches"]) == set(space["defaults"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
     assert "cannot be built" in shown
     assert "can be built, not searched" in shown
-    assert "default:" in shown
+    assert "default at 1x256: block=" in shown
+    assert "plain: block=" in shown
 
 
 def test_a_back_end_that_cannot_take_a_workload_leaves_the_spec_to_the_others(kvgen: Any, tmp_path: Path):

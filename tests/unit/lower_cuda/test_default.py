@@ -18,8 +18,8 @@ WORKLOADS = ("1x512", "1x4096", "1x32768", "4x8192", "8x32768", "32x8192", "1024
 
 
 def default(words: str, work: str, target: Target = "sm90") -> str:
-    """The default, by its word, of a spec for workloads `1x4096,8x32768`."""
-    return schedule_word(CUDA.default(spec_of(words, target, [workload_of(one) for one in work.split(",")]), target))
+    """The default for a workload, by its word."""
+    return schedule_word(CUDA.default(spec_of(words, target, [workload_of(work)]), target))
 
 
 def formats() -> list[KernelSpec]:
@@ -33,12 +33,14 @@ def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target
             continue
         for works in (spec.workloads, *((workload_of(word),) for word in WORKLOADS)):
             wanted = replace(spec, workloads=works)
-            schedule, plain, space = CUDA.default(wanted, target), CUDA.plain(wanted, target), CUDA.space(wanted, target)
-            assert [problem for one in (schedule, plain) for work in works for problem in space.doubts(one, work)] == []
-            assert schedule.layout == plain.layout
+            plain, space = CUDA.plain(wanted, target), CUDA.space(wanted, target)
             assert (plain.launch["copy"], plain.launch["reduction"], plain.launch["exact_q"]) == ("cp_async", "last_cta", True)
-            if not GPUS[target].clusters:
-                assert schedule == plain
+            for work in works:
+                schedule = CUDA.default(wanted, target, work)
+                assert [problem for one in (schedule, plain) for problem in space.doubts(one, work)] == []
+                assert schedule.layout == plain.layout
+                if not GPUS[target].clusters:
+                    assert schedule == plain
 
 
 @pytest.mark.parametrize(
@@ -82,13 +84,12 @@ def test_short_tokens_take_more_warps(words: str, work: str, schedule: str) -> N
     assert default(words, work) == schedule
 
 
-def test_one_default_serves_all_workloads() -> None:
-    """Clusters only where they fit at every workload, two CTAs per multiprocessor only where every workload has the heads for them."""
-    assert default("k4v4", "1x4096,128x8192") == default("k4v4", "1x32768")
-    assert default("k4v4", "1x4096,1x32768") == default("k4v4", "1x32768")
-    assert default("k4v4", "1x32768,8x32768") == "n128.w8u4d1c1.cl2"
-    assert default("k2v2", "1x32768,8x32768") == "n128.w8u4d1c1.cl2.noexact"  # 12 warps are slower at one sequence
-    assert default("k4v4", "32x8192,128x8192") == "n128.w4u4d1c2"
+def test_each_workload_of_a_spec_has_the_default_that_it_has_alone() -> None:
+    works = [workload_of(word) for word in ("1x4096", "1x32768", "8x32768", "128x8192")]
+    spec = spec_of("k2v2", "sm90", works)
+    assert [schedule_word(CUDA.default(spec, "sm90", work)) for work in works] == [default("k2v2", work.key) for work in works]
+    assert len({default("k2v2", work.key) for work in works}) == 4
+    assert CUDA.default(spec, "sm90") == CUDA.default(spec, "sm90", works[0])
 
 
 def test_a_gpu_without_clusters_has_the_plain_schedule() -> None:

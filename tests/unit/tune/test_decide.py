@@ -12,6 +12,11 @@ def schedule(block: int, threads: int, backend: str = "cpu") -> Schedule:
     return Schedule(backend, Params(block=block), Params(threads=threads))
 
 
+def always(one: Schedule) -> dict[str, Schedule]:
+    """A back end whose default is the same at every workload."""
+    return dict.fromkeys((SHORT.key, LONG.key), one)
+
+
 def record(block: int, threads: int, workload: Workload, us: float, registers: int = 0, backend: str = "cpu", kind: str = "ok") -> Record:
     resources = {"kernels": {"attend": {"registers": registers, "shared_bytes": 0}}}
     return Record(Candidate(schedule(block, threads, backend), workload), kind, us, samples=(us,), resources=resources)
@@ -27,11 +32,21 @@ def test_a_launch_must_be_clearly_faster_than_the_default():
     default = schedule(64, 1)
     close = [record(64, 1, SHORT, 100.0), record(64, 2, SHORT, 97.0)]
     clear = [record(64, 1, SHORT, 100.0), record(64, 2, SHORT, 80.0)]
-    kept, replaced = (decide(records, [SHORT], default, {}, compare) for records in (close, clear))
+    kept, replaced = (decide(records, [SHORT], always(default), {}, compare) for records in (close, clear))
     assert kept is not None
     assert kept.launches[SHORT.key].candidate.schedule == default
     assert replaced is not None
     assert replaced.launches[SHORT.key].candidate.schedule == schedule(64, 2)
+
+
+def test_each_workload_has_a_default_of_its_own_to_beat():
+    records = [record(64, 1, SHORT, 100.0), record(64, 2, SHORT, 97.0), record(64, 1, LONG, 500.0), record(64, 2, LONG, 510.0)]
+    defaults = {SHORT.key: schedule(64, 1), LONG.key: schedule(64, 2)}
+    decision = decide(records, [SHORT, LONG], defaults, {}, compare)
+    assert decision is not None
+    assert {key: won.candidate.schedule for key, won in decision.launches.items()} == defaults
+    assert unclear(records, [SHORT, LONG], defaults, {}, lambda *_: "unclear") == [SHORT, LONG]
+    assert unclear(records, [SHORT, LONG], {**defaults, LONG.key: schedule(64, 1)}, {}, lambda *_: "unclear") == [SHORT]
 
 
 def test_launches_differ_by_workload_over_one_layout():
@@ -39,7 +54,7 @@ def test_launches_differ_by_workload_over_one_layout():
         record(64, 1, SHORT, 50.0), record(64, 2, SHORT, 80.0), record(64, 1, LONG, 900.0), record(64, 2, LONG, 500.0),
         record(32, 1, SHORT, 70.0), record(32, 2, LONG, 700.0),
     ]  # fmt: skip
-    decision = decide(records, [SHORT, LONG], schedule(64, 1), {}, compare)
+    decision = decide(records, [SHORT, LONG], always(schedule(64, 1)), {}, compare)
     assert decision is not None
     assert {key: r.candidate.schedule.launch["threads"] for key, r in decision.launches.items()} == {SHORT.key: 1, LONG.key: 2}
     assert [layout["block"] for layout, _ in decision.runners_up] == [32]
@@ -47,7 +62,7 @@ def test_launches_differ_by_workload_over_one_layout():
 
 def test_a_layout_that_is_slower_than_the_default_anywhere_never_wins():
     records = [record(64, 1, SHORT, 50.0), record(64, 1, LONG, 900.0), record(32, 1, SHORT, 90.0), record(32, 1, LONG, 100.0)]
-    decision = decide(records, [SHORT, LONG], schedule(64, 1), {}, compare)
+    decision = decide(records, [SHORT, LONG], always(schedule(64, 1)), {}, compare)
     assert decision is not None
     assert decision.layout["block"] == 64
 
@@ -58,7 +73,7 @@ def test_each_workload_takes_its_fastest_back_end_and_keeps_the_others_best():
         record(64, 9, SHORT, 70.0, backend="tilelang"), record(64, 9, LONG, 540.0, backend="tilelang"),
         record(64, 8, LONG, 530.0, backend="tilelang"),
     ]  # fmt: skip
-    decision = decide(records, [SHORT, LONG], schedule(64, 1, "cuda"), {}, compare)
+    decision = decide(records, [SHORT, LONG], always(schedule(64, 1, "cuda")), {}, compare)
     assert decision is not None
     assert {key: r.candidate.backend for key, r in decision.launches.items()} == {SHORT.key: "tilelang", LONG.key: "cuda"}
     assert {key: (r.candidate.backend, r.cost) for key, r in decision.rivals.items()} == {
@@ -70,10 +85,10 @@ def test_each_workload_takes_its_fastest_back_end_and_keeps_the_others_best():
 
 def test_a_back_end_within_noise_of_the_present_winner_does_not_take_its_workload():
     records = [record(64, 1, SHORT, 100.0, backend="cuda"), record(64, 9, SHORT, 97.0, backend="tilelang")]
-    decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {}, compare)
+    decision = decide(records, [SHORT], always(schedule(64, 1, "cuda")), {}, compare)
     assert decision is not None
     assert decision.launches[SHORT.key].candidate.backend == "cuda"
-    decision = decide(records, [SHORT], schedule(64, 1, "cuda"), {SHORT.key: schedule(64, 9, "tilelang")}, compare)
+    decision = decide(records, [SHORT], always(schedule(64, 1, "cuda")), {SHORT.key: schedule(64, 9, "tilelang")}, compare)
     assert decision is not None
     assert decision.launches[SHORT.key].candidate.backend == "tilelang"
 
@@ -84,25 +99,25 @@ def test_it_is_asked_again_whether_the_best_launch_beats_the_incumbent_where_tha
         record(64, 1, LONG, 500.0), record(64, 2, LONG, 510.0),
     ]  # fmt: skip
     default = schedule(64, 1)
-    always = unclear(records, [SHORT, LONG], default, {}, lambda *_: "unclear")
-    assert always == [SHORT]
-    assert unclear(records, [SHORT, LONG], default, {SHORT.key: schedule(64, 2)}, lambda *_: "unclear") == []
-    assert unclear(records, [SHORT, LONG], default, {}, compare) == []
+    often = unclear(records, [SHORT, LONG], always(default), {}, lambda *_: "unclear")
+    assert often == [SHORT]
+    assert unclear(records, [SHORT, LONG], always(default), {SHORT.key: schedule(64, 2)}, lambda *_: "unclear") == []
+    assert unclear(records, [SHORT, LONG], always(default), {}, compare) == []
 
 
 def test_ties_go_to_fewer_registers_then_to_the_present_winner():
     records = [record(64, 1, SHORT, 200.0), record(64, 2, SHORT, 100.0, registers=90), record(64, 4, SHORT, 101.0, registers=40)]
-    decision = decide(records, [SHORT], schedule(64, 1), {}, compare)
+    decision = decide(records, [SHORT], always(schedule(64, 1)), {}, compare)
     assert decision is not None
     assert decision.launches[SHORT.key].candidate.schedule == schedule(64, 4)
-    decision = decide(records, [SHORT], schedule(64, 1), {SHORT.key: schedule(64, 2)}, compare)
+    decision = decide(records, [SHORT], always(schedule(64, 1)), {SHORT.key: schedule(64, 2)}, compare)
     assert decision is not None
     assert decision.launches[SHORT.key].candidate.schedule == schedule(64, 2)
 
 
 def test_nothing_wins_where_a_workload_has_no_right_kernel():
     records = [record(64, 1, SHORT, 50.0), record(64, 1, LONG, 0.0, kind="wrong")]
-    assert decide(records, [SHORT, LONG], schedule(64, 1), {}, compare) is None
+    assert decide(records, [SHORT, LONG], always(schedule(64, 1)), {}, compare) is None
 
 
 def test_finalists_hold_the_default_the_best_launches_and_the_other_back_end():

@@ -19,7 +19,10 @@ def search(seed: int = 0, exhaustive: bool = False, backends: Sequence[str] = ("
     starts = [Schedule(backend, DEFAULT.layout, DEFAULT.launch) for backend in backends]
     layouts = [Params(block=block) for block in BLOCKS]
     every = [
-        queue for start in starts for layout in layouts for queue in search_queues(layout, dict.fromkeys(WORKLOADS, LAUNCHES), start, seed)
+        queue
+        for start in starts
+        for layout in layouts
+        for queue in search_queues(layout, dict.fromkeys(WORKLOADS, LAUNCHES), {work.key: start for work in WORKLOADS}, seed)
     ]
     return Search(every, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda _lane: None, exhaustive)
 
