@@ -21,34 +21,31 @@ Value = int | str | bool
 class Params(Mapping[str, Value]):
     """A small immutable, hashable mapping of parameter names to scalars."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_values",)
 
     def __init__(self, items: Mapping[str, Value] | None = None, **more: Value) -> None:
-        self._items = tuple(sorted({**(items or {}), **more}.items()))
+        self._values = dict(sorted({**(items or {}), **more}.items()))
 
     def __getitem__(self, name: str) -> Value:
-        for key, value in self._items:
-            if key == name:
-                return value
-        raise KeyError(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key, _ in self._items)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(self._items)
+        return hash(tuple(self._values.items()))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mapping) and dict(self) == dict(other)
+        return self._values == (other._values if isinstance(other, Params) else other)
 
     def __repr__(self) -> str:
-        return "Params(" + ", ".join(f"{k}={v!r}" for k, v in self._items) + ")"
+        return "Params(" + ", ".join(f"{k}={v!r}" for k, v in self._values.items()) + ")"
 
     def __str__(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self._items) or "-"
+        return " ".join(f"{k}={v}" for k, v in self._values.items()) or "-"
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
