@@ -41,7 +41,7 @@ test-oldest:
 	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST) EXTRAS=dev
 
 cuda-covering: $(SETUP)
-	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py
+	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py tests/unit/lower_cuda/test_pack_compile.py
 
 lint: $(SETUP)
 	$(BIN)/python -m ruff check .

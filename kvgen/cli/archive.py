@@ -107,7 +107,7 @@ def _tell(contents: ArchiveContents, done: str, *, as_json: bool) -> None:
     if as_json:
         print_json(contents.to_json())
         return
-    typer.echo(f"{done}: {len(contents.entries)} entries, {len(contents.modules)} modules (sha256 {contents.sha256})")
+    typer.echo(f"{done} (entries: {len(contents.entries)}, modules: {len(contents.modules)}, sha256: {contents.sha256})")
     for machine in contents.origins:
         typer.echo(f"modules (native code) compiled on: {machine}")
     for reason in contents.left_out:

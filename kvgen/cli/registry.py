@@ -204,7 +204,8 @@ def _serving_line(one: Serving) -> str:
     if one.regret is not None:
         told.append(f"{one.regret:.2f} times the fastest launch measured there")
     if one.default_us is not None:
-        told.append(f"the default {microseconds(one.default_us)}")
+        other = "the default" if one.regret is None else "the plain schedule"  # regret is known where a dispatch table is
+        told.append(f"{other} {microseconds(one.default_us)}")
     if one.watts is not None:
         told.append(f"{one.watts:.0f} W")
     if one.clock_mhz is not None:

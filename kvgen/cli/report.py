@@ -55,4 +55,4 @@ def report(
     page = render(entries, cache, results, accuracy=ACCURACY if (output.parent / ACCURACY).is_file() else None)
     with host_errors("write the page", output):
         write_whole(output, page)
-    typer.echo(f"wrote {output}: {len(entries)} entries")
+    typer.echo(f"wrote {output} (entries: {len(entries)})")

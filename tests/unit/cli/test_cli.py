@@ -330,7 +330,7 @@ def test_an_import_says_what_came_from_where_and_can_be_pinned(kvgen: Any, tmp_p
     assert not (tmp_path / "other REGISTRY").exists()
     good = kvgen("import", "a.tar.gz", "--sha256", sent["sha256"].upper())
     assert good.code == 0
-    assert f"1 entries, 1 modules (sha256 {sent['sha256']})" in good.out
+    assert f"(entries: 1, modules: 1, sha256: {sent['sha256']})" in good.out
     assert f"modules (native code) compiled on: {sent['origins'][0]}" in good.out
 
 

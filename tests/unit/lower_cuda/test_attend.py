@@ -238,8 +238,7 @@ def test_a_nan_in_a_new_token_reaches_its_heads_and_no_others(kernel: Make, whic
     assert torch.equal(step.out.isnan(), spoiled)
 
 
-@by_scheduler
-@pytest.mark.parametrize("case", [PLAIN, GATHERED], ids=lambda case: case[0])
+@pytest.mark.parametrize(("case", "planned"), [(PLAIN, True), (GATHERED, True), (GATHERED, False)], ids=str)
 def test_more_than_128_sequences(kernel: Make, case: Case, planned: bool) -> None:
     built = kernel(case)
     lengths = (*(i % 5 for i in range(127)), 0, 3000, 129, 1)
