@@ -576,12 +576,15 @@ FAULTS: tuple[Fault, ...] = (
             "ptx::barrier_expect(barrier, kBytes + key + value + index);", "ptx::barrier_expect(barrier, kBytes);",
         ),
         (
-            "repeated-set", "split-groups", "16 tokens that begin a group in the middle of a sub-tile take the params of the group before",
-            "return Params::repeated(within, stage / kStages * kSets + nth);", "return Params::repeated(within, stage / kStages * kSets);",
-        ),
-        (
             "repeated-value", "split-groups", "V's params of a KV tile that repeats them are those of the block's first tile",
             "tile.value_params, stage, value_place<Traits>(tile));", "tile.value_params, stage, 0);",
+        ),
+    ),
+    *_in(
+        "pipeline/tile_params",
+        (
+            "repeated-set", "split-groups", "16 tokens that begin a group in the middle of a sub-tile take the params of the group before",
+            "return Params::repeated(within, stage / kStages * kSets + nth);", "return Params::repeated(within, stage / kStages * kSets);",
         ),
     ),
     *_in(
