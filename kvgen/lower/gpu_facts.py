@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import lcm
 
 from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.lower.pack_memory import MOST_PACK, pack_memory
@@ -25,11 +26,26 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "shared_per_sm": gpu.shared_per_sm,
         "cta_reserved": CTA_RESERVED,
         "in_flight": gpu.bytes_in_flight,
+        "smallest_block": smallest_block(spec),
+        "odd_factor": odd_factor(smallest_block(spec)),
         "most_pack": MOST_PACK,
         "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),  # asked for blocks that cannot be, too
     }
 
 
+def smallest_block(spec: KernelSpec) -> int:
+    """Tokens of the shortest packed block that holds whole sub-tiles of 32 tokens and whole groups of both operands."""
+    return lcm(32, *(op.group for op in (spec.key, spec.value) if op.per_channel))
+
+
+def odd_factor(number: int) -> int:
+    """What remains of a positive number without its powers of two."""
+    return number // (number & -number)
+
+
 def preferred_block(spec: KernelSpec) -> int:
-    """Tokens of a packed block that suit most specs: 128, or the longest group."""
-    return max([128, *(op.group for op in (spec.key, spec.value) if op.per_channel)])
+    """Tokens of a packed block that suit most specs: 128 or a little less, or the smallest block."""
+    block = smallest_block(spec)
+    while block * 2 <= 128:
+        block *= 2
+    return block

@@ -1,6 +1,7 @@
 """Search spaces: parameters with their values, constraints and hints with reasons, read from `search_spaces/*.yaml`.
 
-A file has a `layout` and a `launch` part (name -> values and doc), a list of constraints and a list of hints. Both are Python
+A file has a `layout` and a `launch` part (name -> values and doc; `times` names a fact that multiplies the values), a list of
+constraints and a list of hints. Both are Python
 expressions over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
 `q_len`; `tokens`, `channels` of a matrix). They are evaluated as soon as all their names are known, once per combination of these.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -37,6 +38,17 @@ class Parameter:
     values: tuple[Value, ...]
     doc: str
     docs: Mapping[Value, str] = field(default_factory=dict, hash=False)
+    times: str | None = None
+    """A fact that multiplies the values of the file."""
+
+    def of_facts(self, facts: Mapping[str, Fact]) -> Parameter:
+        """The parameter of one spec and target. Raises KvgenError if `times` is no fact."""
+        if self.times is None:
+            return self
+        factor = facts.get(self.times)
+        if not isinstance(factor, int):
+            raise KvgenError(f"parameter {self.name} is multiplied by {self.times}, which is no fact of the back end")
+        return replace(self, values=tuple(int(value) * factor for value in self.values), times=None)
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,8 @@ def _read(path: Path) -> _File:
 
 def _parameter(name: str, part: Part, entry: Mapping[str, Any]) -> Parameter:
     values = entry["values"]
-    return Parameter(name, part, tuple(values), entry["doc"], values if isinstance(values, dict) else {})
+    docs = values if isinstance(values, dict) else {}
+    return Parameter(name, part, tuple(values), entry["doc"], docs, entry.get("times"))
 
 
 class SearchSpace:
@@ -118,7 +131,8 @@ class SearchSpace:
     def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[AnyWorkload]) -> SearchSpace:
         """The space of `search_spaces/<name>.yaml`, which is read once per process. Raises KvgenError if the file is malformed."""
         read = _read(search_spaces() / f"{name}.yaml")
-        return cls(read.backend, read.parameters, read.constraints, facts, workloads, read.hints)
+        parameters = [parameter.of_facts(facts) for parameter in read.parameters]
+        return cls(read.backend, parameters, read.constraints, facts, workloads, read.hints)
 
     def without_hints(self) -> SearchSpace:
         """The space of all that can be built."""

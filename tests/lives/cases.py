@@ -84,6 +84,11 @@ def _schedule(backend: str, **values: object) -> Has:
     return has
 
 
+def _usual(quant: QuantSpec) -> bool:
+    """Whether a group has a power of two tokens."""
+    return quant.group.bit_count() == 1
+
+
 def _quants(operand: str) -> dict[str, Has]:
     """Features of K or V."""
 
@@ -102,6 +107,8 @@ def _quants(operand: str) -> dict[str, Has]:
             not (q := getattr(c.spec, operand)).per_channel and q.quantized and q.group < c.spec.attention.head_dim
         ),
         **{f"{name} per channel, groups of {group}": per_channel(group) for group in (16, 32, 64, 128, 256, 512)},
+        f"{name} per channel, other groups of whole sub-tiles": of(lambda q: q.per_channel and q.group % 32 == 0 and not _usual(q)),
+        f"{name} per channel, groups of odd multiples of 16": of(lambda q: q.per_channel and q.group % 32 == 16 and not _usual(q)),
     }
 
 

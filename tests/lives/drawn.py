@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import lcm
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from kvgen.arch import Target
 from kvgen.errors import SpecError
 from kvgen.lower.backends import get_backend
-from kvgen.lower.cuda.support import BOOST_STEP, CHANNEL_GROUPS
+from kvgen.lower.cuda.support import BOOST_STEP, MOST_GROUP
 from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
@@ -47,12 +48,14 @@ def drawn_gpu_spec(draw: Random, target: Target = "sm90") -> KernelSpec:
         attention["q_len"] = draw.choice([1, 1, 2, draw.randint(1, 8)])
         for name in ("key", "value"):
             if data[name]["axis"] == "channel":
-                data[name]["group"] = draw.choice([*CHANNEL_GROUPS, 64, 128])
+                usual, any_group = draw.choice((16, 32, 64, 64, 128, 128, 256, 512)), 16 * draw.randint(1, MOST_GROUP // 16)
+                data[name]["group"] = draw.choice((usual, usual, any_group))
         if "boost" in data["key"] and dim > BOOST_STEP:
             data["key"]["boost"]["fraction"] = BOOST_STEP * draw.randint(1, dim // BOOST_STEP - 1) / dim
         if data["cache"].get("page"):
             groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
-            data["cache"]["page"] = draw.choice([16, 32, 48, 64, 96, 128]) if not groups else max(groups) * draw.randint(1, 3)
+            pages = [16, 32, 48, 64, 96, 128] if not groups else [lcm(32, *groups) * blocks for blocks in (1, 2, 3)]
+            data["cache"]["page"] = draw.choice(pages)
         with suppress(SpecError):
             spec = checked(data)
             if CUDA.unsupported(spec, target) is None:
@@ -161,7 +164,7 @@ def drawn_schedule(draw: Random, spec: KernelSpec, layout: Params | None = None)
 
 
 def drawn_gpu_schedule(draw: Random, spec: KernelSpec, target: Target = "sm90", *, emulated: bool = False) -> Schedule:
-    """Any schedule that can be lowered; `emulated`: that the emulator knows, which has no bulk copies, and mostly of few warps."""
+    """Any schedule that can be lowered; `emulated`: whose copies the emulator checks for races, and mostly of few warps."""
     space = CUDA.space(spec, target)
     default = CUDA.default(spec, target)
     while True:

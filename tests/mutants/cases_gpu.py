@@ -42,6 +42,7 @@ CASES: dict[str, Case] = {
         _case("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),
         _case("value-channel", "k8v8:vchannel:sym:h8/2:d64", "w8u2d1", "4x4096"),
         _case("channel-groups", "k2v4:kg16:vchannel:vg32:h8/2:d64", "w8u2d1", "4x4096"),
+        _case("split-groups", "k2v4:kg48:vchannel:vg48:h8/2:d64", "w8u1d2", "4x4096"),
         _case("unquantized", "k4v4:kg64:sink21:local5:rollback8:sinks:h8/2:d64", "n64.w8u1d2", "4x2048"),
         _case("tilelang", "k4v4:h8/2:d64", "w8u2s4", "1x32768 4x2048", "tilelang"),
         _case("tilelang-queries", "k4v4:q4:h4/2:d64:page128", "w8u2s4", "4x2048q4", "tilelang"),

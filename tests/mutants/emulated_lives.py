@@ -78,6 +78,8 @@ CASES: dict[str, EmulatedCase] = {
         ((FULL, 7), (MIXED, 7), (FULL, 2)),
     ),
     "planned-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),
+    "bulk": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "copy": "bulk_stage"}),
+    "bulk-tile": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2, "copy": "bulk_tile"}),
     "window": EmulatedCase("k4v4:h4/2:d64:kg64:window100", 128, SMALL, ((EQUAL, 4), (RAGGED, 7), ((227, 483), 4)), ((FULL, 4),)),
     "gathered-window": EmulatedCase(
         "k4v4:token:page16:h4/2:d64:q3:window100", 16, {"kv_tile": 32, "tiles_in_flight": 4}, ((EQUAL, 4), (RAGGED, 7), ((190, 500), 4))
@@ -102,6 +104,7 @@ CASES: dict[str, EmulatedCase] = {
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
     "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
+    "split-groups": EmulatedCase("k2v4:kg48:vchannel:vg48:h4/2:d64", 96, SMALL, ((EQUAL, 4), (RAGGED, 7)), (((95, 96, 191, 190), 4),)),
     "unquantized": EmulatedCase(f"{UNQUANTIZED}:h4/2:d64", 64, SMALL, ((EDGES, 4), ((0, 1300), 7)), ((EDGES, 4), ((20, 89, 217, 600), 7))),
 }
 PACKED: dict[str, EmulatedCase] = {
@@ -114,6 +117,7 @@ PACKED: dict[str, EmulatedCase] = {
     "half-run": EmulatedCase("k4v4:h2/2:d80:kg32", 32, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
+    "split-groups": EmulatedCase("k2v4:kg48:vchannel:vg48:h2/2:d64", 96, {}),
     "unquantized": EmulatedCase(f"{UNQUANTIZED}:h2/2:d64", 64, {}),
 }
 Plan = tuple[PlanShape, Lengths, int, bool]

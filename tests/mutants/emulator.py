@@ -2,8 +2,8 @@
 
     python -m tests.mutants.emulator [--jobs N] [--only NAME ...] [--out FILE.json]
 
-Each fault has a process of its own: some hang, some write where they must not. What the emulator does not know (bulk copies, the host's
-calls, TileLang) is not reached, and said so. Exit codes are those of `tests.mutants.run`.
+Each fault has a process of its own: some hang, some write where they must not. What the emulator does not know (the host's calls,
+TileLang) is not reached, and said so. Exit codes are those of `tests.mutants.run`.
 """
 
 from __future__ import annotations

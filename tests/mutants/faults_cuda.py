@@ -442,7 +442,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "group-params", "channel-groups", "every group of tokens in a KV tile takes the scales of V's first",
-            "fold(params + token / Params::kTokens * Params::kGroupBytes,", "fold(params,",
+            "fold(params + token / Params::kTokens * Params::kSetBytes,", "fold(params,",
         ),
     ),
     *_in(
@@ -450,6 +450,11 @@ FAULTS: tuple[Fault, ...] = (
         (
             "int2-mixed-groups", "channel-groups", "2-bit codes of K of two groups of tokens are not separated",
             "kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;", "kMixedKeys = true;",
+        ),
+        (
+            "repeated-tile", "split-groups", "KV tiles that repeat sets of params all take those of their block's first tile",
+            "return (within * kTileTokens + nth * kTokens) / Quant::kGroup * kSetBytes;",
+            "return nth * kTokens / Quant::kGroup * kSetBytes;",
         ),
     ),
     *_in(
@@ -569,6 +574,17 @@ FAULTS: tuple[Fault, ...] = (
         (
             "bulk-bytes", "bulk-tile", "the barrier of a bulk copy expects fewer bytes than come",
             "ptx::barrier_expect(barrier, kBytes + key + value + index);", "ptx::barrier_expect(barrier, kBytes);",
+        ),
+        (
+            "repeated-value", "split-groups", "V's params of a KV tile that repeats them are those of the block's first tile",
+            "tile.value_params, stage, value_place<Traits>(tile));", "tile.value_params, stage, 0);",
+        ),
+    ),
+    *_in(
+        "pipeline/tile_params",
+        (
+            "repeated-set", "split-groups", "16 tokens that begin a group in the middle of a sub-tile take the params of the group before",
+            "return Params::repeated(within, stage / kStages * kSets + nth);", "return Params::repeated(within, stage / kStages * kSets);",
         ),
     ),
     *_in(

@@ -55,7 +55,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "pack-half", "channel-groups", "the second group of a 2-bit K's 32 tokens is packed with the thresholds of the first",
-            "group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;", "group;",
+            "group + (begin + lane_row / 2 * 16) / Places::Quant::kGroup * Format::kHeadDim;", "group;",
+        ),
+        (
+            "pack-split", "split-groups", "32 tokens of a 2-bit K that begin within a group are packed as if they began with it",
+            "begin = Places::kSplitsGroups ? token % Places::Quant::kGroup : 0;", "begin = 0;",
         ),
         (
             "pack-values", "channel-groups", "V's scalers are made before all warps have found the extremes that they depend on",
@@ -125,11 +129,15 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",
-            "lane_row * 8 < Quant::kGroup : lane_row == 0;", "lane_row * 8 < Quant::kGroup : lane_row <= 1;",
+            "lane_row * 8 < Places::kParamTokens : lane_row == 0;", "lane_row * 8 < Places::kParamTokens : lane_row <= 1;",
         ),
         (
             "unpack-half", "channel-groups", "unpacking gives the second group of a 2-bit K's 32 tokens the scales of the first",
-            "lane_row * 8 < Quant::kGroup : lane_row == 0;", "true : lane_row == 0;",
+            "lane_row * 8 < Places::kParamTokens : lane_row == 0;", "true : lane_row == 0;",
+        ),
+        (
+            "unpack-split", "split-groups", "of a 2-bit K's 32 tokens that begin within a group all take its scales",
+            "lane_row * 8 < Places::kParamTokens : lane_row == 0;", "lane_row * 8 < Quant::kGroup : lane_row == 0;",
         ),
     ),
     *_in(

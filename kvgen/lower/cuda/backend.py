@@ -79,14 +79,16 @@ class CudaBackend:
 
 
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
-    """Why not even the smallest rings fit, or None."""
+    """Why neither the scales of a block nor the smallest rings fit, or None."""
     smallest = Params(warps=2, kv_tile=32, tiles_in_flight=2, copy="cp_async", reduction="last_cta")
     layout = packed_layout(spec, preferred_block(spec), "mma")
+    if reason := too_many_scales(layout):
+        return reason
     needed, dim = shared_memory(spec, layout, smallest).total, spec.attention.head_dim
     if needed > GPUS[target].shared_per_cta:
         what = f"head_dim {dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
         return f"{what} needs {needed} bytes of shared memory, more than {target} has"
-    return too_many_scales(layout)
+    return None
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
@@ -115,4 +117,4 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 def _integer_keys(spec: KernelSpec) -> bool:
     """Whether K's codes meet the query as integers without `exact_q` (mainloop/integer_keys.cuh)."""
     key = spec.key
-    return key.axis == "channel" and key.bits <= 4 and key.group >= 32 and not key.boost.fraction and rows_of_cta(spec) <= 4
+    return key.axis == "channel" and key.bits <= 4 and key.group % 32 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4

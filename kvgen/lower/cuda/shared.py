@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import gcd
 
 from kvgen.lower.cuda.rows import TILE_ROWS, q_tiles
 from kvgen.lower.pack_memory import pack_memory
@@ -82,8 +83,10 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
 
 
 def _slot(layout: PackedLayout, kv_tile: int) -> int:
-    """A KV tile: channel params of K and of V, boost index, then sub-tiles. Two blocks of 16 tokens share a sub-tile's place."""
-    params = sum(max(1, kv_tile // op.group) * layout.head_dim * op.params * 2 for op in _per_channel(layout))
+    """A KV tile: channel params of K and of V, a set for all tokens that surely share one, boost index, then sub-tiles. Two blocks of 16
+    tokens share a sub-tile's place.
+    """
+    params = sum(kv_tile // gcd(op.group, kv_tile) * layout.head_dim * op.params * 2 for op in _per_channel(layout))
     return params + layout.key.boosted + kv_tile // SUBTILE * (SUBTILE // layout.subtile * layout.subtile_bytes)
 
 

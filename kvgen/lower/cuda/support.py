@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either
+from kvgen.lower.refusals import GPU_REFUSALS, Refusal
 from kvgen.spec import KernelSpec
 
 BOOST_STEP = 16
 """Channels of a step of matrix instructions."""
 WHOLE_PAGE = 32
 """Tokens that the kernel takes at once; of smaller pages, two."""
-
-
-CHANNEL_GROUPS = (16, 32, 64, 128, 256, 512)
-"""Tokens that share params per channel: a block holds whole groups, a KV tile whole groups or a part of one."""
+MOST_GROUP = 512
+"""Tokens that share params per channel, at most."""
 
 
 def _small_pages(spec: KernelSpec) -> bool:
@@ -36,9 +34,10 @@ REFUSALS: tuple[Refusal, ...] = (
         "key.boost.fraction ({k.boost.fraction:g}) with a head_dim ({a.head_dim}) that is no multiple of 32 is not built",
     ),
     Refusal(
-        "boosted channels in groups of 16 tokens",
-        lambda s: s.key.boost.fraction > 0 and s.key.group == 16,
-        "key.boost needs groups of 32 tokens or more, whose codes share words in a 2-bit K; key.group is {k.group}",
+        f"boosted channels in groups that are no multiple of {WHOLE_PAGE} tokens",
+        lambda s: s.key.boost.fraction > 0 and s.key.group % WHOLE_PAGE != 0,
+        f"key.boost with a key.group ({{k.group}}) that is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K, "
+        "is not built",
     ),
     *GPU_REFUSALS,
     Refusal(
@@ -52,8 +51,9 @@ REFUSALS: tuple[Refusal, ...] = (
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
     ),
     Refusal(
-        f"params per channel in groups other than {either(CHANNEL_GROUPS)} tokens",
-        lambda s: any(op.per_channel and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
-        f"groups per channel are {either(CHANNEL_GROUPS)} tokens, as KV tiles are: key.group is {{k.group}}, value.group {{v.group}}",
+        f"params per channel in groups of more than {MOST_GROUP} tokens",
+        lambda s: any(op.per_channel and op.group > MOST_GROUP for op in (s.key, s.value)),
+        f"groups per channel have at most {MOST_GROUP} tokens, which stay unquantized until a block holds whole groups: key.group is "
+        "{k.group}, value.group {v.group}",
     ),
 )

@@ -107,6 +107,14 @@ def test_check_names_unknown_missing_and_foreign_values() -> None:
     assert found == ["block = 48 is not one of 32, 64, 128", "launch parameter warp is not known", "launch parameter copy is missing"]
 
 
+def test_values_are_multiplied_by_a_fact() -> None:
+    block = Parameter("block", "layout", (16, 32), "tokens", times="factor")
+    assert block.of_facts({"factor": 3}).values == (48, 96)
+    assert block.of_facts({"factor": 3}).of_facts({}).values == (48, 96)
+    with pytest.raises(KvgenError, match="block is multiplied by factor, which is no fact"):
+        block.of_facts({})
+
+
 def test_unknown_names_and_unsafe_expressions_are_refused() -> None:
     with pytest.raises(KvgenError, match="mentions unknown blok"):
         make([("blok > 1", "typo")])

@@ -54,11 +54,19 @@ CASES: tuple[Case, ...] = (
     ("k2v4:q4:h16/4:kg32:d64", 64, {"kv_tile": 64, "exact_q": False}),
     ("k4v2:q2:h20/2:kg64:sym:d64", 128, {"kv_tile": 128, "exact_q": False}),
     ("k4v4:token:page64:h4/2:d64", 16, {"kv_tile": 64}),
+    ("k4v4:h8/2:kg48:d64", 96, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k2v4:h16/2:vchannel:kg48:vg96:d64:page384", 192, {"kv_tile": 64}),
+    ("k8v8:q3:h4/2:vchannel:kg96:vg48:sym:d48", 384, {"kv_tile": 128}),
+    ("k4v2:h8/2:vchannel:kg160:vg80:d64", 320, {"kv_tile": 64, "exact_q": False}),
+    ("k2v2:h8/2:boost1/4:kg96:d64", 192, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v4:h8/2:kg64:d48", 64, {"copy": "bulk_tile"}),
+    ("k2v4:h8/2:vchannel:kg48:vg48:d64", 192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
+    ("k4v8:token:page16:h4/2:d64", 16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
 )
-PER_CHANNEL = CASES[21:24]
+PER_CHANNEL = (*CASES[21:24], *CASES[32:35])
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
 CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]
-DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:23])
+DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:23], *CASES[31:])
 EQUAL, RAGGED = (300, 290, 310), (2100, 0, 1, 128, 700)
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])

@@ -52,6 +52,13 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
     "k2t-v16-d48": ("float16", 48, 32, {"bits": 2, "axis": "token", "group": 48}, {"bits": 16}),
     "k16-v4-g48-d144": ("float16", 144, 32, {"bits": 16}, {"bits": 4, "group": 48, "zero": False}),
     "k4t-g16-v8-g48-d96": ("float16", 96, 32, {"bits": 4, "axis": "token", "group": 16}, {"bits": 8, "group": 48}),
+    "k2-g48-v4-channel-g96": ("float16", 64, 96, {"bits": 2, "group": 48}, {"bits": 4, "axis": "channel", "group": 96, "zero": False}),
+    "k2-g80-v2-channel-g48-d32-bf16": ("bfloat16", 32, 480, {"bits": 2, "group": 80}, {"bits": 2, "axis": "channel", "group": 48}),
+    "k8-g112-v8-channel-g16-d48": (
+        "float16", 48, 224, {"bits": 8, "group": 112, "zero": False}, {"bits": 8, "axis": "channel", "group": 16},
+    ),
+    "k4-g496-d32": ("float16", 32, 992, {"bits": 4, "group": 496}, {"bits": 4, "group": 16}),
+    "k2-boost-mean-g96": ("float16", 64, 192, {"bits": 2, "group": 96, "boost": {"fraction": 0.25}}, {"bits": 2, "group": 64}),
 }  # fmt: skip
 
 

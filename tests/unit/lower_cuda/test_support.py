@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import lcm
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
         spec(attention={"head_dim": 80}, key={"bits": 2, "boost": {"fraction": 0.2}}, value={"group": 80}),
         r"head_dim \(80\) that is no multiple of 32",
     ),
-    "boosted channels in groups of 16 tokens": (spec(key={"bits": 2, "group": 16, "boost": {"fraction": 0.125}}), "key.group is 16"),
+    "boosted channels in groups that are no multiple of 32 tokens": (
+        spec(key={"bits": 2, "group": 48, "boost": {"fraction": 0.125}}),
+        r"key.group \(48\) that is no multiple of 32",
+    ),
     "a 2-bit K in pages that are no multiple of 32 tokens": (
         spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}),
         "page \\(16\\)",
@@ -33,10 +37,7 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
         spec(key={"group": 16}, cache={"layout": "paged", "page": 48}),
         "page \\(48\\)",
     ),
-    "params per channel in groups other than 16, 32, 64, 128, 256 or 512 tokens": (
-        spec(value={"axis": "channel", "group": 96}),
-        "value.group 96",
-    ),
+    "params per channel in groups of more than 512 tokens": (spec(value={"axis": "channel", "group": 528}), "value.group 528"),
 }
 
 
@@ -80,6 +81,30 @@ def test_every_shape_has_a_default_that_renders(dim: int, heads: int) -> None:
 def test_every_preset_is_supported_everywhere() -> None:
     backend = get_backend("cuda")
     assert not [name for name, preset in presets().items() if any(backend.unsupported(preset, target) for target in backend.targets)]
+
+
+@pytest.mark.parametrize("group", range(16, 513, 16))
+def test_every_group_of_tokens_has_a_default_whose_block_holds_whole_groups(group: int) -> None:
+    """For K, for V and for both, in contiguous caches and in the smallest pages."""
+    backend, channel = get_backend("cuda"), {"axis": "channel", "group": group}
+    for key, value in ((channel, {}), ({"axis": "token"}, channel), (channel, channel)):
+        for cache in ({}, {"layout": "paged", "page": lcm(32, group)}):
+            example = spec(key=key, value=value, cache=cache)
+            for target in backend.targets:
+                block = backend.default(example, target).layout.integer("block")
+                assert block % lcm(32, group) == 0
+                assert block <= max(256, lcm(32, group))
+
+
+def test_a_block_holds_whole_groups_of_both() -> None:
+    small = {"q_heads": 8, "kv_heads": 2, "head_dim": 64}
+    backend = get_backend("cuda")
+    for key, value, block in ((48, 80, 480), (96, 64, 192), (240, 496, None)):
+        example = spec(attention=small, key={"group": key}, value={"axis": "channel", "group": value})
+        if block is None:
+            assert "groups of 240 and 496 tokens in blocks of 14880 has more scales" in str(backend.unsupported(example, "sm90"))
+        else:
+            assert backend.default(example, "sm90").layout["block"] == block
 
 
 def test_what_no_ring_holds_is_refused_with_its_size() -> None:

@@ -76,6 +76,10 @@ struct Copy {
   uint32_t time;  // the checker's
   unsigned char value[16];
 };
+struct BulkCopy {
+  uint32_t to, barrier;
+  std::vector<unsigned char> value;
+};
 struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
@@ -89,6 +93,7 @@ struct Fibre {
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
   std::set<const int*> loaded;  // by a warp, before griddepcontrol.wait
+  std::vector<BulkCopy> bulk;   // that a warp issued: they land when it waits for their barrier
   unsigned in[32], out[32];
   unsigned words[32][6];
   float sums[32][4];

@@ -35,6 +35,7 @@ struct Quant {
 
 constexpr int align_up(int size, int to) { return (size + to - 1) / to * to; }
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
 // Sizes and offsets in bytes. kTokens is N_r, the tokens of a block. Rows_ says which tokens are not packed.
 template <class Element_, class Key_, class Value_, int kHeadDim_, int kTokens_, class Rows_ = ResidualRows<kTokens_>>

@@ -9,8 +9,6 @@ namespace kvgen {
 
 enum class Which { key, value };
 
-constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
-
 // K or V of a format. Tokens come in tiles. Of every run of channels (ChannelRuns), lane (g, t) = (lane / 4, lane % 4) loads its eight
 // channels, of the tile's rows g, g + 8, ... (lane rows 0, 1, ...), and stores them as kWordsPerRun words; of a half run it has four
 // channels, which are the first half of these words.
@@ -22,6 +20,8 @@ struct Places {
   static constexpr int kPerByte = Fragment<kBits>::kPerByte;
   using Runs = ChannelRuns<Quant, Format::kHeadDim>;
   static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
+  static constexpr int kParamTokens = greatest_common_divisor(Quant::kGroup, kTileTokens);  // of a tile that share params per channel
+  static constexpr bool kSplitsGroups = kParamTokens < Quant::kGroup && kParamTokens < kTileTokens;  // a tile may begin within a group
   static constexpr int kLaneRows = kTileTokens / 8;
   static constexpr int kTiles = Format::kSubtile / kTileTokens;  // per sub-tile
   static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // of 32 channels, per lane

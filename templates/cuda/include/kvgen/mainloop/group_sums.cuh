@@ -44,7 +44,7 @@ struct GroupSums<Traits, true> {
   __device__ __forceinline__ void end(int token, const uint32_t (&b)[2], uint32_t params, int lane, float (&out)[Traits::kRowTiles][4]) {
     constexpr uint32_t kOnes = 0x3c003c00;  // rows 0..7 sum all k-slots, rows 8..15 the first eight, whose codes are complemented
     ptx::mma(weights, kOnes, kOnes, kOnes, 0u, b[0], b[1]);
-    if ((token + 16) % Params::kTokens == 0) fold(params + token / Params::kTokens * Params::kGroupBytes, lane, out);
+    if ((token + 16) % Params::kTokens == 0) fold(params + token / Params::kTokens * Params::kSetBytes, lane, out);
   }
 
  private:

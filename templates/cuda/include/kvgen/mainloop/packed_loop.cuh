@@ -64,7 +64,7 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
       const int group = token / Params::kTokens + i;
       const int step_group = group % Traits::kStepKeyGroups;
       float(&affine)[2] = query.affine[step_group][tile];
-      query.fragments[i][tile].load_scaled(shared.query(), params + group * Params::kGroupBytes, tile, lane, affine);
+      query.fragments[i][tile].load_scaled(shared.query(), params + group * Params::kSetBytes, tile, lane, affine);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
         affine[c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];

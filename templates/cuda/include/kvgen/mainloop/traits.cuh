@@ -28,17 +28,23 @@ struct Planned : Schedule_ {
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
 
-// The channel params of K or V that belong to a KV tile. A tile holds whole groups of tokens, or lies within one.
+// The channel params of K or V in a KV tile: a set for every kTokens tokens, which lie in one group. The block has one set per group. Where
+// tiles neither hold whole groups nor lie within one (48 tokens, 96 in tiles of 64), a tile repeats sets.
 template <class Quant, int kHeadDim, int kTileTokens>
 struct ChannelParams {
-  static constexpr int kTokens = std::min(Quant::kGroup, kTileTokens);  // of a tile that share params
-  static constexpr int kGroupBytes = Quant::kPerChannel ? kHeadDim * Quant::kParams * 2 : 0;
-  static constexpr int kBytes = kTileTokens / kTokens * kGroupBytes;
-  static_assert(!Quant::kPerChannel || (kTileTokens % kTokens == 0 && Quant::kGroup % kTokens == 0 && kTokens % 16 == 0));
+  static constexpr int kTokens = greatest_common_divisor(Quant::kGroup, kTileTokens);
+  static constexpr int kSetBytes = Quant::kPerChannel ? kHeadDim * Quant::kParams * 2 : 0;
+  static constexpr int kBytes = kTileTokens / kTokens * kSetBytes;
+  static constexpr bool kRepeats = Quant::kPerChannel && kTokens < Quant::kGroup && kTokens < kTileTokens;
+  static_assert(!Quant::kPerChannel || kTokens % 16 == 0);
 
-  // Of the `within`-th tile of a block, from the operand's first params.
+  // Of the params of a block's `within`-th tile, from the operand's first ones. A tile that repeats sets has the whole block's.
   __host__ __device__ static constexpr int offset(int within) {
-    return within * kTileTokens / std::max(Quant::kGroup, kTileTokens) * kBytes;
+    return kRepeats ? 0 : within * kTileTokens / std::max(Quant::kGroup, kTileTokens) * kBytes;
+  }
+  // Of the `nth` set of a tile that repeats sets, from there.
+  __host__ __device__ static constexpr int repeated(int within, int nth) {
+    return (within * kTileTokens + nth * kTokens) / Quant::kGroup * kSetBytes;
   }
 };
 
@@ -77,7 +83,7 @@ struct Traits : Schedule {
   // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
   // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
   static constexpr bool kIntegerKeys =
-      kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Key::kGroup >= 32 && Format::kBoosted == 0;
+      kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Key::kGroup % 32 == 0 && Format::kBoosted == 0;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
   static constexpr bool kCarryError = kKeyPerChannel && !kIntegerKeys && (kQueryTwice || Schedule::kExactQ);
@@ -98,11 +104,12 @@ struct Traits : Schedule {
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
                                                                                           : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
-  // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as groups.
-  static constexpr int kSubtileKeyGroups = kKeyPerChannel && Key::kGroup == 16 ? 2 : 1;
+  // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as of params. (Two sets may be
+  // those of one group.)
+  static constexpr int kSubtileKeyGroups = kKeyPerChannel && KeyChannelParams::kTokens == 16 ? 2 : 1;
   static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;  // a byte of 2-bit codes has tokens of both groups
   // Groups of K in a softmax step.
-  static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, Key::kGroup) : 1;
+  static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, KeyChannelParams::kTokens) : 1;
   // A KV tile that is longer than a block is gathered from several blocks, which may lie on any pages. Such blocks have no channel params.
   static constexpr bool kGathered = kTileTokens > Format::kTokens;
   static constexpr int kTileBlocks = kGathered ? kTileTokens / Format::kTokens : 1;

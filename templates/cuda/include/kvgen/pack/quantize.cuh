@@ -136,10 +136,11 @@ __device__ __forceinline__ void pack_by_channel(Row&& row, uint8_t* block, const
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     const int group = token / Places::Quant::kGroup * Format::kHeadDim;
+    const int begin = Places::kSplitsGroups ? token % Places::Quant::kGroup : 0;
     const LaneVectors<Places, Element, kChunk> vectors(row, token, x);
-    // A tile of a 2-bit K holds 32 tokens, which may be two groups.
+    // A tile of a 2-bit K holds 32 tokens, which may be of two groups: two lane rows are of one.
     pack_chunk<Places, Element, kChunk>(vectors, token, x, block, [&](int lane_row, int i) {
-      const int of_row = group + lane_row * 8 / Places::Quant::kGroup * Format::kHeadDim;
+      const int of_row = group + (begin + lane_row / 2 * 16) / Places::Quant::kGroup * Format::kHeadDim;
       return ChannelCoder<Format, kWhich>(smem, of_row + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i));
     });
   }

@@ -89,8 +89,10 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
     const Affine<Places> first(block, row, channel, half);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      const bool same = Quant::kPerChannel ? lane_row * 8 < Quant::kGroup : lane_row == 0;  // params as the first lane row's
-      const Affine<Places> affine = same ? first : Affine<Places>(block, row + lane_row * 8, channel, half);
+      const bool same = Quant::kPerChannel ? lane_row * 8 < Places::kParamTokens : lane_row == 0;  // params as the first lane row's
+      // Lane rows 2 and 3 of a tile that splits groups have one group: equal addresses let them share registers.
+      const int other = Places::kSplitsGroups ? token + lane_row / 2 * 16 : row + lane_row * 8;
+      const Affine<Places> affine = same ? first : Affine<Places>(block, other, channel, half);
       alignas(16) Element values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[lane_row][i], i));

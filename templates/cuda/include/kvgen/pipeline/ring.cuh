@@ -3,53 +3,10 @@
 #pragma once
 #include <algorithm>
 
-#include "kvgen/mainloop/traits.cuh"
+#include "kvgen/pipeline/tile_params.cuh"
 #include "kvgen/ptx.cuh"
 
 namespace kvgen {
-
-// The address of a KV tile in global memory. Addresses include the lane's offset: each lane copies every 32nd vector of 16 bytes; bulk
-// copies are issued by lane 0. Of a gathered tile, lane i has block i's address.
-struct TileAddress {
-  const uint8_t* key_params = nullptr;
-  const uint8_t* value_params = nullptr;
-  const uint8_t* subtiles = nullptr;
-  bool exists = false;
-  const uint8_t* index = nullptr;  // of the boosted channels
-};
-
-// The channel params that are copied with a stage of kTokens tokens: K's of the groups that begin in it, V's (kAtEnd) of those that end in
-// it. K's are read before the first product of a group, V's after the last one, and a stage is refilled when it is no longer read.
-template <class Params, bool kAtEnd, int kTokens>
-struct StageParams {
-  static constexpr int kStages = std::max(1, Params::kTokens / kTokens);  // of a group
-  static constexpr int kBytes = std::max(1, kTokens / Params::kTokens) * Params::kGroupBytes;
-  __device__ __forceinline__ static bool any(int stage) { return kBytes > 0 && stage % kStages == (kAtEnd ? kStages - 1 : 0); }
-  __device__ __forceinline__ static int offset(int stage) { return stage / kStages * kBytes; }
-};
-template <class Traits, int kTokens>
-using KeyStageParams = StageParams<typename Traits::KeyChannelParams, false, kTokens>;
-template <class Traits, int kTokens>
-using ValueStageParams = StageParams<typename Traits::ValueChannelParams, true, kTokens>;
-
-// The addresses of a tile's channel params and boost index, from as few registers as the format allows. If a block is one tile, they
-// precede the sub-tiles; if it is one K group, the index lies at a fixed distance from K's params.
-template <class Traits>
-__device__ __forceinline__ const uint8_t* key_params(const TileAddress& tile) {
-  using Format = typename Traits::Format;
-  return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Format::kKeyChannelParams : tile.key_params;
-}
-template <class Traits>
-__device__ __forceinline__ const uint8_t* value_params(const TileAddress& tile) {
-  using Format = typename Traits::Format;
-  return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Format::kValueChannelParams : tile.value_params;
-}
-template <class Traits>
-__device__ __forceinline__ const uint8_t* boost_index(const TileAddress& tile) {
-  using Format = typename Traits::Format;
-  constexpr bool kOneGroup = Format::kTokens == Traits::Key::kGroup;
-  return kOneGroup ? key_params<Traits>(tile) + (Format::kBoostIndex - Format::kKeyChannelParams) : tile.index;
-}
 
 // Copies kBytes in rows of 512 bytes, of which each lane copies 16 bytes at `shared` and `global`. The remainder is copied with 8 or 4
 // bytes per lane where it divides evenly, since predicating lanes off costs a branch.
@@ -103,8 +60,13 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
     const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileHeaderBytes;
     if (tile.exists) {
-      if (Key::any(stage)) warp_copy_async<Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane);
-      if (Value::any(stage))
+      if constexpr (Key::kRepeats)
+        copy_sets<Key>(mine, tile.key_params, stage, key_place<Traits>(tile));
+      else if (Key::any(stage))
+        warp_copy_async<Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane);
+      if constexpr (Value::kRepeats)
+        copy_sets<Value>(mine + Traits::KeyChannelParams::kBytes, tile.value_params, stage, value_place<Traits>(tile));
+      else if (Value::any(stage))
         warp_copy_async<Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
                                        value_params<Traits>(tile) + Value::offset(stage), lane);
       if constexpr (Traits::Format::kBoosted > 0) {
@@ -136,6 +98,14 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ void next_round() {}
 
  private:
+  template <class Params>
+  __device__ __forceinline__ void copy_sets(uint32_t to, const uint8_t* from, int stage, int within) {
+    if (!Params::any(stage)) return;
+#pragma unroll
+    for (int nth = 0; nth < Params::kSets; ++nth)
+      warp_copy_async<Params::kSetBytes>(to + Params::offset(stage) + nth * Params::kSetBytes, from + Params::repeated(stage, nth, within),
+                                         lane);
+  }
   __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
     using Runs = StageRuns<Traits>;
 #pragma unroll
@@ -178,15 +148,20 @@ struct BulkRing {
     constexpr int kBytes = kCopySubtiles * Traits::kSubtileStride;
     const uint32_t params = slot(slot_idx), to = params + Traits::kTileHeaderBytes + nth * kBytes, barrier = barrier_of(slot_idx, stage);
     if (lane == 0 && tile.exists) {
-      // If a block is one tile, all its params precede the sub-tiles in memory, so that one copy may have both, unless a boost index lies
-      // between.
+      // If a block is one tile, all its params precede the sub-tiles in memory, so that one copy may have both, unless a boost index or
+      // padding lies between.
       const int key = Key::any(nth) ? Key::kBytes : 0, value = Value::any(nth) ? Value::kBytes : 0;
       const int index = nth == 0 ? Traits::Format::kBoosted : 0;
-      const bool adjacent = Traits::kTilesPerBlock == 1 && nth == 0 && Traits::Format::kBoosted == 0;
+      const bool adjacent = Traits::kTilesPerBlock == 1 && nth == 0 && Traits::Format::kHeaderBytes == Traits::kTileParamBytes;
       const int beside = adjacent && key + value == Traits::kTileParamBytes ? key + value : 0;
       ptx::barrier_expect(barrier, kBytes + key + value + index);
-      if (key > 0 && beside == 0) ptx::copy_bulk(params + Key::offset(nth), key_params<Traits>(tile) + Key::offset(nth), key, barrier);
-      if (value > 0 && beside == 0)
+      if constexpr (Key::kRepeats)
+        copy_sets<Key>(params, tile.key_params, nth, key_place<Traits>(tile), barrier);
+      else if (key > 0 && beside == 0)
+        ptx::copy_bulk(params + Key::offset(nth), key_params<Traits>(tile) + Key::offset(nth), key, barrier);
+      if constexpr (Value::kRepeats)
+        copy_sets<Value>(params + Traits::KeyChannelParams::kBytes, tile.value_params, nth, value_place<Traits>(tile), barrier);
+      else if (value > 0 && beside == 0)
         ptx::copy_bulk(params + Traits::KeyChannelParams::kBytes + Value::offset(nth), value_params<Traits>(tile) + Value::offset(nth),
                        value, barrier);
       if (index > 0) ptx::copy_bulk(params + Traits::kTileParamBytes, boost_index<Traits>(tile), index, barrier);
@@ -205,6 +180,14 @@ struct BulkRing {
   __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
+  template <class Params>
+  __device__ __forceinline__ static void copy_sets(uint32_t to, const uint8_t* from, int stage, int within, uint32_t barrier) {
+    if (!Params::any(stage)) return;
+#pragma unroll
+    for (int nth = 0; nth < Params::kSets; ++nth)
+      ptx::copy_bulk(to + Params::offset(stage) + nth * Params::kSetBytes, from + Params::repeated(stage, nth, within), Params::kSetBytes,
+                     barrier);
+  }
   // Each lane copies one run. Bytes that arrive before expect_tx do not complete the barrier, since its single arrival is lane 0's
   // expect_tx.
   __device__ __forceinline__ void gather(int slot_idx, int stage, const uint8_t* block) {

@@ -160,14 +160,21 @@ inline unsigned char* cluster_memory(uint32_t address) {
   return (rank == emulator::rank ? emulator::shared : emulator::cluster[rank].shared.data()) + (address & 0xffffff);
 }
 
-// A barrier of one phase: what has still to arrive, and bytes that have still to be stored.
+// What has still to arrive in the barrier's phase, of so many arrivals, and bytes that have still to be stored.
 struct Barrier {
-  int arrivals, bytes;
+  uint8_t arrivals, of;
+  uint16_t phase;
+  int bytes;
+
+  void store(int count) {
+    bytes -= count;
+    if (arrivals == 0 && bytes == 0) phase ^= 1, arrivals = of;
+  }
 };
 __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
   checker::access(emulator::shared + barrier, sizeof(Barrier), checker::kWrite);
   const checker::Quiet quiet;
-  reinterpret_cast<Barrier&>(emulator::shared[barrier]) = {arrivals, 0};
+  reinterpret_cast<Barrier&>(emulator::shared[barrier]) = {static_cast<uint8_t>(arrivals), static_cast<uint8_t>(arrivals), 0, 0};
 }
 inline void barrier_init_fence() {
   const checker::Quiet quiet;
@@ -178,14 +185,24 @@ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
   const checker::Quiet quiet;
   checker::arrive_barrier(emulator::shared + barrier);
   Barrier& mine = reinterpret_cast<Barrier&>(emulator::shared[barrier]);
-  --mine.arrivals, mine.bytes += bytes;
+  --mine.arrivals, mine.store(-bytes);
 }
-__forceinline__ void barrier_wait(uint32_t barrier, uint32_t) {
+// What the warp copies in bulk lands, as late as a wait for its barrier allows.
+inline void land(emulator::Meeting& warp, uint32_t barrier) {
+  std::erase_if(warp.bulk, [barrier](const emulator::BulkCopy& copy) {
+    if (copy.barrier != barrier) return false;
+    std::memcpy(emulator::shared + copy.to, copy.value.data(), copy.value.size());
+    reinterpret_cast<Barrier&>(emulator::shared[barrier]).store(copy.value.size());
+    return true;
+  });
+}
+__forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   checker::access(emulator::shared + barrier, sizeof(Barrier), checker::kAtomicRead);
   const checker::Quiet quiet;
-  emulator::wait_while([barrier] {
+  emulator::wait_while([barrier, parity, warp = emulator::current / 32] {
     const Barrier& mine = reinterpret_cast<const Barrier&>(emulator::shared[barrier]);
-    return mine.arrivals > 0 || mine.bytes > 0;
+    if (mine.phase == parity) land(emulator::warps[warp], barrier);
+    return mine.phase == parity;
   });
   checker::wait_barrier(emulator::shared + barrier);
 }
@@ -194,12 +211,17 @@ __forceinline__ void send_cluster(uint32_t address, Value value, uint32_t barrie
   const checker::Quiet quiet;
   checker::send(static_cast<int>(address >> 24), emulator::shared + (address & 0xffffff), sizeof value, emulator::shared + (barrier & 0xffffff));
   std::memcpy(cluster_memory(address), &value, sizeof value);
-  reinterpret_cast<Barrier*>(cluster_memory(barrier))->bytes -= sizeof value;
+  reinterpret_cast<Barrier*>(cluster_memory(barrier))->store(sizeof value);
 }
 
-// Bulk copies are not emulated.
+// The checker does not see bulk copies.
 inline void copy_bulk_fence() {}
-inline void copy_bulk(uint32_t, const void*, int, uint32_t) { std::abort(); }
+inline void copy_bulk(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  const checker::Quiet quiet;
+  const auto* from = static_cast<const unsigned char*>(global);
+  if (bytes <= 0 || bytes % 16 || shared % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
+  emulator::warps[emulator::current / 32].bulk.push_back({shared, barrier, {from, from + bytes}});
+}
 
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {
