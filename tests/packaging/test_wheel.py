@@ -171,15 +171,10 @@ def test_cuda_lowers_and_every_registered_source_is_usable_without_tilelang(run,
     needs_tilelang()
     backend, spec = get_backend("tilelang"), presets()["bitdecoding-int4"]
     default = backend.default(spec, "sm90")
+    source = backend.lower(spec, default, "sm90")
     compiled = Artifact("compiled-elsewhere", tmp_path / "module.so", Resources("nvcc", 0.0))
     Store(tmp_path / "REGISTRY").put(
-        make_untuned(
-            spec,
-            "sm90",
-            {work.key: default for work in spec.workloads},
-            default,
-            {default: (backend.lower(spec, default, "sm90"), compiled)},
-        )
+        make_untuned(spec, "sm90", {work.key: default for work in spec.workloads}, default, {default: (source, compiled)})
     )
     lowered, launches, usable = json.loads(run(LOWER))
     assert min(lowered.values()) > 1000
