@@ -31,11 +31,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "instructions take at once",
     ),
     Refusal(
-        "boosted channels at a head_dim that 32 does not divide",
-        lambda s: _boosted(s) > 0 and s.attention.head_dim % 32 != 0,
-        "key.boost.fraction ({k.boost.fraction:g}) with a head_dim ({a.head_dim}) that is no multiple of 32 is not built",
-    ),
-    Refusal(
         "boosted channels in groups of 16 tokens",
         lambda s: s.key.boost.fraction > 0 and s.key.group == 16,
         "key.boost needs groups of 32 tokens or more, whose codes share words in a 2-bit K; key.group is {k.group}",

@@ -88,12 +88,6 @@ def test_the_id_tells_layouts_apart_and_nothing_else() -> None:
         ({}, 16, "simd", r"must be a multiple of key.group \(32\)"),
         ({"value": {"bits": 4, "axis": "channel", "group": 64}}, 32, "simd", r"must be a multiple of value.group \(64\)"),
         (
-            {"attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 48}, "value": {"bits": 2, "group": 48}},
-            32,
-            "mma",
-            r"2-bit V needs head_dim \(48\)",
-        ),
-        (
             {"attention": {"q_heads": 1, "kv_heads": 1, "head_dim": 64, "dtype": "float32"}, "key": {"bits": 16}},
             32,
             "mma",
