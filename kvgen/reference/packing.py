@@ -128,10 +128,11 @@ def _code_fields(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torc
 
 def _byte_fields(bits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The bytes that hold codes, and the element (flat) in each of their fields [n, 8 / width]: one beyond the last in an empty field."""
-    places, byte = (bits.flatten() // 8).unique(return_inverse=True)
-    elements = torch.full((len(places), 8 // width), bits.numel())
-    elements[byte, bits.flatten() % 8 // width] = torch.arange(bits.numel())
-    return places, elements
+    bits = bits.flatten()
+    fields = torch.full((int(bits.max()) // 8 + 1, 8 // width), len(bits))
+    fields[bits // 8, bits % 8 // width] = torch.arange(len(bits))
+    places = (fields < len(bits)).any(-1).nonzero().flatten()
+    return places, fields[places]
 
 
 @lru_cache(maxsize=64)

@@ -133,15 +133,14 @@ struct QueryLoader {
   }
 };
 
-// Byte offset of a channel of row 0 in a tile of B fragments in shared memory. K per channel has no half run but the last run.
+// Byte offset of a channel of row 0 in a tile of B fragments in shared memory. Of K per channel, only the last run may be a half run.
 template <class Traits>
 __device__ __forceinline__ int query_offset(int channel) {
-  constexpr int kFull = Traits::KeyRuns::kFull * 32;
-  if (Traits::KeyRuns::kHalf == 0 || channel < kFull) return channel / 32 * 512 + channel % 32 * 2;
-  return kFull * 16 + (channel - kFull) * 2;
+  return channel / 32 * 512 + channel % 32 * 2;
 }
 
-// The address of that channel in row `row`. Rows of a run are 64 bytes apart: row0 + row * 64 is `at`. Those of the half run are 32.
+// The address of the channel at that offset in row `row`. Rows are 64 bytes apart, and `at` is where the row begins in the first run; in
+// the half run they are 32 bytes apart.
 template <class Traits>
 __device__ __forceinline__ uint32_t query_address(uint32_t at, int row, uint32_t offset) {
   if (Traits::KeyRuns::kHalf == 0 || offset < Traits::KeyRuns::kFull * 512) return at + offset;
