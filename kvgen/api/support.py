@@ -75,6 +75,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "sink and local tokens in full precision": _with(cache={"sink": 32, "local": 128}),
     "tokens may be taken back (speculative decoding)": _with(cache={"rollback": 8}),
     "boosted channels (Kitty)": _with(key={"bits": 2, "boost": {"fraction": 0.125}}, value={"bits": 2}),
+    "boosted channels at head_dim 80": _with({"head_dim": 80}, key={"bits": 2, "boost": {"fraction": 0.2}}, value={"bits": 2, "group": 80}),
     "a quarter of the channels boosted, by their range": _with(key={"bits": 2, "boost": {"fraction": 0.25, "select": "range"}}),
 }
 """One spec for each feature; otherwise Llama-3.1-8B's heads, fp16, 4 bits, contiguous."""

@@ -74,9 +74,4 @@ GPU_REFUSALS: tuple[Refusal, ...] = (
         lambda s: s.attention.group * s.attention.q_len > MAX_Q_ROWS,
         f"{{a.group}} query heads times {{a.q_len}} query tokens share a KV head, more than {MAX_Q_ROWS} rows",
     ),
-    Refusal(
-        "a 2-bit V whose channels do not come by 32",
-        lambda s: s.value.bits == 2 and (s.attention.head_dim % 32 != 0 or narrow_token_group(s.value, 32)),
-        "value.bits is 2 and head_dim ({a.head_dim}) or value.group ({v.group}) is no multiple of 32 channels, whose codes share words",
-    ),
 )

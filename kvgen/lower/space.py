@@ -1,9 +1,9 @@
 """Search spaces: parameters with their values, constraints and hints with reasons, read from `search_spaces/*.yaml`.
 
 A file has a `layout` and a `launch` part (name -> values and doc; `times` names a fact that multiplies the values), a list of
-constraints and a list of hints. Both are Python
-expressions over parameters, the facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`,
-`q_len`; `tokens`, `channels` of a matrix). They are evaluated as soon as all their names are known, once per combination of these.
+constraints and a list of hints. Both are Python expressions over parameters, the facts that a back end supplies about spec and target,
+and the workload (`batch`, `kv_len`, `q_len`; `tokens`, `channels` of a matrix). They are evaluated as soon as all their names are known,
+once per combination of these.
 
 A constraint excludes what cannot be lowered or run; `check` reports it. A hint excludes what did not pay where it was measured: schedules
 that satisfy all constraints and all hints are what a search tries, and any other schedule that the constraints allow can be built.

@@ -117,7 +117,12 @@ class PackedLayout:
 
     def codes_bytes(self, which: Which) -> int:
         """Codes of one sub-tile."""
-        return self.subtile * self.head_dim * self.operand(which).width // 8
+        return self.subtile * self._code_channels(which) * self.operand(which).width // 8
+
+    def _code_channels(self, which: Which) -> int:
+        """Channels that codes have room for: in fragment order words of a 2-bit V hold 32."""
+        op = self.operand(which)
+        return _align(self.head_dim, 32) if self.order == "mma" and op.bits == 2 and not op.rows_are_tokens else self.head_dim
 
     def channel_params_bytes(self, which: Which) -> int:
         """Params section at the head of the block (axis channel)."""
@@ -244,8 +249,6 @@ def layout_problem(layout: PackedLayout) -> str | None:
         if layout.order == "mma":
             if op.width == 32:
                 return "fragment order holds 16-bit and narrower elements only"
-            if not op.rows_are_tokens and op.bits == 2 and layout.head_dim % 32:
-                return f"fragment order of a 2-bit V needs head_dim ({layout.head_dim}) to be a multiple of 32, whose codes share words"
             if op.boosted % BOOST_RUN:
                 return f"fragment order holds {BOOST_RUN} boosted channels together, and {op.boosted} are no multiple"
             if op.rows_are_tokens and op.bits == 2 and layout.subtile % 32:

@@ -57,7 +57,7 @@ def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: i
     else:
         per_byte = 8 // op.bits
         words = max(1, 2 // per_byte)
-        tiles = rows // (8 * per_byte * words)
+        tiles = -(-rows // (8 * per_byte * words))  # the last words of a 2-bit V may be half empty
         unit = row // (8 * per_byte)
         tile, word = unit // words, unit % words
         bit = 8 * (2 * (slot % 2) + slot // 8) + op.bits * (row % (8 * per_byte) // 8)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
+from torch.nn.functional import pad
 
 from kvgen.reference.layout import PackedLayout, Which
 from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
@@ -37,10 +38,7 @@ def write_operand(layout: PackedLayout, which: Which, packed: torch.Tensor, x: t
     q = quantize(x, op, _boost_spec(layout) if which == "key" else None)
     if q.boosted is not None:
         q = _write_boost(layout, packed, q, q.boosted)
-    order, code_places = _code_order(layout, which)
-    per_byte = 8 // op.bits
-    fields = q.codes.flatten(-2)[..., order].reshape(*q.codes.shape[:-2], len(order) // per_byte, per_byte)
-    _write_bytes(packed, code_places, _fold(fields, op.bits))
+    _write_fields(packed, *_code_fields(layout, which), q.codes)
     params = [q.scale] if q.zero is None else [q.scale, q.zero]
     for places, param in zip(_param_bytes(layout, which), params, strict=True):
         _write_bytes(packed, places, param.contiguous().view(torch.uint8).flatten(-2))
@@ -103,10 +101,7 @@ def _write_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized, boost
     index = boosted.nonzero()[:, -1].reshape(*lead, channels)  # ascending: nonzero goes row by row
     _write_bytes(packed, boost_index_offsets(layout).flatten(), index.to(torch.uint8).flatten(-2))
     per_token = index.repeat_interleave(layout.key.group, dim=-2)
-    upper = (q.codes >> 2).gather(-1, per_token).flatten(-2)
-    places, byte, shift = (x.to(upper.device) for x in _boost_bytes(layout))
-    folded = torch.zeros((*upper.shape[:-1], len(places)), dtype=torch.uint8, device=upper.device)
-    _write_bytes(packed, places, folded.index_add_(-1, byte, upper << shift))
+    _write_fields(packed, *_boost_fields(layout), (q.codes >> 2).gather(-1, per_token))
     return replace(q, codes=q.codes & 3)
 
 
@@ -122,18 +117,22 @@ def _read_boost(layout: PackedLayout, packed: torch.Tensor, q: Quantized) -> Qua
 
 
 @lru_cache(maxsize=64)
-def _boost_bytes(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Bytes of a block that hold boost codes; the number of every code's byte among them, and the code's shift in it."""
-    bits = boost_bits(layout).flatten()
-    places = torch.tensor(sorted(set((bits // 8).tolist())))
-    return places, torch.searchsorted(places, bits // 8), (bits % 8).to(torch.uint8)
+def _boost_fields(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    return _byte_fields(boost_bits(layout), 2)
 
 
 @lru_cache(maxsize=64)
-def _code_order(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements (flat token, channel) in the order of their bits, and the bytes that they fill."""
-    bits, order = code_bits(layout, which).flatten().sort()
-    return order, bits[:: 8 // layout.operand(which).bits] // 8
+def _code_fields(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, torch.Tensor]:
+    return _byte_fields(code_bits(layout, which), layout.operand(which).bits)
+
+
+def _byte_fields(bits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes that hold codes, and the element (flat) in each of their fields [n, 8 / width]: one beyond the last in an empty field."""
+    bits = bits.flatten()
+    fields = torch.full((int(bits.max()) // 8 + 1, 8 // width), len(bits))
+    fields[bits // 8, bits % 8 // width] = torch.arange(len(bits))
+    places = (fields < len(bits)).any(-1).nonzero().flatten()
+    return places, fields[places]
 
 
 @lru_cache(maxsize=64)
@@ -157,12 +156,13 @@ def _param_bytes(layout: PackedLayout, which: Which) -> tuple[torch.Tensor, ...]
     return tuple((kind.flatten().unsqueeze(1) + torch.arange(layout.param_bytes)).flatten() for kind in offsets)
 
 
-def _fold(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """Neighbouring fields as bytes, the first in the lowest bits: uint8 [..., n, 8 / bits] to [..., n]."""
+def _write_fields(packed: torch.Tensor, places: torch.Tensor, elements: torch.Tensor, codes: torch.Tensor) -> None:
+    """Pack codes uint8 [..., rows, columns] into the fields of bytes, the first in the lowest bits."""
+    fields = pad(codes.flatten(-2), (0, 1))[..., elements]
     folded = fields[..., 0].clone()
     for index in range(1, fields.shape[-1]):
-        folded |= fields[..., index] << (bits * index)
-    return folded
+        folded |= fields[..., index] << (8 // fields.shape[-1] * index)
+    _write_bytes(packed, places, folded)
 
 
 def _write_bytes(packed: torch.Tensor, places: torch.Tensor, data: torch.Tensor) -> None:

@@ -95,6 +95,8 @@ CASES: dict[str, EmulatedCase] = {
     "symmetric": EmulatedCase("k8v8:token:sym:h4/2:d64", 128, SMALL),
     "queries": EmulatedCase("k4v4:q4:h8/2:d64", 128, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257), 4),)),
     "half-run": EmulatedCase("k4v4:h4/2:d80:kg32", 32, SMALL),
+    "half-run-groups": EmulatedCase("k4v2:kg64:vg16:h4/2:d48", 64, SMALL),
+    "half-run-boost": EmulatedCase("k2v2:kg64:vchannel:vg32:h4/2:d80:boost3/5", 64, SMALL),
     "runs": EmulatedCase(
         "k4v4:q8:h24/2:d64:kg64", 64, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257, 60), 4), ((126, 129, 257, 60), 40))
     ),
@@ -115,6 +117,7 @@ PACKED: dict[str, EmulatedCase] = {
     "symmetric": EmulatedCase("k8v8:token:sym:h2/2:d64", 128, {}),
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
     "half-run": EmulatedCase("k4v4:h2/2:d80:kg32", 32, {}),
+    "half-run-groups": EmulatedCase("k4v2:kg64:vg16:h2/2:d48", 64, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
     "split-groups": EmulatedCase("k2v4:kg48:vchannel:vg48:h2/2:d64", 96, {}),

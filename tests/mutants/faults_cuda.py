@@ -441,6 +441,14 @@ FAULTS: tuple[Fault, ...] = (
             "ptx::mma(weights, kOnes, kOnes, kOnes, 0u,", "ptx::mma(weights, kOnes, kOnes, kOnes, kOnes,",
         ),
         (
+            "half-run-fold", "half-run-boost", "with a half run every second row tile of a 2-bit V counts four or sixteen times",
+            "row_factor<kBits>((u + row / 2) % 2, row % 2)", "row_factor<kBits>(row / 2, row % 2)",
+        ),
+        (
+            "half-run-unmix", "half-run-boost", "with a half run the rows of a 2-bit V's bytes are not separated",
+            "constexpr int kMixed = kBits == 2 ? 2 : kPair;", "constexpr int kMixed = kPair;",
+        ),
+        (
             "group-params", "channel-groups", "every group of tokens in a KV tile takes the scales of V's first",
             "fold(params + token / Params::kTokens * Params::kSetBytes,", "fold(params,",
         ),
@@ -488,6 +496,13 @@ FAULTS: tuple[Fault, ...] = (
         (
             "value-group-weights", "value-groups", "V's channel groups from the second on are weighed with the first's scales",
             "weights[tile][s][rows / kTilesPerGroup][k_step];", "weights[tile][s][0][k_step];",
+        ),
+    ),
+    *_in(
+        "mainloop/traits",
+        (
+            "half-run-mixed", "half-run-groups", "sums of one group of V's channels are taken from those of another, whose weights differ",
+            "kMixedValues = !ValueRuns::kSplit || Value::kBits != 2;", "kMixedValues = true;",
         ),
     ),
     *_in(
@@ -559,6 +574,14 @@ FAULTS: tuple[Fault, ...] = (
         (
             "query-far-sequence", "batch", "sequences from the 129th on attend with the query of the 128th",
             "args.q.row<const Element>(head.sequence, query,", "args.q.row<const Element>(min(head.sequence, 127), query,",
+        ),
+        (
+            "half-run-boost-rows", "half-run-boost", "boosted channels of the half run take the query of a row twice as far behind",
+            "return at + offset - row * 32;", "return at + offset;",
+        ),
+        (
+            "half-run-boost-first", "half-run-boost", "the half run's first channel, if boosted, takes the query of another row",
+            "offset < Traits::KeyRuns::kFull * 512)", "offset <= Traits::KeyRuns::kFull * 512)",
         ),
     ),
     *_in(

@@ -91,6 +91,13 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "pack/assemble",
+        (
+            "half-run-share", "half-run-groups", "the second of two half runs that share words of V erases the first",
+            "mine << 4 | *reinterpret_cast<const uint32_t*>(stored);", "mine << 4;",
+        ),
+    ),
+    *_in(
         "pack/token_scalers",
         (
             "range-lanes", "last", "half of the channels do not count for V's smallest and largest",
@@ -130,6 +137,10 @@ FAULTS: tuple[Fault, ...] = (
         (
             "unpack-rows", "last", "unpacking gives V's rows from the ninth of every 16 on the scales of the first eight",
             "lane_row * 8 < Places::kParamTokens : lane_row == 0;", "lane_row * 8 < Places::kParamTokens : lane_row <= 1;",
+        ),
+        (
+            "half-run-unpack", "half-run-groups", "unpacking gives every second half run of a 2-bit V the codes of the one before",
+            "words[i] >>= Places::first_bit(x + i);", ";",
         ),
         (
             "unpack-half", "channel-groups", "unpacking gives the second group of a 2-bit K's 32 tokens the scales of the first",

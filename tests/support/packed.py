@@ -12,7 +12,7 @@ from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, p
 
 
 def hard_values(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Normal values among constant, huge, tiny and tied ones: [batch, tokens, heads, head_dim], head_dim at least 32."""
+    """Normal values among constant, huge, tiny and tied ones: [batch, tokens, heads, head_dim], head_dim at least 16."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=random)
     rest = shape[:-1]
@@ -24,14 +24,15 @@ def hard_values(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int)
     x[..., 11] = torch.randint(0, 511, rest, generator=random) * 0.0625
     x[:, 3::11] *= 2e-5
     x[..., 12] *= 3e4
-    x[:, 1::13, :, 17] = 60000.0
+    x[:, 1::13, :, 17 % shape[-1]] = 60000.0
     if dtype == torch.bfloat16:
-        x[:, 2::17, :, 19] = -3e38
-        x[..., 20] = 1e30
+        x[:, 2::17, :, 19 % shape[-1]] = -3e38
+        x[..., 20 % shape[-1]] = 1e30
     else:
         x = x.clamp(-65504, 65504)
+    x = x.to(dtype)
     x[x == 0] = 0.0  # no negative zeros: which of two zeros is the smaller is anybody's guess
-    return x.to(dtype)
+    return x
 
 
 def sequence_blocks(packed: torch.Tensor, block_table: torch.Tensor | None, b: int) -> torch.Tensor:

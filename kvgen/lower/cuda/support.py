@@ -29,11 +29,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "instructions take at once",
     ),
     Refusal(
-        "boosted channels at a head_dim that 32 does not divide",
-        lambda s: _boosted(s) > 0 and s.attention.head_dim % 32 != 0,
-        "key.boost.fraction ({k.boost.fraction:g}) with a head_dim ({a.head_dim}) that is no multiple of 32 is not built",
-    ),
-    Refusal(
         f"boosted channels in groups that are no multiple of {WHOLE_PAGE} tokens",
         lambda s: s.key.boost.fraction > 0 and s.key.group % WHOLE_PAGE != 0,
         f"key.boost with a key.group ({{k.group}}) that is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K, "

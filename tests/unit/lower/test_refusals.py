@@ -20,7 +20,6 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
         spec(attention={"q_heads": 64, "kv_heads": 2, "q_len": 5}),
         "32 query heads times 5 query tokens",
     ),
-    "a 2-bit V whose channels do not come by 32": (spec(value={"bits": 2, "group": 16}), r"value.group \(16\) is no multiple of 32"),
 }
 
 

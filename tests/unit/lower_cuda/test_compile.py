@@ -31,6 +31,7 @@ WHOLE = (
         "k4v4:window4096:cap30", "k4v4:page64:kg64", "k4v4:h32/32", "k4v4:h7/1", "k4v4:d64", "k8v8:d96",
         "k8v8:vchannel:sym", "k4v4:vchannel", "k2v2:vchannel:kg64:vg64", "k4v4:kg16", "k4v4:kg16:vchannel:vg32", "k4v4:kg48",
         "k4v4:kg96:vchannel:vg96", "k8v8:h16/2",
+        "k2v2:d80", "k2v2:d112:boost1/7", "k4v2:d48:vg16", "k2v2:vchannel:d80",
     )],
     KernelCase("k4v4", "w8u2d1", target="sm80"), KernelCase("k16v4:d64", target="sm89"), KernelCase("k4v4:h5/1:d96", "w8u4d1.cl8"),
     KernelCase("k2v2:sink32:local128:rollback4:page128:sinks", target="sm80"),

@@ -32,6 +32,7 @@ FORMATS = (
     "__nv_bfloat16, Quant<4, Axis::token, 32, false>, Quant<8, Axis::token, 64, true>, 64, 16",
     "__half, Quant<2, Axis::token, 256, true>, Quant<4, Axis::token, 64, true>, 256, 256",
     "__half, Quant<4, Axis::channel, 32, true>, Quant<16, Axis::token, 256, false>, 256, 256",
+    "__half, Quant<4, Axis::channel, 32, true>, Quant<2, Axis::token, 16, true>, 48, 64",
     "__nv_bfloat16, Quant<16, Axis::token, 128, false>, Quant<8, Axis::token, 128, true>, 128, 32",
 )
 

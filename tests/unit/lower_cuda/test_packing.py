@@ -59,6 +59,19 @@ FORMATS: dict[str, tuple[str, int, int, dict[str, object], dict[str, object]]] =
     ),
     "k4-g496-d32": ("float16", 32, 992, {"bits": 4, "group": 496}, {"bits": 4, "group": 16}),
     "k2-boost-mean-g96": ("float16", 64, 192, {"bits": 2, "group": 96, "boost": {"fraction": 0.25}}, {"bits": 2, "group": 64}),
+    "k2v2-d80": ("float16", 80, 64, {"bits": 2, "group": 32}, {"bits": 2, "group": 80}),
+    "k2t-v2-d112-sym-bf16": ("bfloat16", 112, 32, {"bits": 2, "axis": "token", "group": 112}, {"bits": 2, "group": 112, "zero": False}),
+    "k4t-v2-d16": ("float16", 16, 16, {"bits": 4, "axis": "token", "group": 16}, {"bits": 2, "group": 16}),
+    "k4-v2-g16-d64": ("float16", 64, 64, {"bits": 4, "group": 64}, {"bits": 2, "group": 16}),
+    "k8t-v2-g16-d48-sym": ("float16", 48, 16, {"bits": 8, "axis": "token", "group": 16}, {"bits": 2, "group": 16, "zero": False}),
+    "k16-v2-g48-d144-bf16": ("bfloat16", 144, 32, {"bits": 16}, {"bits": 2, "group": 48}),
+    "k2-v2-channel-d80": ("float16", 80, 64, {"bits": 2, "group": 64}, {"bits": 2, "axis": "channel", "group": 32}),
+    "k2-boost-mean-v2-d80": ("float16", 80, 64, {"bits": 2, "group": 32, "boost": {"fraction": 0.2}}, {"bits": 2, "group": 80}),
+    "k2-boost-range-v2-channel-d112-bf16": (
+        "bfloat16", 112, 64, {"bits": 2, "group": 64, "boost": {"fraction": 6 / 7, "select": "range"}},
+        {"bits": 2, "axis": "channel", "group": 64, "zero": False},
+    ),
+    "k2-boost-static-d48": ("float16", 48, 32, {"bits": 2, "group": 32, "boost": {"fraction": 2 / 3, "select": "static"}}, {"bits": 16}),
 }  # fmt: skip
 
 
@@ -200,7 +213,7 @@ def test_two_bit_codes_beside_thresholds_are_those_of_the_division(low: float, h
     assert torch.equal(held.packed[0][..., kept], expected[..., kept])
 
 
-@pytest.mark.parametrize("name", ["k2-boost-mean", "k2-boost-range-d96"])
+@pytest.mark.parametrize("name", ["k2-boost-mean", "k2-boost-range-d96", "k2-boost-mean-v2-d80"])
 def test_of_equal_channels_the_lower_ones_are_boosted(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
     """Channels differ in sign and order of tokens only, but for a few that are larger or smaller."""
     layout, module = layout_of(name), emulated(name)

@@ -17,16 +17,32 @@ from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 
 Case = tuple[str, int, dict[str, Value]]
 Make = Callable[[Case], Emulated]
-CASES: tuple[Case, ...] = (
+HALF_RUNS: tuple[Case, ...] = (
     ("k4v4:d80:h8/2:kg32:vg16", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k8v8:token:d112:h5/1:sym:page32", 32, {"kv_tile": 64}),
     ("k16v16:d80:bf16:h12/2", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k2v4:token:d144:kg16:vg48:h2/2", 64, {"kv_tile": 64, "reduction": "cluster2"}),
+    ("k2v2:d80:h8/2:kg64", 64, {"kv_tile": 64}),
+    ("k2v2:token:d112:sym:bf16:h8/1", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k4v2:token:d16:page16:h4/2", 16, {"kv_tile": 64}),
+    ("k4v2:d48:vg16:kg32:h16/1", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k8v2:token:d64:vg16:sym:page16:h4/2", 16, {"kv_tile": 64}),
+    ("k16v2:d144:vg48:h2/2", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k2v2:vchannel:d80:h8/2:kg64:vg32", 64, {"kv_tile": 64}),
+    ("k2v2:vchannel:d112:h8/1:kg64:vg64:sym", 64, {"kv_tile": 64}),
+    ("k4v2:d80:q3:h12/2", 128, {"kv_tile": 128}),
+    ("k2v2:d80:h8/2:kg64:boost1/5", 64, {"kv_tile": 64}),
+    ("k2v2:d80:h4/2:kg64:bf16:boost4/5static", 64, {"kv_tile": 64}),
+    ("k2v4:d112:h16/1:kg32:boost3/7range", 64, {"kv_tile": 32, "tiles_in_flight": 2, "exact_q": False}),
+    ("k2v2:d112:h8/1:kg64:boost6/7", 64, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k2v4:vchannel:d48:h8/2:kg64:vg32:boost1/3", 64, {"kv_tile": 64}),
+)
+RUNS: tuple[Case, ...] = (
     ("k4v4:vchannel:d112:h64/2:kg64:vg32", 64, {"kv_tile": 32, "tiles_in_flight": 2, "reduction": "two_level"}),
     ("k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v8:token:q5:h20/1:d144:page16:window100:cap20", 16, {"kv_tile": 32, "reduction": "cluster2"}),
 )
-RUNS = CASES[4:]
+CASES = (*HALF_RUNS, *RUNS)
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 

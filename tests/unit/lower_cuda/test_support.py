@@ -21,10 +21,6 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
         spec(key={"bits": 2, "boost": {"fraction": 0.0625}}),
         r"boost.fraction \(0.0625 of 128",
     ),
-    "boosted channels at a head_dim that 32 does not divide": (
-        spec(attention={"head_dim": 80}, key={"bits": 2, "boost": {"fraction": 0.2}}, value={"group": 80}),
-        r"head_dim \(80\) that is no multiple of 32",
-    ),
     "boosted channels in groups that are no multiple of 32 tokens": (
         spec(key={"bits": 2, "group": 48, "boost": {"fraction": 0.125}}),
         r"key.group \(48\) that is no multiple of 32",
@@ -63,16 +59,13 @@ def test_a_refused_feature_is_named_and_nothing_else_is_built(feature: str) -> N
         assert "{" not in raised.value.reason
 
 
-def test_a_two_bit_value_needs_whole_runs_of_channels_too() -> None:
-    for dim, refused in ((80, True), (96, False)):
-        example = spec(attention={"head_dim": dim}, value={"bits": 2, "group": dim})
-        assert (get_backend("cuda").unsupported(example, "sm90") is not None) == refused
-
-
+@pytest.mark.parametrize("bits", [4, 2])
 @pytest.mark.parametrize(("dim", "heads"), [(16, 1), (80, 128), (112, 32), (160, 8), (192, 8), (240, 128), (256, 128)])
-def test_every_shape_has_a_default_that_renders(dim: int, heads: int) -> None:
+def test_every_shape_has_a_default_that_renders(dim: int, heads: int, bits: int) -> None:
     """Head sizes that are multiples of 16, and up to 128 packed-GQA rows."""
-    example = spec(attention={"head_dim": dim, "q_heads": heads, "kv_heads": 1}, value={"group": dim})
+    boost = {"boost": {"fraction": 16 / dim}} if bits == 2 and dim > 16 else {}
+    key, value = {"bits": bits, **boost}, {"bits": bits, "group": dim if bits == 4 or dim % 48 else 48}
+    example = spec(attention={"head_dim": dim, "q_heads": heads, "kv_heads": 1}, key=key, value=value)
     backend = get_backend("cuda")
     for target in backend.targets:
         assert f"kQTiles = {q_tiles(example)};" in backend.lower(example, backend.default(example, target), target).text

@@ -37,6 +37,14 @@ constexpr int align_up(int size, int to) { return (size + to - 1) / to * to; }
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
+// Fragment order of codes. An operand is a matrix [rows, k]: the rows of K are tokens, the rows of V are channels.
+template <int kBits>
+struct Fragment {
+  static constexpr int kPerByte = kBits == 16 ? 1 : 8 / kBits;         // rows in one byte of a word, eight apart
+  static constexpr int kWords = kBits == 16 ? 4 : kBits == 8 ? 2 : 1;  // words of a lane per row tile and k-step
+  static constexpr int kRows = kBits == 2 ? 32 : 16;                   // rows of a tile
+};
+
 // Sizes and offsets in bytes. kTokens is N_r, the tokens of a block. Rows_ says which tokens are not packed.
 template <class Element_, class Key_, class Value_, int kHeadDim_, int kTokens_, class Rows_ = ResidualRows<kTokens_>>
 struct Format {
@@ -49,10 +57,12 @@ struct Format {
   static constexpr int kTokens = kTokens_;
   static constexpr int kSubtile = kTokens < 32 ? kTokens : 32;
   static constexpr int kSubtiles = kTokens / kSubtile;
+  // Channels of V's codes: rows of whole tiles. At an odd multiple of 16, the last words of a 2-bit V are half empty.
+  static constexpr int kValueRows = align_up(kHeadDim, Fragment<Value::kBits>::kRows);
 
   template <class Quant>
-  static constexpr int codes_bytes() {
-    return kSubtile * kHeadDim * Quant::kBits / 8;
+  static constexpr int codes_bytes(int channels = kHeadDim) {
+    return kSubtile * channels * Quant::kBits / 8;
   }
   template <class Quant>
   static constexpr int channel_params_bytes() {
@@ -75,21 +85,13 @@ struct Format {
   static constexpr int kKeyTokenParams = codes_bytes<Key>();
   static constexpr int kBoostCodes = kKeyTokenParams + token_params_bytes<Key>();
   static constexpr int kValueCodes = kBoostCodes + kSubtile * kBoosted * 2 / 8;
-  static constexpr int kValueTokenParams = kValueCodes + codes_bytes<Value>();
+  static constexpr int kValueTokenParams = kValueCodes + codes_bytes<Value>(kValueRows);
   static constexpr int kSubtileBytes = kValueTokenParams + token_params_bytes<Value>();
   static constexpr int kBlockBytes = align_up(kHeaderBytes + kSubtiles * kSubtileBytes, 128);
 
   static_assert(kHeadDim % 16 == 0, "fragments have 16 channels");
   static_assert(kTokens % kSubtile == 0 && kSubtile % 16 == 0);
   static_assert(ResidualRows::kBlock == kTokens);
-};
-
-// Fragment order of codes. An operand is a matrix [rows, k]: the rows of K are tokens, the rows of V are channels.
-template <int kBits>
-struct Fragment {
-  static constexpr int kPerByte = kBits == 16 ? 1 : 8 / kBits;         // rows in one byte of a word, eight apart
-  static constexpr int kWords = kBits == 16 ? 4 : kBits == 8 ? 2 : 1;  // words of a lane per row tile and k-step
-  static constexpr int kRows = kBits == 2 ? 32 : 16;                   // rows of a tile
 };
 
 // Words per load of a lane that has `words` words of a sub-tile.
@@ -104,7 +106,8 @@ __host__ __device__ constexpr int k_slot_channel(int step, int slot, int channel
 // The runs of channels of an operand. In a run of 32 channels, lane (g, t) = (lane / 4, lane % 4) has the eight from 8t on: 16 bytes of
 // dtype, two k-steps of K, two row tiles of V. In a half run of 16 channels it has the four from 4t on: 8 bytes, one k-step, one row tile.
 // The last 16 channels of an odd multiple of 16 are a half run. If groups of channels are no multiple of 32, all runs are halves, so that
-// a k-step or a row tile has channels of one group.
+// a k-step or a row tile has channels of one group. Words of a 2-bit V hold two row tiles: of a run, or of two half runs; a last half run
+// without a second one leaves half of its words empty.
 template <class Quant, int kHeadDim>
 struct ChannelRuns {
   static constexpr bool kSplit = Quant::kQuantized && Quant::kAxis == Axis::token && Quant::kGroup % 32 != 0 && Quant::kGroup < kHeadDim;

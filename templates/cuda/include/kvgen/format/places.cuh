@@ -25,20 +25,22 @@ struct Places {
   static constexpr int kLaneRows = kTileTokens / 8;
   static constexpr int kTiles = Format::kSubtile / kTileTokens;  // per sub-tile
   static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // of 32 channels, per lane
-  static constexpr int kTileWords = kTileTokens * Format::kHeadDim * kBits / 1024;
+  static constexpr int kTileWords = ceil_div(kTileTokens * Format::kHeadDim * kBits, 1024);
+  static constexpr bool kSharedWords = Runs::kHalf > 0 && kWordsPerRun == 1;  // by two half runs of a 2-bit V
   static constexpr int kVector = vector_words(kTileWords * kTiles);
   static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;
   static constexpr int kTokenParams = kKey ? Format::kKeyTokenParams : Format::kValueTokenParams;
   static constexpr int kChannelParams = kKey ? Format::kKeyChannelParams : Format::kValueChannelParams;
   static_assert(kTiles >= 1, "a two-bit K needs blocks of 32 tokens or more");
-  static_assert(Runs::kHalf == 0 || kWordsPerRun % 2 == 0, "32 channels of a two-bit V share words");
 
   __host__ __device__ static constexpr int subtile_offset(int token) {
     return Format::kHeaderBytes + token / Format::kSubtile * Format::kSubtileBytes;
   }
 
   // Words of a lane in run x.
-  __host__ __device__ static constexpr int run_words(int x) { return Runs::is_half(x) ? kWordsPerRun / 2 : kWordsPerRun; }
+  __host__ __device__ static constexpr int run_words(int x) { return Runs::is_half(x) ? ceil_div(kWordsPerRun, 2) : kWordsPerRun; }
+  // The first bit of run x in every byte of its words: a half run may have the upper half of words whose lower half is another's.
+  __host__ __device__ static constexpr int first_bit(int x) { return kSharedWords && Runs::is_half(x) ? Runs::tile(x) % 2 * 4 : 0; }
   // Byte offset in the block of a lane's word. The words of a lane in a sub-tile are ordered by tile, run of channels, and word.
   __host__ __device__ static constexpr int word_offset(int token, int x, int word, int lane) {
     const int before = Runs::kHalf ? Runs::tile(x) * kWordsPerRun / 2 : x * kWordsPerRun;
@@ -84,7 +86,7 @@ struct Places {
         word = c / 4 * 4 + lane_row * 2 + c % 4 / 2, bit = row % 2 * 16;
       } else {
         word = c / 2 / kPerByte;
-        bit = 8 * (row % 2 * 2 + lane_row) + kBits * (c / 2 % kPerByte);
+        bit = 8 * (row % 2 * 2 + lane_row) + kBits * (c / 2 % kPerByte) + first_bit(x);
       }
     }
     return static_cast<int64_t>(word_offset(token, x, word, lane)) * 8 + bit;

@@ -17,7 +17,7 @@ struct BoostedChannels {
   using Places = kvgen::Places<typename Traits::Format, Which::key>;
   static constexpr int kCount = Traits::Format::kBoosted;
   static constexpr int kRounds = ceil_div(kCount, 32);
-  uint32_t words[kRounds];  // low half: 4 * scale; high half: the channel's offset in a row of q, in bytes
+  uint32_t words[kRounds];  // low half: 4 * scale; high half: the channel's offset in row 0 of q, in bytes
 
   // `header`: the tile's K channel params, and behind them its boost index.
   __device__ __forceinline__ BoostedChannels(uint32_t header, int lane) {
@@ -50,6 +50,7 @@ struct BoostQuery<Traits, true> {
   __device__ __forceinline__ void gather(uint32_t fragments, const BoostedChannels<Traits>& channels, int tile, int lane) {
     lane = ptx::pinned(lane);  // shuffle indices are computed again for every tile, which keeps them out of the loop's registers
     const uint32_t row = fragments + tile * (Traits::kHeadDim * 16) + lane / 4 * 64;
+    const auto load = [&](uint32_t word) { return ptx::load_shared2(query_address<Traits>(row, lane / 4, word >> 16)); };
     const __half2 negate = ptx::as_half2(lane < 16 ? 0u : 0xbc00bc00u);  // 0 or -1
 #pragma unroll
     for (int step = 0; step < kBoostSteps; ++step)
@@ -57,7 +58,7 @@ struct BoostQuery<Traits, true> {
       for (int half = 0; half < 2; ++half) {
         const int from = k_slot_channel(step, 2 * (lane % 4) + 8 * half, Traits::Format::kBoosted) % 32;
         const uint32_t a = channels(step / 2, from), b = channels(step / 2, from + 1);
-        const uint32_t q = __byte_perm(ptx::load_shared2(row + (a >> 16)), ptx::load_shared2(row + (b >> 16)), 0x5410);
+        const uint32_t q = __byte_perm(load(a), load(b), 0x5410);
         const uint32_t negated = Traits::kErrorInCopy ? ptx::as_u32(__hmul2(ptx::as_half2(q), negate)) : 0;
         high[step][half] = scaled_pair<Traits>(q, negated, __byte_perm(a, b, 0x5410), &low[kLow ? step : 0][half]);
       }

@@ -57,17 +57,18 @@ struct GroupSums<Traits, true> {
 #pragma unroll
     for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Value::kOffset) * weights[c];
     constexpr int kPair = Traits::kRowTiles % 2 ? 1 : 2;  // row tiles per load: with an odd number of them params are aligned for one
+    constexpr int kMixed = kBits == 2 ? 2 : kPair;        // row tiles that are unmixed together; 2-bit codes of two share bytes
     float none[4] = {};                                   // stands in for the second tile
 #pragma unroll
     for (int u = 0; u < Traits::kRowTiles; u += kPair) {
       uint32_t words[kPair * kParams];
       load_words(words, mine + u * kParams * 4);
-      unmix<kBits>(codes[u], kPair == 2 ? codes[u + 1] : none);
+      if (u % kMixed == 0) unmix<kBits>(codes[u], kMixed == 2 && u + 1 < Traits::kRowTiles ? codes[u + 1] : none);
 #pragma unroll
       for (int row = 0; row < 2 * kPair; ++row) {
         const float2 pair = __half22float2(ptx::as_half2(words[Value::kZero ? row : row / 2]));
         const float scale = Value::kZero || row % 2 == 0 ? pair.x : pair.y;
-        const float factor = row_factor<kBits>(row / 2, row % 2) / kCodeUnit<Value>;
+        const float factor = row_factor<kBits>((u + row / 2) % 2, row % 2) / kCodeUnit<Value>;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& sum = out[u + row / 2][row % 2 * 2 + c];

@@ -133,11 +133,18 @@ struct QueryLoader {
   }
 };
 
-// Byte offset of a channel from the first one of its row, in a tile of B fragments in shared memory.
+// Byte offset of a channel of row 0 in a tile of B fragments in shared memory. Of K per channel, only the last run may be a half run.
 template <class Traits>
 __device__ __forceinline__ int query_offset(int channel) {
-  static_assert(Traits::KeyRuns::kHalf == 0);
   return channel / 32 * 512 + channel % 32 * 2;
+}
+
+// The address of the channel at that offset in row `row`. Rows are 64 bytes apart, and `at` is where the row begins in the first run; in
+// the half run they are 32 bytes apart.
+template <class Traits>
+__device__ __forceinline__ uint32_t query_address(uint32_t at, int row, uint32_t offset) {
+  if (Traits::KeyRuns::kHalf == 0 || offset < Traits::KeyRuns::kFull * 512) return at + offset;
+  return at + offset - row * 32;
 }
 
 // q * scale of two elements, rounded to fp16. With kErrorInCopy, lanes 0..15 (columns 0..3) have `negated` = 0 and return the rounded

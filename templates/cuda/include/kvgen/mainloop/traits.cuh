@@ -108,6 +108,7 @@ struct Traits : Schedule {
   // those of one group.)
   static constexpr int kSubtileKeyGroups = kKeyPerChannel && KeyChannelParams::kTokens == 16 ? 2 : 1;
   static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;  // a byte of 2-bit codes has tokens of both groups
+  static constexpr bool kMixedValues = !ValueRuns::kSplit || Value::kBits != 2;  // a byte of two half runs may have two groups of channels
   // Groups of K in a softmax step.
   static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, KeyChannelParams::kTokens) : 1;
   // A KV tile that is longer than a block is gathered from several blocks, which may lie on any pages. Such blocks have no channel params.

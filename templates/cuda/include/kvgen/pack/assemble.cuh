@@ -57,6 +57,14 @@ __host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = pairs[Places::pair(w).lane_row][Places::pair(w).channel];
 }
 
+// Adds the codes of half run x of a 2-bit V to a word that two half runs share. The first one begins the word; the lane that stored it adds
+// the second. The lane's channels are in `codes` twice.
+template <class Places>
+__device__ __forceinline__ uint32_t share_word(uint32_t codes, int x, const uint8_t* stored) {
+  const uint32_t mine = codes & 0x0f0f0f0fu;
+  return Places::first_bit(x) == 0 ? mine : mine << 4 | *reinterpret_cast<const uint32_t*>(stored);
+}
+
 // Number of runs whose words a lane stores together, so that stores are as wide as the order allows.
 template <class Places>
 constexpr int chunk_runs() {
@@ -66,7 +74,7 @@ constexpr int chunk_runs() {
 // Words per store, for a lane that has kCount such runs. Half runs may begin in the middle of a vector, so no store is wider than one.
 template <class Places, int kCount>
 constexpr int store_words() {
-  constexpr int kWords = Places::Runs::kHalf ? Places::kWordsPerRun / 2 : kCount * Places::kWordsPerRun;
+  constexpr int kWords = Places::Runs::kHalf ? ceil_div(Places::kWordsPerRun, 2) : kCount * Places::kWordsPerRun;
   return greatest_common_divisor(greatest_common_divisor(kWords, Places::kVector), Places::kTileWords);
 }
 

@@ -118,9 +118,12 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
       words[i * Places::kWordsPerRun + w] = Places::kKey ? run_words[w] : ptx::transpose(run_words[w]);
 #pragma unroll
     for (int w = 0; w < kCount * Places::kWordsPerRun; w += kStore)  // stored as soon as the last word is complete
-      if ((w + kStore - 1) / Places::kWordsPerRun == i && w - i * Places::kWordsPerRun < Places::run_words(x + i))
-        store_words_at<kStore>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, threadIdx.x % 32),
-                               words + w);
+      if ((w + kStore - 1) / Places::kWordsPerRun == i && w - i * Places::kWordsPerRun < Places::run_words(x + i)) {
+        uint8_t* to = block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, threadIdx.x % 32);
+        if constexpr (Places::kSharedWords)
+          if (Places::Runs::is_half(x + i)) words[w] = share_word<Places>(words[w], x + i, to);
+        store_words_at<kStore>(to, words + w);
+      }
   }
 }
 

@@ -141,6 +141,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       uint4 out[Places::kLaneRows];
+      if constexpr (Places::kSharedWords) words[i] >>= Places::first_bit(x + i);
       dequantize<Places, Element>(block, words + i * Places::kWordsPerRun, token, x + i, out);
 #pragma unroll
       for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
