@@ -187,6 +187,10 @@ SHAPES = (
     Shape("K 2 bits, V 4 bits", "k2v4", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=()),
     Shape("groups of 32", "k4v4:kg32:vg32", cuda=("w8u4d1.cl2", "w8u4d1", "w8u1d2.cl2"), tilelang=()),
     Shape("K groups of 16", "k4v4:kg16", cuda=("w8u4d1", "w8u4d1.cl2", "w8u2d2"), tilelang=()),
+    Shape("K groups of 48", "k4v4:kg48", cuda=("w8u1d4", "w8u1d4.cl2", "w8u1d2"), tilelang=()),
+    Shape("K groups of 96", "k4v4:kg96", cuda=("w8u1d4", "w8u1d4.cl2", "w8u1d2"), tilelang=()),
+    Shape("head_dim 80, 2 bits", "k2v2:d80", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=()),
+    Shape("boost at head_dim 80", "k2v2:d80:boost1/5", cuda=("w12u4d1.cl2", "w8u4d1", "w8u4d1.cl2"), tilelang=()),
     Shape(
         "group 7", "k4v4:h28/4", "16x32768", cuda=("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2", "w8u4d1.cl2.noexact"), tilelang=()
     ),

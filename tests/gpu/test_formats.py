@@ -31,6 +31,8 @@ SHAPES = (
     "k4v4:q4:page64:kg32", "k4v4:token:page16", "k8v8:token:page16:bf16", "k4v4:token:page48:d96:h5/1", "k16v16:page16:h8/1",
     "k2v2:boost1/8:page128", "k2v2:boost1/4", "k2v2:boost1/2range:h6/2", "k2v2:boost1/4static:bf16:d64", "k2v4:boost1/2:d96:kg64:h16/2",
     "k2v2:boost1/8:d256:q4", "k2v8:boost1/4:kg32:page64:q3",
+    "k2v2:d80", "k2v2:d80:boost1/5", "k2v2:d112:boost3/7:h32/4", "k4v2:d48:vg16", "k2v2:vchannel:d80:bf16", "k8v2:d16:token:q4",
+    "k4v4:kg48", "k2v2:kg48:vchannel:vg48", "k8v8:kg80:page160:q2", "k4v4:kg96:vchannel:vg96", "k2v4:kg112:h16/2:bf16", "k4v4:kg496:h8/1",
     "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym", "k4v2:token:page16:d32:sym",
 )  # fmt: skip
 
@@ -61,6 +63,8 @@ VARIED = [
     *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.tile", "w8u4d1.cl4")],
     *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.tile", "w8u2d2")],
     *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.tile")],
+    *[KernelCase("k4v4:kg48:vchannel:vg48", f"n96.w8u1d2{copy}") for copy in ("", ".bulk", ".tile")],
+    KernelCase("k4v4:kg64:d48", "n64.w8u2d2.tile"),
     KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),
     KernelCase("k4v4:kg64:page64", "w8u2d2.bulk.cl2"),
     *[KernelCase("k2v2:boost1/4", schedule) for schedule in BOOSTED],
