@@ -20,8 +20,9 @@ def too_many_scales(layout: PackedLayout) -> str | None:
     """Why a packing kernel's shared memory does not hold the scales of a block, or None."""
     if pack_memory(layout) <= MOST_PACK:
         return None
-    what = f"head_dim {layout.head_dim} with groups of {layout.key.group} and {layout.value.group} tokens in blocks of {layout.tokens}"
-    return f"{what} has more scales than a packing kernel's shared memory holds ({pack_memory(layout)} of {MOST_PACK} bytes)"
+    groups = [f"{name}.group {op.group}" for name, op in (("key", layout.key), ("value", layout.value)) if op.per_channel]
+    what = f"head_dim {layout.head_dim} with {' and '.join(groups)} needs blocks of {layout.tokens} tokens"
+    return f"{what}, and packing one needs {pack_memory(layout)} bytes of shared memory, more than {MOST_PACK}"
 
 
 def _boosting(layout: PackedLayout, op: Operand) -> int:

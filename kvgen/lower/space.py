@@ -48,7 +48,7 @@ class Parameter:
         factor = facts.get(self.times)
         if not isinstance(factor, int):
             raise KvgenError(f"parameter {self.name} is multiplied by {self.times}, which is no fact of the back end")
-        return replace(self, values=tuple(int(value) * factor for value in self.values), times=None)
+        return replace(self, values=tuple(int(value) * factor for value in self.values), docs={}, times=None)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ CASES: dict[str, Case] = {
         _case("queries", "k4v4:q4:h8/2:d64", "w8u1d2", "1x8192q4 4x2048q2"),
         _case("half-run", "k4v4:h8/2:d80", "w8u1d2", "4x2048"),
         _case("half-run-groups", "k4v2:kg64:vg16:h8/2:d48", "n64.w8u2d1", "4x2048"),
+        _case("half-run-token", "k2v4:token:d48:kg48:vg48:h8/2", "w8u1d2", "4x2048"),
         _case("half-run-boost", "k2v2:kg64:vchannel:vg32:h8/2:d80:boost3/5", "n64.w8u2d1", "4x2048"),
         _case("runs", "k4v4:q8:h24/2:d64:kg64", "n64.w4u1d2", "1x8192q8 4x2048q8"),
         _case("int2", "k2v2:h8/2:d64", "w8u2d2", "4x2048"),

@@ -118,6 +118,7 @@ PACKED: dict[str, EmulatedCase] = {
     "token": EmulatedCase("k4v4:token:kg32:vg32:h2/2:d64", 128, {}),
     "half-run": EmulatedCase("k4v4:h2/2:d80:kg32", 32, {}),
     "half-run-groups": EmulatedCase("k4v2:kg64:vg16:h2/2:d48", 64, {}),
+    "half-run-token": EmulatedCase("k2v4:token:d48:kg48:vg48:h2/2", 32, {}),
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
     "split-groups": EmulatedCase("k2v4:kg48:vchannel:vg48:h2/2:d64", 96, {}),

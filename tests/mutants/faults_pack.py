@@ -165,6 +165,10 @@ FAULTS: tuple[Fault, ...] = (
             "code-order", "last", "channels of K's words are swapped; what packs and unpacks agrees, what attends does not",
             "4 * (word / kWords) + 2 * (byte % 2) + byte / 2};", "4 * (word / kWords) + 2 * (byte / 2) + byte % 2};",
         ),
+        (
+            "unpack-token-groups", "half-run-token", "unpacking a 2-bit K per token in groups of 48 channels takes other tokens' scales",
+            "kSplitsGroups = Quant::kPerChannel && kParamTokens", "kSplitsGroups = kParamTokens",
+        ),
     ),
     *_in(
         "pack/append_rows",

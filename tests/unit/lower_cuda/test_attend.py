@@ -59,6 +59,7 @@ CASES: tuple[Case, ...] = (
     ("k8v8:q3:h4/2:vchannel:kg96:vg48:sym:d48", 384, {"kv_tile": 128}),
     ("k4v2:h8/2:vchannel:kg160:vg80:d64", 320, {"kv_tile": 64, "exact_q": False}),
     ("k2v2:h8/2:boost1/4:kg96:d64", 192, {"kv_tile": 32, "tiles_in_flight": 2}),
+    ("k2v2:h8/2:vchannel:kg192:vg192:d64", 384, {"kv_tile": 128, "tiles_in_flight": 1}),
     ("k4v4:h8/2:kg64:d48", 64, {"copy": "bulk_tile"}),
     ("k2v4:h8/2:vchannel:kg48:vg48:d64", 192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
     ("k4v8:token:page16:h4/2:d64", 16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),

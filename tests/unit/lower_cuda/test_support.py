@@ -89,13 +89,23 @@ def test_every_group_of_tokens_has_a_default_whose_block_holds_whole_groups(grou
                 assert block <= max(256, lcm(32, group))
 
 
+def test_a_group_whose_block_is_too_long_to_be_packed_is_refused() -> None:
+    backend = get_backend("cuda")
+    for dim, refused in ((128, []), (160, []), (192, [496]), (256, [368, 400, 432, 464, 496])):
+        found = {group: backend.unsupported(spec(attention={"head_dim": dim}, key={"group": group}, value={"group": dim}), "sm90")
+                 for group in range(16, 513, 16)}  # fmt: skip
+        assert [group for group, reason in found.items() if reason] == refused
+        for group in refused:
+            assert f"head_dim {dim} with key.group {group} needs blocks of {lcm(32, group)} tokens" in str(found[group])
+
+
 def test_a_block_holds_whole_groups_of_both() -> None:
     small = {"q_heads": 8, "kv_heads": 2, "head_dim": 64}
     backend = get_backend("cuda")
     for key, value, block in ((48, 80, 480), (96, 64, 192), (240, 496, None)):
         example = spec(attention=small, key={"group": key}, value={"axis": "channel", "group": value})
         if block is None:
-            assert "groups of 240 and 496 tokens in blocks of 14880 has more scales" in str(backend.unsupported(example, "sm90"))
+            assert "key.group 240 and value.group 496 needs blocks of 14880 tokens" in str(backend.unsupported(example, "sm90"))
         else:
             assert backend.default(example, "sm90").layout["block"] == block
 
@@ -106,7 +116,7 @@ def test_what_no_ring_holds_is_refused_with_its_size() -> None:
     assert "shared memory, more than sm89 has" in str(backend.unsupported(large, "sm89"))
     assert backend.unsupported(large, "sm90") is None
     fine = spec(key={"group": 16}, value={"axis": "channel", "group": 512})
-    assert "groups of 16 and 512 tokens in blocks of 512 has more scales" in str(backend.unsupported(fine, "sm90"))
+    assert "key.group 16 and value.group 512 needs blocks of 512 tokens" in str(backend.unsupported(fine, "sm90"))
     assert backend.default(large, "sm90").launch["warps"] == 2
 
 

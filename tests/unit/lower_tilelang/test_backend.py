@@ -127,7 +127,7 @@ def test_what_no_packing_kernel_holds_is_refused_with_its_size() -> None:
     data["attention"]["head_dim"] = 256
     data["key"]["group"], data["value"] = 32, {"bits": 4, "axis": "channel", "group": 512}
     refused = get_backend("tilelang").unsupported(KernelSpec(**data), "sm90")
-    assert "head_dim 256 with groups of 32 and 512 tokens in blocks of 512 has more scales" in str(refused)
+    assert "key.group 32 and value.group 512 needs blocks of 512 tokens" in str(refused)
 
 
 def test_a_tilelang_that_is_too_old_is_named_and_newer_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ struct Places {
   static constexpr int kPerByte = Fragment<kBits>::kPerByte;
   using Runs = ChannelRuns<Quant, Format::kHeadDim>;
   static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
-  static constexpr int kParamTokens = greatest_common_divisor(Quant::kGroup, kTileTokens);  // of a tile that share params per channel
-  static constexpr bool kSplitsGroups = kParamTokens < Quant::kGroup && kParamTokens < kTileTokens;  // a tile may begin within a group
+  // Params per channel: the tokens of a tile that surely share them, and whether tiles cut groups of tokens.
+  static constexpr int kParamTokens = greatest_common_divisor(Quant::kGroup, kTileTokens);
+  static constexpr bool kSplitsGroups = Quant::kPerChannel && kParamTokens < Quant::kGroup && kParamTokens < kTileTokens;
   static constexpr int kLaneRows = kTileTokens / 8;
   static constexpr int kTiles = Format::kSubtile / kTileTokens;  // per sub-tile
   static constexpr int kWordsPerRun = kTileTokens * kBits / 32;  // of 32 channels, per lane

@@ -29,7 +29,8 @@ struct Planned : Schedule_ {
 };
 
 // The channel params of K or V in a KV tile: a set for every kTokens tokens, which lie in one group. The block has one set per group. Where
-// tiles neither hold whole groups nor lie within one (48 tokens, 96 in tiles of 64), a tile repeats sets.
+// tiles neither hold whole groups nor lie within one (48 tokens, or 96 in tiles of 64), a tile may have a copy of its group's set for each
+// of several kTokens tokens: it repeats sets.
 template <class Quant, int kHeadDim, int kTileTokens>
 struct ChannelParams {
   static constexpr int kTokens = greatest_common_divisor(Quant::kGroup, kTileTokens);
@@ -38,11 +39,12 @@ struct ChannelParams {
   static constexpr bool kRepeats = Quant::kPerChannel && kTokens < Quant::kGroup && kTokens < kTileTokens;
   static_assert(!Quant::kPerChannel || kTokens % 16 == 0);
 
-  // Of the params of a block's `within`-th tile, from the operand's first ones. A tile that repeats sets has the whole block's.
+  // Byte offset of the params of a block's `within`-th tile from the operand's first ones. For tiles that repeat sets it is 0, and
+  // `repeated` gives the offset of each set.
   __host__ __device__ static constexpr int offset(int within) {
     return kRepeats ? 0 : within * kTileTokens / std::max(Quant::kGroup, kTileTokens) * kBytes;
   }
-  // Of the `nth` set of a tile that repeats sets, from there.
+  // Byte offset, from the operand's first params, of the set that the tile's `nth` one is a copy of.
   __host__ __device__ static constexpr int repeated(int within, int nth) {
     return (within * kTileTokens + nth * kTokens) / Quant::kGroup * kSetBytes;
   }

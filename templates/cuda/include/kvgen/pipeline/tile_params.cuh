@@ -28,7 +28,7 @@ struct StageParams {
   static constexpr bool kRepeats = Params::kRepeats;
   __device__ __forceinline__ static bool any(int stage) { return kBytes > 0 && stage % kStages == (kAtEnd ? kStages - 1 : 0); }
   __device__ __forceinline__ static int offset(int stage) { return stage / kStages * kBytes; }
-  // In a tile that repeats sets: the place in the block of the stage's `nth` one. The tile is the block's `within`-th.
+  // For a tile that repeats sets, the block's `within`-th: byte offset, from the operand's first params, of the stage's `nth` set.
   __device__ __forceinline__ static int repeated(int stage, int nth, int within) {
     return Params::repeated(within, stage / kStages * kSets + nth);
   }
@@ -50,7 +50,8 @@ __device__ __forceinline__ const uint8_t* value_params(const TileAddress& tile) 
   using Format = typename Traits::Format;
   return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Format::kValueChannelParams : tile.value_params;
 }
-// Which tile of its block a tile is, where it repeats sets of K's or V's params: their address is that of the block's then.
+// Which tile of its block a tile is, where it repeats sets of K's or V's params. Their address is then that of the block's first set, so
+// its distance from the sub-tiles tells.
 template <class Traits>
 __device__ __forceinline__ int key_place(const TileAddress& tile) {
   constexpr int kDistance = Traits::Format::kHeaderBytes - Traits::Format::kKeyChannelParams;
