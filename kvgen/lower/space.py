@@ -163,17 +163,22 @@ class SearchSpace:
 
     def unsearched(self) -> Iterator[tuple[Params, list[str]]]:
         """Schedules that can be built and are not searched, with the hints that exclude them, in the same order."""
-        excluded = {params for params, _ in self.excluded()}
-        return ((params, reasons) for params, reasons in self._outside(self._all) if params not in excluded)
+        return self._outside(self._all, but=self._required)
 
-    def _outside(self, stages: Mapping[str, list[int]]) -> Iterator[tuple[Params, list[str]]]:
+    def _outside(self, stages: Mapping[str, list[int]], but: Mapping[str, list[int]] | None = None) -> Iterator[tuple[Params, list[str]]]:
+        """What the rules exclude, except what those of `but` exclude."""
         for layout in self._raw_layouts:
+            if but is not None and self._reasons(layout, but["layout"]):
+                continue
             if reasons := self._reasons(layout, stages["layout"]):
                 yield layout, reasons
                 continue
             for launch in self._raw_launches:
-                if reasons := self._launch_reasons(layout, launch, stages):
-                    yield Params({**layout, **launch}), reasons
+                params: dict[str, Value] = {**layout, **launch}
+                if but is not None and self._launch_reasons(params, but):
+                    continue
+                if reasons := self._launch_reasons(params, stages):
+                    yield Params(params), reasons
 
     def check(self, schedule: Schedule, workload: AnyWorkload | None = None) -> list[str]:
         """Why a schedule cannot be built; empty if it can. Without a workload, only rules that hold for every workload."""
@@ -249,6 +254,10 @@ class SearchSpace:
         return stages
 
     @cached_property
+    def _shapes(self) -> list[Mapping[str, Value]]:
+        return [shape_of(work) for work in self.workloads]
+
+    @cached_property
     def _raw_layouts(self) -> list[Params]:
         return self._product("layout")
 
@@ -284,13 +293,12 @@ class SearchSpace:
         found = (self._verdict(index, names) for index in checks)
         return [reason for reason in found if reason is not None]
 
-    def _launch_reasons(self, layout: Params, launch: Params, stages: Mapping[str, list[int]]) -> list[str]:
+    def _launch_reasons(self, params: Mapping[str, Value], stages: Mapping[str, list[int]]) -> list[str]:
         """Why no workload allows the launch; if they differ, in the words of the first workload."""
-        params: dict[str, Value] = {**layout, **launch}
         static = self._reasons(params, stages["launch"])
         first: list[str] | None = None
-        for work in self.workloads:
-            reasons = self._reasons({**params, **shape_of(work)}, stages["workload"])
+        for shape in self._shapes:
+            reasons = self._reasons({**params, **shape}, stages["workload"])
             if not reasons:
                 return static
             first = reasons if first is None else first

@@ -108,7 +108,7 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
         ("attention", {"dtype": "float32"}, "float32"),
         ("value", {"axis": "channel", "group": 16}, "value.group"),
         ("key", {"group": 48}, "key.group"),
-        ("value", {"bits": 2, "group": 16}, "whose codes share words"),
+        ("value", {"bits": 2, "group": 16}, "must be multiples of 32 channels"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, object], reason: str) -> None:
