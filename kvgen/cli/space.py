@@ -62,11 +62,13 @@ def space(
 
 
 def _describe(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
+    from kvgen.lower.backends import defaults
+
     space = backend.space(spec, target)
     layouts = space.layouts()
     data = {
         **space.to_json(),
-        "defaults": {work.key: backend.default(spec, target, work).to_json() for work in spec.workloads},
+        "defaults": {key: schedule.to_json() for key, schedule in defaults(backend, spec, target).items()},
         "plain": backend.plain(spec, target).to_json(),
         "layouts": len(layouts),
         "launches": {work.key: sum(len(space.launches(layout, work)) for layout in layouts) for work in spec.workloads},

@@ -8,6 +8,7 @@ from kvgen.arch import Target
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.base import Backend
 from kvgen.lower.operations import Operations
+from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnySpec
 
 NAMES = ("cuda", "tilelang", "cpu")
@@ -58,3 +59,8 @@ def _try(name: str) -> tuple[Backend | None, str | None]:
         return get_backend(name), None
     except ToolchainMissing as error:
         return None, str(error)
+
+
+def defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
+    """A back end's default at each workload of a spec, by workload key."""
+    return {work.key: backend.default(spec, target, work) for work in spec.workloads}

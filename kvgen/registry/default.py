@@ -33,8 +33,7 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
         if reason is not None:
             reasons.append(f"{name}: {reason}")
             continue
-        plain = backend.plain(spec, target)
-        defaults = {work.key: backend.default(spec, target, work) for work in spec.workloads}
+        plain, defaults = backend.plain(spec, target), backends.defaults(backend, spec, target)
         sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values()}}
         entry = untuned_entry(spec, target, defaults, plain, sources, device={})
         caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"

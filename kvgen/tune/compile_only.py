@@ -110,15 +110,16 @@ def compile_space(
         jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
     failures: Counter[str] = Counter()
     built: dict[Schedule, tuple[Source, Artifact]] = {}
+    unmeasured = _unmeasured(found[0])
     for index, result in build_many([source for _, _, source in jobs], workers, cache):
         c, schedule, source = jobs[index]
         outcome = _outcome(schedule, result)
         outcomes.append(outcome)
         if outcome.kind != "ok":
             failures[outcome.kind] += 1
-        if c is found[0] and schedule in _unmeasured(c):
+        if c is found[0] and schedule in unmeasured:
             built[schedule] = (source, _required(result, c, schedule))
-            if len(built) == len(_unmeasured(c)):
+            if len(built) == len(unmeasured):
                 entries.append(_register(make_untuned(spec, target, c.defaults, c.plain, built), store))
         elapsed = time.monotonic() - began
         watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))

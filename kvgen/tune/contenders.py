@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import backends_for, missing_backends, refusal
+from kvgen.lower.backends import backends_for, defaults, missing_backends, refusal
 from kvgen.lower.base import Backend, Language
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.sources import Sources
@@ -54,8 +54,7 @@ def contenders(
         else:
             space = backend.space(spec, target)
             space = space.without_hints() if all_schedules else space
-            defaults = {work.key: backend.default(spec, target, work) for work in spec.workloads}
-            found.append(Contender(backend, space, defaults, backend.plain(spec, target)))
+            found.append(Contender(backend, space, defaults(backend, spec, target), backend.plain(spec, target)))
     if found:
         return found, refusals
     if not refusals:
