@@ -82,6 +82,11 @@ class Schedule(Json):
         """Digest of the whole schedule."""
         return digest(self.to_json())
 
+    @property
+    def exact(self) -> bool:
+        """Whether its kernel carries the rounding error of the query (docs/numerics.md); without the parameter `exact_q` it does."""
+        return bool(self.launch.get("exact_q", True))
+
     def __str__(self) -> str:
         return f"{self.backend}[{self.layout} | {self.launch}]"
 

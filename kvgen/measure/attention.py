@@ -49,8 +49,7 @@ class AttentionCandidate:
 
     def verification(self, policy: CheckPolicy) -> AttentionVerification:
         """See `AttentionVerification`."""
-        exact = bool(self.job.schedule.launch.get("exact_q", True))
-        return AttentionVerification(Checker(self.variant, self.job.device, policy, exact=exact))
+        return AttentionVerification(Checker(self.variant, self.job.device, policy, exact=self.job.schedule.exact))
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,15 @@ HEAD_GAP = {"cpu": 16, "cuda": 0}
 
 
 def check(
-    variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None, workloads: Sequence[Workload] = ()
+    variant: Variant,
+    device: torch.device | str,
+    policy: CheckPolicy | None = None,
+    workloads: Sequence[Workload] = (),
+    *,
+    exact: bool = True,
 ) -> dict[str, float]:
-    """The largest errors of a variant, at its workloads too. Raises CheckError at the first wrong number."""
-    checker = Checker(variant, device, policy)
+    """The largest errors of a variant, at its workloads too; `exact` as for `Checker`. Raises CheckError at the first wrong number."""
+    checker = Checker(variant, device, policy, exact=exact)
     checker.run()
     checker.reads.prepare()
     checker.reads.run()

@@ -59,7 +59,7 @@ class LifeCase:
     @property
     def exact(self) -> bool:
         """Whether it carries the rounding error of the query."""
-        return bool(self.schedule.launch.get("exact_q", True))
+        return self.schedule.exact
 
     def artifact(self) -> Artifact:
         """The module, from the cache or compiled now. Raises UnsupportedError, CompileError."""

@@ -199,10 +199,10 @@ def drawn_tensor(draw: Random, kind: str, batch: int, tokens: int, heads: int, s
         x[..., ::3], x[:, ::5] = 1.5, -0.75
     elif kind == "tiny":
         x[..., 1::2] *= 3e-7
-    x[x == 0] = 0.0  # which of two zeros is the smaller is not defined
     wide = torch.full((batch, tokens, heads + draw.randint(0, 1), dim + 16 * draw.randint(0, 1)), torch.nan)
     view = wide.to(torch_dtype(spec.attention.dtype))[:, :, -heads:, :dim]
     view.copy_(x)
+    view[view == 0] = 0.0  # which of two zeros is the smaller is not defined
     return view
 
 
