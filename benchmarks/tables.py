@@ -57,8 +57,16 @@ FORMATS = {
     "head_dim 64, 64 heads, 64x4096": "the same, 64 × 4096",
     "head_dim 80": "4 bits, head_dim 80; 8 × 32768",
     "head_dim 112": "4 bits, head_dim 112; 8 × 32768",
+    "K groups of 48": "4 bits, K in groups of 48 tokens; 8 × 32768",
+    "K groups of 96": "4 bits, K in groups of 96 tokens; 8 × 32768",
+    "head_dim 80, 2 bits": "2 bits, head_dim 80; 8 × 32768",
+    "boost at head_dim 80": "2 bits, 16 channels of K in 4 bits, head_dim 80; 8 × 32768",
+    "group 8, 2 bits": "2 bits, 8 query heads per KV head; 8 × 32768",
     "group 32": "4 bits, 32 query heads per KV head; 8 × 32768",
+    "group 64": "4 bits, 64 query heads per KV head; 8 × 32768",
     "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
+    "16 bits": "16 bits; 8 × 8192",
+    "16 bits, 32x8192": "the same, 32 × 8192",
 }
 
 LLAMA_LAYERS = 32
@@ -126,18 +134,27 @@ def formats() -> str:
     found = {r["case"]: r for r in rows("h200_shapes.csv") if r["backend"] == "cuda"}
     cells = ((title, found[case]) for case, title in FORMATS.items())
     body = [
-        [title, figure(float(row["us"])), figure(float(row["read_us"])), f"{float(row['read_fraction']):.3f}".removeprefix("0")]
+        [
+            title,
+            *(figure(float(row[name])) for name in ("us", "read_us")),
+            f"{float(row['read_fraction']):.3f}".removeprefix("0"),
+            f"{float(row['default_ratio']):.2f}",
+        ]
         for title, row in cells
     ]
-    return table(["format", "time, µs", "read, µs", "read fraction"], body)
+    return table(["format", "time, µs", "read, µs", "read fraction", "default over it"], body)
 
 
 def ragged() -> str:
     """Both back ends at unequal lengths."""
-    found = {(r["case"], r["backend"]): r["read_fraction"] for r in rows("h200_shapes.csv")}
     cases = ("ragged, one long", "ragged, moderate", "ragged, 2K to 16K")
-    body = [[SHAPES[case].partition(" (")[0], *(fraction(float(found[case, name])) for name in ("cuda", "tilelang"))] for case in cases]
-    return table(["int4, read fraction", "CUDA", "TileLang"], body)
+    found = {
+        (row["case"], row["backend"]): [fraction(float(row[name])) for name in ("read_fraction", "relative")]
+        for row in rows("h200_shapes.csv")
+        if row["case"] in cases
+    }
+    body = [[SHAPES[case].partition(" (")[0], *found[case, "cuda"], *found[case, "tilelang"]] for case in cases]
+    return table(["int4", "CUDA", "to equal lengths", "TileLang", "to equal lengths"], body)
 
 
 def plans() -> str:

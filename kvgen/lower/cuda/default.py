@@ -18,6 +18,9 @@ SHORT = 4096
 IN_FLIGHT = 128
 """Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
 
+LARGE_GROUP = 64
+"""Elements of a group of K that cost few instructions beside the codes."""
+
 
 def plain_launches(spec: KernelSpec) -> Iterator[Params]:
     """Launches that are many times slower than the best at no shape, the best first. V per channel is scaled once per KV tile, so longer
@@ -39,27 +42,37 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
     launches = list(plain_launches(spec))
     if changes:
         launches.sort(key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT))
-    coarse = spec.key.bits <= 4 and spec.value.bits == 2 and not spec.value.per_channel
-    for exact_q in (False, True) if coarse else (True,):  # rows over a 2-bit V per token have the same limit either way (docs/numerics.md)
+    for exact_q in (False, True) if _hides_error(spec) else (True,):
         for plain in launches:
             launch = Params({**plain, **changes, "exact_q": exact_q})
             if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
                 yield launch
 
 
+def _hides_error(spec: KernelSpec) -> bool:
+    """Whether the default leaves out the rounding error of the query: beside the error of K's codes, where it would cost a tenth and more.
+    Over a 2-bit V per token single rows have the same limit either way (docs/numerics.md).
+    """
+    if spec.key.bits > 4:
+        return False
+    coarse = spec.value.bits == 2 and not spec.value.per_channel and spec.key.group >= LARGE_GROUP
+    return coarse or q_tiles(spec) > 1
+
+
 def _changes(spec: KernelSpec, work: Workload, target: Target) -> dict[str, Value]:
     """What a launch for a workload has instead of the plain one's values, by the number of heads of all sequences."""
     sms, bits = GPUS[target].sms, spec.key.bits + spec.value.bits
-    heads, visible = work.batch * spec.attention.kv_heads * runs(spec), _visible(spec, work)
+    kv_heads, visible = work.batch * spec.attention.kv_heads, _visible(spec, work)
+    heads = kv_heads * runs(spec)
+    large_groups = spec.key.group >= LARGE_GROUP and spec.value.group == spec.attention.head_dim
     if 16 * heads <= sms and visible <= SHORT:
         return {"reduction": "cluster8"}
     if 64 * heads <= sms:  # a KV tile of 128 tokens would be most warps' only one
         return {"reduction": "cluster8", "kv_tile": 32, "tiles_in_flight": 2}
     if 2 * heads <= sms < 4 * heads:
-        large_groups = spec.key.group >= 64 and spec.value.group == spec.attention.head_dim  # small ones spill at 12 warps
-        return {"reduction": "cluster2", **({"warps": 12} if bits <= 4 and large_groups else {})}
-    if heads > sms and q_tiles(spec) == 1 and (spec.key.bits <= 4 or visible <= SHORT):
-        narrow = spec.attention.head_dim * bits <= 512 and visible >= SHORT
+        return {"reduction": "cluster2", **({"warps": 12} if bits <= 4 and large_groups else {})}  # small groups spill at 12 warps
+    if kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= SHORT)):
+        narrow = spec.attention.head_dim * bits <= 512 and visible >= SHORT and large_groups
         return {"ctas_per_sm": 2, "warps": 6 if narrow else 4}
     return {}
 

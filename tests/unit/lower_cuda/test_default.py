@@ -60,7 +60,9 @@ def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target
         ("k8v8", "32x8192", "n128.w8u1d2c1"),
         ("k8v8", "64x1024", "n128.w4u1d2c2"),
         ("k8v8:d64:h64/8:window128", "32x8192", "n128.w4u2d2c2"),
-        ("k4v4:q8", "32x8192q8", "n128.w8u4d1c1"),
+        ("k4v4:q8", "32x8192q8", "n128.w4u4d1c2.noexact"),
+        ("k8v8:q8", "32x8192q8", "n128.w8u1d2c1"),
+        ("k4v4:h512/8", "8x32768", "n128.w8u4d1c1.noexact"),
     ],
 )
 def test_the_number_of_heads_decides_about_ctas_and_reduction(words: str, work: str, schedule: str) -> None:
@@ -73,7 +75,8 @@ def test_the_number_of_heads_decides_about_ctas_and_reduction(words: str, work: 
         ("k2v2", "8x32768", "n128.w12u4d1c1.cl2.noexact"),
         ("k2v2", "32x8192", "n128.w6u4d1c2.noexact"),
         ("k2v2", "64x1024", "n128.w4u4d1c2.noexact"),
-        ("k2v2:kg32:vg32", "8x32768", "n128.w8u4d1c1.cl2.noexact"),
+        ("k2v2:kg32:vg32", "8x32768", "n128.w8u4d1c1.cl2"),
+        ("k2v2:kg32:vg32", "32x8192", "n128.w4u4d1c2"),
         ("k2v2:kg64:page64", "8x32768", "n64.w12u2d2c1.cl2"),
         ("k2v2:boost1/8:sink32:local128:page128", "8x32768", "n128.w12u4d1c1.cl2"),
         ("k2v2:boost1/8:sink32:local128:page128", "32x8192", "n128.w6u4d1c2"),
@@ -97,10 +100,12 @@ def test_a_gpu_without_clusters_has_the_plain_schedule() -> None:
         assert "cl" not in default("k4v4", "1x4096", target)  # type: ignore[arg-type]
 
 
-def test_only_a_row_limit_that_hides_it_lets_a_default_leave_out_the_error_of_q() -> None:
+def test_only_coarse_codes_let_a_default_leave_out_the_error_of_q() -> None:
     assert default("k4v4:bf16", "32x8192") == default("k4v4", "32x8192") == "n128.w4u4d1c2"
     assert ".noexact" in default("k4v2", "32x8192")
     assert ".noexact" not in default("k2v2:vchannel", "32x8192")
+    assert ".noexact" in default("k4v4:h16/1", "8x32768")
+    assert ".noexact" not in default("k8v8:h16/1", "8x32768")
 
 
 def test_every_warp_of_a_short_sequence_has_a_tile() -> None:

@@ -373,12 +373,15 @@ struct cudaLaunchConfig_t {
   int numAttrs;
 };
 constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 1, cudaLaunchAttributeClusterDimension = 2,
-               cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0;
+               cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0,
+               cudaDevAttrMaxSharedMemoryPerMultiprocessor = 1, cudaDevAttrReservedSharedMemoryPerBlock = 2;
 namespace emulator {
 inline int processors = 4;
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = emulator::processors, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {  // no shared memory is known: CTAs get what they need
+  return *value = attribute == cudaDevAttrMultiProcessorCount ? emulator::processors : 0, cudaSuccess;
+}
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) { return bytes <= static_cast<int>(sizeof emulator::shared) ? cudaSuccess : static_cast<cudaError_t>(1); }
 template <class Kernel>

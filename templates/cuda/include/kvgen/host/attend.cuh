@@ -74,15 +74,19 @@ struct Attend {
     if (args.plan) {
       const PlanShape shape = plan_shape(batch, kv_heads, args.q_len, kAppend);
       args.slots = shape.most_work_tiles();
-      constexpr int kBytes = PlannedTraits::Memory::kTotal;
-      Launch launch(dim3(shape.workers * args.runs), PlannedTraits::kThreads, kBytes, stream, Schedule::kOverlap);
+      Launch launch(dim3(shape.workers * args.runs), PlannedTraits::kThreads, shared_bytes<PlannedTraits>(), stream, Schedule::kOverlap);
       return launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
     }
     const int count = splits(heads * args.runs, args.max_len);
     args.slots = heads * count, args.one_wave = heads * args.runs * count <= resident_splits();
     Launch launch(dim3(kv_heads * args.runs * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads,
-                  StaticTraits::Memory::kTotal, stream, Schedule::kOverlap, StaticTraits::kClusterSize);
+                  shared_bytes<StaticTraits>(), stream, Schedule::kOverlap, StaticTraits::kClusterSize);
     return launch.run(attend_static<StaticTraits, kAppend>, args);
+  }
+
+  template <class Traits>
+  static int shared_bytes() {
+    return SharedMemory::of_device().of_one_in(Schedule::kCtasPerSm, Traits::Memory::kTotal);
   }
 
   static int visible_tiles(int max_len) {
@@ -101,7 +105,7 @@ struct Attend {
     int device = 0;
     cudaGetDevice(&device);
     if (device < kMaxDevices && known[device] > 0) return known[device];
-    Launch launch(dim3(Schedule::kCluster), StaticTraits::kThreads, StaticTraits::Memory::kTotal, nullptr, false, Schedule::kCluster);
+    Launch launch(dim3(Schedule::kCluster), StaticTraits::kThreads, shared_bytes<StaticTraits>(), nullptr, false, Schedule::kCluster);
     const int clusters = launch.resident_clusters(attend_static<StaticTraits, false>);
     if (device < kMaxDevices) known[device] = clusters;
     return clusters;

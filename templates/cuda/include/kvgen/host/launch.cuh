@@ -15,6 +15,26 @@ inline int multiprocessors() {
   return count;
 }
 
+// The shared memory of a multiprocessor, and what each of its CTAs takes beside its own.
+struct SharedMemory {
+  int all, reserved;
+
+  static SharedMemory of_device() {
+    int device = 0;
+    SharedMemory memory = {0, 0};
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&memory.all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    cudaDeviceGetAttribute(&memory.reserved, cudaDevAttrReservedSharedMemoryPerBlock, device);
+    return memory;
+  }
+  // Bytes of a CTA that needs `bytes`, so many that a multiprocessor holds `ctas` of them and no more. Where there is room for another
+  // one, some multiprocessors get more CTAs than others, and the launch takes as long as these (docs/decisions/0033).
+  int of_one_in(int ctas, int bytes) const {
+    constexpr int kGranularity = 128;
+    return std::max(bytes, (all / (ctas + 1) - reserved) / kGranularity * kGranularity + kGranularity);
+  }
+};
+
 class Launch {
  public:
   // `overlap`: programmatic dependent launch: the kernel may start before earlier launches of the stream end.
