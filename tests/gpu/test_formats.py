@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.measure.check import check
-from tests.support.kernel_cases import KernelCase, variant
+from tests.support.kernel_cases import KernelCase, verify
 
 FORMATS = (
     "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k16v16", "k16v4", "k4v16", "k8v2:kg64:vg32",
@@ -39,7 +38,7 @@ SHAPES = (
 
 @pytest.mark.parametrize("case", [KernelCase(words) for words in FORMATS + SHAPES], ids=str)
 def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
-    check(variant(case), "cuda")
+    verify(case)
 
 
 SCHEDULES = (
@@ -75,7 +74,7 @@ VARIED = [
 
 @pytest.mark.parametrize("case", VARIED, ids=str)
 def test_schedules_agree_with_the_reference(case: KernelCase) -> None:
-    check(variant(case), "cuda", exact=case.schedule.exact)
+    verify(case)
 
 
 OLDER = tuple(
@@ -92,4 +91,4 @@ OLDER = tuple(
 
 @pytest.mark.parametrize("case", OLDER, ids=str)
 def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
-    check(variant(case), "cuda")
+    verify(case)

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from kvgen.measure.check import check
-from tests.support.kernel_cases import KernelCase, variant
+from tests.support.kernel_cases import KernelCase, variant, verify
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")
 
@@ -50,12 +49,12 @@ def cases(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), tar
 
 @pytest.mark.parametrize("case", cases(FORMATS + SEEN), ids=str)
 def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
-    check(variant(case), "cuda")
+    verify(case)
 
 
 @pytest.mark.parametrize("case", [case for words, schedules in SCHEDULES.items() for case in cases((words,), schedules)], ids=str)
 def test_schedules_agree_with_the_reference(case: KernelCase) -> None:
-    check(variant(case), "cuda", exact=case.schedule.exact)
+    verify(case)
 
 
 TILE_LEVEL = ("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:window100")
@@ -63,7 +62,7 @@ TILE_LEVEL = ("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:c
 
 @pytest.mark.parametrize("case", cases(TILE_LEVEL, ("w4u2s2.gemm",)), ids=str)
 def test_the_tile_level_form_agrees_with_the_reference(case: KernelCase) -> None:
-    check(variant(case), "cuda")
+    verify(case)
 
 
 OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
@@ -71,7 +70,7 @@ OLDER = ("k4v4", "k8v8", "k2v2", "k4v4:bf16:q4:page128", "k8v8:d64:h5/1")
 
 @pytest.mark.parametrize("case", [*cases(OLDER, target="sm80"), *cases(OLDER, target="sm89")], ids=str)
 def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
-    check(variant(case), "cuda")
+    verify(case)
 
 
 @pytest.mark.parametrize("schedule", ["default", "w4u2s2.gemm"])

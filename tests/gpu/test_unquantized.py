@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.measure.check import check
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import learned_sinks
 from kvgen.reference.tolerance import relative_l2, tolerance
-from tests.support.kernel_cases import KernelCase, variant
+from tests.support.kernel_cases import KernelCase, variant, verify
 
 CASES = (
     KernelCase("k2v2:sink32:local128:page128"),
@@ -26,7 +25,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_lives_agree_with_the_reference(case: KernelCase) -> None:
-    check(variant(case), "cuda")
+    verify(case)
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])

@@ -13,6 +13,7 @@ from kvgen.arch import Target
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.measure.check import check
 from kvgen.reference.layout import PackedLayout
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
@@ -85,3 +86,8 @@ def artifact(case: KernelCase) -> Artifact:
 def variant(case: KernelCase) -> Variant:
     """The loaded case."""
     return Variant(case.spec, case.layout, load(artifact(case).path))
+
+
+def verify(case: KernelCase) -> None:
+    """All that a build verifies of a kernel, on the GPU. Raises CheckError."""
+    check(variant(case), "cuda", exact=case.schedule.exact)
