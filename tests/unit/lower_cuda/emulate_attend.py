@@ -31,6 +31,8 @@ extern "C" void shape(int batch, int heads, int q_len, bool append, int* to) {
   std::copy(numbers, numbers + 7, to);
 }
 extern "C" int64_t prefetched() { return emulator::prefetched; }
+extern "C" void limit_memory(int per_sm) { emulator::shared_per_sm = per_sm; }
+extern "C" int64_t launched_bytes() { return emulator::dynamic_bytes; }
 extern "C" void show(bool current) { emulator::first_load_is_current = current; }
 extern "C" int call(bool append, bool backwards, float scale, void* const* tensors, const int64_t* n) {
   emulator::backwards = backwards, emulator::prefetched = 0;
@@ -66,7 +68,8 @@ class Emulated:
         self.spec, self.layout, self.exact = spec, packed_layout(spec, block, "mma"), bool(chosen["exact_q"])
         self.library = compile_variant(spec, self.layout, chosen, folder)
         self.counters = 33 * runs(spec) + (runs(spec) > 1)  # of a head
-        self.library.workspace_bytes.restype = self.library.prefetched.restype = ctypes.c_int64
+        for called in (self.library.workspace_bytes, self.library.prefetched, self.library.launched_bytes):
+            called.restype = ctypes.c_int64
         self.library.show.argtypes = [ctypes.c_bool]
 
     def plan_shape(self, batch: int, q_len: int, append: bool) -> PlanShape:

@@ -99,6 +99,21 @@ def test_attend_agrees_with_the_reference(
 
 
 @by_scheduler
+@pytest.mark.parametrize("per_sm", [100_000, 160_000])
+def test_a_launch_leaves_no_memory_for_a_second_cta(kernel: Make, planned: bool, per_sm: int) -> None:
+    built = kernel(PLAIN)  # one CTA per SM
+    held, q = reference(built, EQUAL)
+    step = Step(built, held, q, planned=planned)
+    built.library.limit_memory(per_sm)
+    try:
+        step.run()
+    finally:
+        built.library.limit_memory(0)
+    assert per_sm // built.library.launched_bytes() == 1
+    agree(step, held.attend(q))
+
+
+@by_scheduler
 @pytest.mark.parametrize("case", [*CASES[:4], PER_CHANNEL[0]], ids=lambda case: case[0])
 @pytest.mark.parametrize(("lengths", "processors"), [((77,), 5), ((1500, 0, 0, 0), 4)], ids=["short", "empty"])
 def test_a_short_sequence_and_empty_ones_agree(kernel: Make, case: Case, lengths: tuple[int, ...], processors: int, planned: bool) -> None:

@@ -376,11 +376,13 @@ constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 1, cudaLaunch
                cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0,
                cudaDevAttrMaxSharedMemoryPerMultiprocessor = 1, cudaDevAttrReservedSharedMemoryPerBlock = 2;
 namespace emulator {
-inline int processors = 4;
+inline int processors = 4, shared_per_sm = 0;  // with 0, a CTA gets the shared memory that it needs
+inline size_t dynamic_bytes = 0;               // of shared memory that the last launch asked for
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {  // no shared memory is known: CTAs get what they need
-  return *value = attribute == cudaDevAttrMultiProcessorCount ? emulator::processors : 0, cudaSuccess;
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
+  const int values[] = {emulator::processors, emulator::shared_per_sm, 0};
+  return *value = values[attribute], cudaSuccess;
 }
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) { return bytes <= static_cast<int>(sizeof emulator::shared) ? cudaSuccess : static_cast<cudaError_t>(1); }
@@ -388,6 +390,7 @@ template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t*) { return *clusters = emulator::processors / 2, cudaSuccess; }
 template <class Kernel, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
+  emulator::dynamic_bytes = config->dynamicSmemBytes;
   unsigned cluster = 1;
   bool overlaps = false;  // what may; here one launch ends before the next
   for (int i = 0; i < config->numAttrs; ++i)
