@@ -1,8 +1,8 @@
 """The grid of the (batch, tokens) plane over which launches are measured, in the order in which it is measured.
 
 A cut-off leaves a coarse grid of everything rather than a part of a fine one: powers of four come first, with equal lengths and then with
-unequal ones; then the sustained cells; then every second point between them, and the rest. Within a step, the middle of the plane comes
-before its borders.
+unequal ones; then batches whose heads fill the GPU badly; then the sustained cells; then every second point between powers of four, and the
+rest. Within a step, the middle of the plane comes before its borders.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ class Grid:
     """Pairs that are measured under a sustained load, too."""
     screened: tuple[tuple[int, int], ...] = ()
     """Pairs at which all launches of the search are measured, to find those that are measured over the grid."""
+    uneven: tuple[tuple[int, int], ...] = ()
+    """Pairs beside the others, with equal lengths. With a batch that is a power of two, as with the usual numbers of heads, the last CTAs
+    to run are nearly as many as the GPU holds; with these batches they are fewer, and other launches are the fastest.
+    """
 
     def cells(self, q_len: int = 1) -> list[Workload]:
         """The workloads of the grid, in the order in which they are measured."""
         pairs = [(batch, length) for batch in self.batches for length in self.lengths if batch * length <= self.most_tokens]
         pairs.sort(key=self._from_middle)
         coarse = [pair for pair in pairs if self._step(pair) == 0]
-        order = [*equal(coarse, q_len), *unequal(coarse, q_len), *sustained(self.sustained, q_len)]
+        uneven = sorted(self.uneven, key=self._from_middle)
+        order = [*equal(coarse, q_len), *unequal(coarse, q_len), *equal(uneven, q_len), *sustained(self.sustained, q_len)]
         for step in (1, 2):
             finer = [pair for pair in pairs if self._step(pair) == step]
             order += [*equal(finer, q_len), *unequal(finer, q_len)]
@@ -106,6 +111,7 @@ GPU = Grid(
     1 << 22,
     sustained=((8, 32768), (32, 8192), (128, 8192), (1, 262144), (16, 131072), (512, 2048)),
     screened=((1, 4096), (4, 8192), (16, 2048), (64, 1024), (1, 131072), (256, 2048), (64, 16384), (1024, 512)),
+    uneven=tuple((batch, length) for batch in (12, 24, 48) for length in (2048, 8192, 32768)),
 )
 CPU = Grid(powers(1, 32), powers(512, 1 << 17), 1 << 17, screened=((1, 4096), (8, 2048), (1, 65536), (32, 1024)))
 """A CPU is timed without pauses anyway, and reads a hundredth as fast: it has no sustained cells, and fewer tokens."""
