@@ -10,11 +10,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from kvgen.digest import canonical_json
 from kvgen.errors import CompileError
 from kvgen.lower.base import Source
 from kvgen.lower.template import reached_headers
-from kvgen.lower.tilelang.isolate import Lowered
+from kvgen.lower.tilelang.isolate import Lowered, request_of
 from kvgen.lower.tilelang.render import source as tilelang_source
 from kvgen.lower.tilelang.traits import make_traits
 from tests.mutants.fault import Case, Fault, MisplacedFault, planted
@@ -49,11 +48,10 @@ def _lowered_with(fault: Fault, text: str, case: Case, folder: Path) -> Source:
     shutil.copytree(ROOT / "kvgen", package / "kvgen", ignore=shutil.ignore_patterns("__pycache__"))
     (package / fault.file).write_text(text)
     schedule = case.schedule
-    request = canonical_json({"spec": case.spec.to_json(), "schedule": schedule.to_json(), "target": case.target})
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "KVGEN_DATA_DIR": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "kvgen.lower.tilelang.worker"], input=request, capture_output=True, text=True, timeout=LOWER_S,
+        [sys.executable, "-m", "kvgen.lower.tilelang.worker"], input=request_of(case.spec, schedule, case.target), capture_output=True, text=True, timeout=LOWER_S,
         env=environment, check=False, cwd=package,
     )  # fmt: skip
     if done.returncode:

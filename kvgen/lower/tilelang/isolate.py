@@ -62,20 +62,25 @@ class Lowered:
         return cls(*programs)
 
 
-def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
-    """The kernels of a schedule.
-
-    Raises ToolchainMissing without TileLang, CompileError where it fails, aborts or takes longer than `timeout_s`, HostError where
-    the disk fails, CompilerCrash where it is killed.
-    """
+def request_of(spec: KernelSpec, schedule: Schedule, target: Target) -> str:
+    """What `worker` reads: the format, the schedule without what concerns the host alone, and the architecture."""
     launch = {name: value for name, value in schedule.launch.items() if name not in HOST_PARAMETERS}
-    request = canonical_json(
+    return canonical_json(
         {
             "spec": {**spec.format(), "name": "kernel"},
             "schedule": {**schedule.to_json(), "launch": launch},
             "arch": f"sm_{GPUS[target].number}",
         }
     )
+
+
+def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
+    """The kernels of a schedule.
+
+    Raises ToolchainMissing without TileLang, CompileError where it fails, aborts or takes longer than `timeout_s`, HostError where
+    the disk fails, CompilerCrash where it is killed.
+    """
+    request = request_of(spec, schedule, target)
     identity = [request, make_traits(spec, schedule).layout.id, tilelang_version(), program_digest(schedule.launch.text("form"))]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
     return _read(file) or _lower_once(request, file, timeout_s)
