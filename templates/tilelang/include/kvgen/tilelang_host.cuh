@@ -86,9 +86,7 @@ struct TileHost {
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads * runs(q_len), shape.workers = resident_ctas();
     shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens, shape.unpacked = Format::ResidualRows::kUnpacked;
-    // In KV tiles: the bytes that a CTA could read, at its share of the multiprocessor's rate, while it goes from one head to the next and
-    // refills its rings.
-    shape.head_cost = ceil_div(kStartBytes / Schedule::kCtasPerSm + Schedule::kRingBytes, Schedule::kTileBytes),
+    shape.head_cost = ceil_div(start_bytes(Schedule::kCtasPerSm, Schedule::kRingBytes), Schedule::kTileBytes);
     shape.least_tiles = Schedule::kThreads / 32;
     shape.window = Schedule::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
     return shape;
@@ -157,7 +155,7 @@ struct TileHost {
     t.q_len = a.q_len, t.scale = a.scale * 1.4426950408889634f, t.runs = runs(a.q_len);
     return t;
   }
-  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kTileBytes}; }
+  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kCtasPerSm, Schedule::kTileBytes}; }
   static int64_t distance(const void* from, const void* to) {
     return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16;
   }

@@ -19,10 +19,10 @@ struct Attend {
 
   // Splits per head (or run of its packed-GQA rows) of the static scheduler: the number of least cost.
   static int splits(int heads, int max_len) {
-    const int tiles = visible_tiles(max_len), at_once = resident_splits();
-    if (Schedule::kReduction == Reduction::cluster) return std::clamp(std::min(at_once / heads, tiles / Schedule::kCluster), 1, kMaxSplits);
-    const SplitModel model{heads, at_once, StaticTraits::kTileBytes};
-    return model.cheapest(tiles, model.most(kMaxSplits));
+    const int tiles = visible_tiles(max_len);
+    if (Schedule::kReduction == Reduction::cluster)
+      return std::clamp(std::min(resident_splits() / heads, tiles / Schedule::kCluster), 1, kMaxSplits);
+    return model(heads).cheapest(tiles, kMaxSplits);
   }
 
   // The workspace has slots for the splits of any length and for the work tiles of a plan.
@@ -42,9 +42,7 @@ struct Attend {
   }
 
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
-    // Bytes that a CTA could read while it goes from one head to the next, at its share of the SM's rate. They include its rings (which
-    // end at the barriers), because they are refilled.
-    constexpr int kHeadBytes = kStartBytes / Schedule::kCtasPerSm + PlannedTraits::Memory::kBarriers;
+    constexpr int kHeadBytes = start_bytes(Schedule::kCtasPerSm, PlannedTraits::Memory::kBarriers);  // the rings end at the barriers
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads;
     shape.workers = std::max(1, resident_ctas() / PlannedTraits::runs(q_len));
@@ -94,7 +92,8 @@ struct Attend {
     const int tokens = kWindow > 0 ? std::min(max_len, kWindow + Format::kTokens) : max_len;
     return std::max(1, StaticTraits::packed_tiles(tokens));
   }
-  static int most_splits(int heads) { return SplitModel{heads, resident_splits(), StaticTraits::kTileBytes}.most(kMaxSplits); }
+  static int most_splits(int heads) { return model(heads).most(kMaxSplits); }
+  static SplitModel model(int heads) { return {heads, resident_splits(), Schedule::kCtasPerSm, StaticTraits::kTileBytes}; }
 
   // Splits that are resident at once on the current device: CTAs or clusters.
   static int resident_splits() { return Schedule::kReduction == Reduction::cluster ? resident_clusters() : resident_ctas(); }

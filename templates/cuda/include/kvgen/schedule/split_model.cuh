@@ -1,30 +1,34 @@
-// The host's model of how many splits a head gets, where all heads get the same number.
+// What the host assumes of time: how many splits a head gets where all heads get the same number, and what a head's start counts in a plan.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 
 #include "kvgen/format/packed_format.cuh"
 
 namespace kvgen {
 
-// Bytes that an SM could read while a CTA starts, merges and reduces.
-constexpr int kStartBytes = 96 * 1024;
+// Bytes that a CTA with a plan could read, at its share of the SM's rate, while it goes from one head to the next. Its rings are among
+// them, because they are refilled.
+constexpr int start_bytes(int ctas_per_sm, int ring_bytes) { return 96 * 1024 / ctas_per_sm + ring_bytes; }
 
 // A launch of `heads` heads (or runs of their query rows), `resident` CTAs at a time, over KV tiles of `tile_bytes`.
 struct SplitModel {
-  int heads, resident, tile_bytes;
+  static constexpr int kMostWaves = 8;
+  static constexpr int kWaveBytes = 160 * 1024;  // which an SM could read while the CTAs of a wave start and end
+  static constexpr int kReduceBytes = 3 * 1024;  // which a CTA could read while it reduces one more split
+  int heads, resident, ctas_per_sm, tile_bytes;
 
   // Upper bound over all lengths, for the size of the workspace.
-  int most(int limit) const { return std::clamp(2 * resident / heads, 1, limit); }
+  int most(int limit) const { return std::clamp(kMostWaves * resident / heads, 1, limit); }
 
-  // The cheapest number of splits for heads of `tiles` tiles. CTAs run in waves; a wave lasts as long as a split and a CTA's start.
-  // Reducing more splits takes longer.
+  // The cheapest number of splits for heads of `tiles` tiles. CTAs run in waves, which all last as long. More splits may fill the last wave.
   int cheapest(int tiles, int limit) const {
-    const double start = static_cast<double>(kStartBytes) / tile_bytes;
     int best = 1;
-    double least = 1e300;
-    for (int splits = 1; splits <= std::min(limit, std::max(1, tiles)); ++splits) {
-      const int waves = ceil_div(heads * splits, resident);
-      const double cost = waves * (ceil_div(tiles, splits) + start) + 0.125 * start * splits / 4;
+    int64_t least = INT64_MAX;
+    for (int splits = 1; splits <= std::min(most(limit), std::max(1, tiles)); ++splits) {
+      const int64_t waves = ceil_div(heads * splits, resident);
+      const int64_t wave = ceil_div(tiles, splits) * int64_t{tile_bytes} + kWaveBytes / ctas_per_sm;
+      const int64_t cost = waves * wave + splits * int64_t{kReduceBytes};
       if (cost < least) least = cost, best = splits;
     }
     return best;

@@ -1,0 +1,166 @@
+"""Time of every number of splits that a head may get, beside the number that the host's model chooses (`schedule/split_model.cuh`).
+
+    python benchmarks/split_counts.py --batches 9,17,24,40 --lengths 4096,32768 --case "k4v4 w8u4d1,w4u4d1c2" --case "k8v8 w8u2d1"
+
+A case is a spec and schedules in the words of gpu_words.py, which have no clusters. Their modules are compiled from headers in which the
+environment overrules the model; nothing else differs. Numbers of splits go up to `--most`, as long as a launch has at most `--waves`
+times the CTAs that run at once. All of them are timed in turns, idle-rested. Rows go to $OUT (or benchmarks/results) as
+h200_split_counts.csv after every workload; `chosen` is the number that the model chooses. Workloads that do not fit into memory, and
+those that `--seconds` has no time for, are told and left out. The last lines sum up what the choices of each schedule lose.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.command import add_rounds, parser, processors
+from benchmarks.output import write_rows
+from benchmarks.turns import Timer
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = Path("templates/cuda/include/kvgen/schedule/split_model.cuh")
+FORCED = "KVGEN_SPLITS"
+"""The environment variable that the compiled module asks for the number of splits."""
+MOST = "  int most(int limit) const {"
+CHEAPEST = "  int cheapest(int tiles, int limit) const {"
+REPLACED = (
+    ("#include <algorithm>", "#include <algorithm>\n#include <cstdlib>"),
+    (MOST, f'{MOST}\n    if (const char* forced = std::getenv("{FORCED}")) return std::atoi(forced);'),
+    (CHEAPEST, f'{CHEAPEST}\n    if (const char* forced = std::getenv("{FORCED}")) return std::clamp(std::atoi(forced), 1, tiles);'),
+)
+
+
+def forcible(folder: Path) -> None:
+    """Make `folder` a copy of the templates whose model can be overruled, and let this process use it."""
+    for part in ("templates", "search_spaces"):
+        shutil.copytree(ROOT / part, folder / part)
+    text = (folder / HEADER).read_text()
+    for before, after in REPLACED:
+        if text.count(before) != 1:
+            raise SystemExit(f"{HEADER} has changed: {before!r} is not in it once")
+        text = text.replace(before, after)
+    (folder / HEADER).write_text(text)
+    os.environ["KVGEN_DATA_DIR"] = str(folder)
+
+
+def main() -> int:
+    """Compile, time, write."""
+    command = parser(__doc__)
+    command.add_argument("--case", action="append", required=True, metavar="'SPEC SCHEDULE[,SCHEDULE]'")
+    command.add_argument("--batches", required=True)
+    command.add_argument("--lengths", required=True)
+    command.add_argument("--most", type=int, default=12, help="splits of a head")
+    command.add_argument("--waves", type=int, default=8)
+    command.add_argument("--most-tokens", type=int, default=1 << 21, help="of all sequences together")
+    command.add_argument("--seconds", type=float, default=300.0)
+    command.add_argument("--name", default="h200_split_counts")
+    add_rounds(command)
+    command.set_defaults(rounds=2)
+    options = command.parse_args()
+    with tempfile.TemporaryDirectory(prefix="splits-") as folder:
+        forcible(Path(folder))
+        return 0 if measure(options, time.monotonic() + options.seconds) else 1
+
+
+def measure(options: Any, end: float) -> int:
+    """Time all cases; the number of rows. Imports kvgen, which must find the templates of `forcible`."""
+    from benchmarks.compiling import build_sources
+    from benchmarks.gpu_words import schedules_of, spec_of
+    from benchmarks.turns import take_turns
+    from kvgen._nvml import gpu_identity
+    from kvgen.arch import GPUS
+    from kvgen.lower.backends import get_backend
+    from kvgen.lower.schedule import layout_of
+    from kvgen.measure.inputs import NoRoom, WorkloadInputs
+    from kvgen.measure.job import TimingPolicy
+    from kvgen.measure.read_roofline import read_roofline
+    from kvgen.runtime.module import load
+    from kvgen.runtime.variant import Variant
+    from kvgen.spec import Workload
+    from kvgen.toolchain import Artifact
+
+    policy = TimingPolicy(seconds=0.02, warmup_seconds=0.004, samples=5)
+    backend, rows = get_backend("cuda"), list[dict[str, Any]]()
+    known = {**gpu_identity(), "date": datetime.now(timezone.utc).date().isoformat()}
+    works = [Workload(batch=int(b), kv_len=int(n)) for n in options.lengths.split(",") for b in options.batches.split(",")]
+    works = [work for work in works if work.batch * work.kv_len <= options.most_tokens]
+    for words in options.case:
+        spec_words, schedule_words = words.split()
+        spec = spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
+        names = schedule_words.split(",")
+        schedules = [schedules_of(name, backend, spec, "sm90")[0] for name in names]
+        built = build_sources([backend.lower(spec, schedule, "sm90") for schedule in schedules], processors())
+        variants = {}
+        for name, schedule, artifact in zip(names, schedules, built, strict=True):
+            if not isinstance(artifact, Artifact):
+                raise artifact
+            variants[name] = schedule, Variant(spec, layout_of(spec, schedule.layout), load(artifact.path))
+        for work in works:
+            if time.monotonic() > end:
+                print(f"- {words}: no time for {work.key}", flush=True)
+                continue
+            try:
+                inputs = WorkloadInputs(next(iter(variants.values()))[1], work, "cuda")
+            except NoRoom as error:
+                print(f"- {words}, {work.key}: {error}", flush=True)
+                continue
+            heads, turns, chosen = work.batch * spec.attention.kv_heads, {}, {}
+            for name, (schedule, variant) in variants.items():
+                os.environ.pop(FORCED, None)
+                tokens = variant.module.split_tokens(work.batch, work.kv_len, 1)
+                chosen[name] = -(-work.kv_len // tokens) if tokens else 1
+                resident = GPUS["sm90"].sms * schedule.launch.integer("ctas_per_sm")
+                for count in range(1, options.most + 1):
+                    if count == 1 or heads * count <= options.waves * resident:
+                        turns[name, count] = partial(forced, count, partial(inputs.time, variant, policy))
+            found, reads = take_turns(turns, options.rounds, {inputs.nbytes: partial(read_roofline("sm90").samples, inputs.nbytes, policy)})
+            read = median(reads[inputs.nbytes])
+            for (name, count), samples in found.items():
+                row = {"spec": spec_words, "schedule": name, "workload": work.key, "heads": heads, "kv_len": work.kv_len, "splits": count}
+                rows.append(row | {"chosen": chosen[name], "us": round(median(samples), 3), "read_us": round(read, 3)})
+            write_rows(options.name, rows, known)
+            best = {name: min((median(s), count) for (other, count), s in found.items() if other == name) for name in variants}
+            print(spec_words, work.key, f"read {read:.1f}", {name: (chosen[name], *best[name]) for name in variants}, flush=True)
+            del inputs, turns
+    print("\n".join(summary(rows)))
+    return len(rows)
+
+
+def summary(rows: Sequence[Mapping[str, Any]], choice: str = "chosen") -> Iterator[str]:
+    """By spec and schedule, the time with the chosen number of splits over that with the best one: geometric mean, worst, above 1.05."""
+    times: dict[str, dict[str, dict[int, float]]] = {}
+    chosen: dict[tuple[str, str], int] = {}
+    for row in rows:
+        kernel = f"{row['spec']} {row['schedule']}"
+        times.setdefault(kernel, {}).setdefault(row["workload"], {})[int(row["splits"])] = float(row["us"])
+        chosen[kernel, row["workload"]] = int(row[choice])
+    for kernel, found in times.items():
+        lost = [us[chosen[kernel, work]] / min(us.values()) for work, us in found.items() if chosen[kernel, work] in us]
+        mean = math.exp(sum(map(math.log, lost)) / len(lost)) if lost else 1.0
+        yield f"{kernel}: {len(lost)} workloads, {mean:.3f}, worst {max(lost, default=1):.3f}, {sum(x > 1.05 for x in lost)} above 1.05"
+
+
+def forced(count: int, timer: Timer) -> Iterable[float]:
+    """A turn with so many splits."""
+    os.environ[FORCED] = str(count)
+    try:
+        return timer()
+    finally:
+        del os.environ[FORCED]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
