@@ -145,6 +145,21 @@ def formats() -> str:
     return table(["format", "time, µs", "read, µs", "read fraction", "default over it"], body)
 
 
+def builds() -> str:
+    """Winners of short builds, read fraction by batch, and how much slower the default is."""
+    found: dict[str, list[Row]] = {}
+    for row in rows("h200_builds.csv"):
+        found.setdefault(row["case"], []).append(row)
+    body = []
+    for case, mine in found.items():
+        times = ", ".join(
+            f"{row['workload'].partition('q')[0].replace('x', ' × ')}: {figure(float(row['us']))} ({fraction(float(row['read_fraction']))})"
+            for row in mine
+        )
+        body.append([case, times, f"{max(float(row['default_ratio']) for row in mine):.2f}"])
+    return table(["case", "time, µs (read fraction)", "default over it, at most"], body)
+
+
 def ragged() -> str:
     """Both back ends at unequal lengths."""
     cases = ("ragged, one long", "ragged, moderate", "ragged, 2K to 16K")
@@ -270,7 +285,7 @@ def accuracy_source() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "ragged": ragged,
+    "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "builds": builds, "ragged": ragged,
     "plans": plans, "generate": generate_table.generate, "generate-summary": generate_table.summary, "cpu": cpu, "dots": dots,
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
     "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
