@@ -285,7 +285,8 @@ def accuracy_source() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "builds": builds, "ragged": ragged,
+    "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "builds": builds,
+    "ragged": ragged,
     "plans": plans, "generate": generate_table.generate, "generate-summary": generate_table.summary, "cpu": cpu, "dots": dots,
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
     "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),

@@ -51,8 +51,8 @@ def _lowered_with(fault: Fault, text: str, case: Case, folder: Path) -> Source:
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "KVGEN_DATA_DIR": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "kvgen.lower.tilelang.worker"], input=request_of(case.spec, schedule, case.target), capture_output=True, text=True, timeout=LOWER_S,
-        env=environment, check=False, cwd=package,
+        [sys.executable, "-m", "kvgen.lower.tilelang.worker"], input=request_of(case.spec, schedule, case.target), capture_output=True,
+        text=True, timeout=LOWER_S, env=environment, check=False, cwd=package,
     )  # fmt: skip
     if done.returncode:
         raise CompileError(f"TileLang refuses the faulty program of {fault.name}", done.stderr[-4000:])
