@@ -22,13 +22,18 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import add_rounds, parser, processors
 from benchmarks.output import write_rows
 from benchmarks.turns import Timer
+
+if TYPE_CHECKING:
+    from kvgen.lower.schedule import Schedule
+    from kvgen.runtime.variant import Variant
+    from kvgen.spec import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = Path("templates/cuda/include/kvgen/schedule/split_model.cuh")
@@ -41,6 +46,9 @@ REPLACED = (
     (MOST, f'{MOST}\n    if (const char* forced = std::getenv("{FORCED}")) return std::atoi(forced);'),
     (CHEAPEST, f'{CHEAPEST}\n    if (const char* forced = std::getenv("{FORCED}")) return std::clamp(std::atoi(forced), 1, tiles);'),
 )
+
+
+Row = dict[str, Any]
 
 
 def forcible(folder: Path) -> None:
@@ -77,66 +85,94 @@ def main() -> int:
 
 def measure(options: Any, end: float) -> int:
     """Time all cases; the number of rows. Imports kvgen, which must find the templates of `forcible`."""
+    from kvgen._nvml import gpu_identity
+    from kvgen.measure.inputs import NoRoom
+    from kvgen.spec import Workload
+
+    rows: list[Row] = []
+    known = {**gpu_identity(), "date": datetime.now(timezone.utc).date().isoformat()}
+    works = [Workload(batch=int(b), kv_len=int(n)) for n in options.lengths.split(",") for b in options.batches.split(",")]
+    for words in options.case:
+        variants = compiled(*words.split())
+        for work in works:
+            if work.batch * work.kv_len > options.most_tokens:
+                continue
+            if time.monotonic() > end:
+                print(f"- {words}: no time for {work.key}", flush=True)
+                continue
+            try:
+                found = timed(variants, work, options)
+            except NoRoom as error:
+                print(f"- {words}, {work.key}: {error}", flush=True)
+                continue
+            rows += [{"spec": words.split()[0], **row} for row in found]
+            write_rows(options.name, rows, known)
+            print(*(f"{row['schedule']} {row['splits']}: {row['us']}" for row in best_of(found)), flush=True)
+    print("\n".join(summary(rows)))
+    return len(rows)
+
+
+def compiled(spec_words: str, schedule_words: str) -> dict[str, tuple[Schedule, Variant]]:
+    """The schedules of a case by their words, compiled and loaded. Raises CompileError and CompilerCrash."""
     from benchmarks.compiling import build_sources
     from benchmarks.gpu_words import schedules_of, spec_of
-    from benchmarks.turns import take_turns
-    from kvgen._nvml import gpu_identity
-    from kvgen.arch import GPUS
     from kvgen.lower.backends import get_backend
     from kvgen.lower.schedule import layout_of
-    from kvgen.measure.inputs import NoRoom, WorkloadInputs
-    from kvgen.measure.job import TimingPolicy
-    from kvgen.measure.read_roofline import read_roofline
     from kvgen.runtime.module import load
     from kvgen.runtime.variant import Variant
     from kvgen.spec import Workload
     from kvgen.toolchain import Artifact
 
+    backend, spec = get_backend("cuda"), spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
+    schedules = {name: schedules_of(name, backend, spec, "sm90")[0] for name in schedule_words.split(",")}
+    built = build_sources([backend.lower(spec, schedule, "sm90") for schedule in schedules.values()], processors())
+    variants = {}
+    for (name, schedule), artifact in zip(schedules.items(), built, strict=True):
+        if not isinstance(artifact, Artifact):
+            raise artifact
+        variants[name] = schedule, Variant(spec, layout_of(spec, schedule.layout), load(artifact.path))
+    return variants
+
+
+def timed(variants: Mapping[str, tuple[Schedule, Variant]], work: Workload, options: Any) -> list[Row]:
+    """Rows of one workload: every number of splits of every schedule. Raises NoRoom where its caches do not fit into memory."""
+    from benchmarks.turns import take_turns
+    from kvgen.arch import GPUS
+    from kvgen.measure.inputs import WorkloadInputs
+    from kvgen.measure.job import TimingPolicy
+    from kvgen.measure.read_roofline import read_roofline
+
     policy = TimingPolicy(seconds=0.02, warmup_seconds=0.004, samples=5)
-    backend, rows = get_backend("cuda"), list[dict[str, Any]]()
-    known = {**gpu_identity(), "date": datetime.now(timezone.utc).date().isoformat()}
-    works = [Workload(batch=int(b), kv_len=int(n)) for n in options.lengths.split(",") for b in options.batches.split(",")]
-    works = [work for work in works if work.batch * work.kv_len <= options.most_tokens]
-    for words in options.case:
-        spec_words, schedule_words = words.split()
-        spec = spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
-        names = schedule_words.split(",")
-        schedules = [schedules_of(name, backend, spec, "sm90")[0] for name in names]
-        built = build_sources([backend.lower(spec, schedule, "sm90") for schedule in schedules], processors())
-        variants = {}
-        for name, schedule, artifact in zip(names, schedules, built, strict=True):
-            if not isinstance(artifact, Artifact):
-                raise artifact
-            variants[name] = schedule, Variant(spec, layout_of(spec, schedule.layout), load(artifact.path))
-        for work in works:
-            if time.monotonic() > end:
-                print(f"- {words}: no time for {work.key}", flush=True)
-                continue
-            try:
-                inputs = WorkloadInputs(next(iter(variants.values()))[1], work, "cuda")
-            except NoRoom as error:
-                print(f"- {words}, {work.key}: {error}", flush=True)
-                continue
-            heads, turns, chosen = work.batch * spec.attention.kv_heads, {}, {}
-            for name, (schedule, variant) in variants.items():
-                os.environ.pop(FORCED, None)
-                tokens = variant.module.split_tokens(work.batch, work.kv_len, 1)
-                chosen[name] = -(-work.kv_len // tokens) if tokens else 1
-                resident = GPUS["sm90"].sms * schedule.launch.integer("ctas_per_sm")
-                for count in range(1, options.most + 1):
-                    if count == 1 or heads * count <= options.waves * resident:
-                        turns[name, count] = partial(forced, count, partial(inputs.time, variant, policy))
-            found, reads = take_turns(turns, options.rounds, {inputs.nbytes: partial(read_roofline("sm90").samples, inputs.nbytes, policy)})
-            read = median(reads[inputs.nbytes])
-            for (name, count), samples in found.items():
-                row = {"spec": spec_words, "schedule": name, "workload": work.key, "heads": heads, "kv_len": work.kv_len, "splits": count}
-                rows.append(row | {"chosen": chosen[name], "us": round(median(samples), 3), "read_us": round(read, 3)})
-            write_rows(options.name, rows, known)
-            best = {name: min((median(s), count) for (other, count), s in found.items() if other == name) for name in variants}
-            print(spec_words, work.key, f"read {read:.1f}", {name: (chosen[name], *best[name]) for name in variants}, flush=True)
-            del inputs, turns
-    print("\n".join(summary(rows)))
-    return len(rows)
+    first = next(variant for _, variant in variants.values())
+    inputs, heads = WorkloadInputs(first, work, "cuda"), work.batch * first.spec.attention.kv_heads
+    turns = {}
+    for name, (schedule, variant) in variants.items():
+        most = options.waves * GPUS["sm90"].sms * schedule.launch.integer("ctas_per_sm") // heads
+        for count in range(1, max(1, min(options.most, most)) + 1):
+            turns[name, count] = partial(forced, count, partial(inputs.time, variant, policy))
+    reads = {inputs.nbytes: partial(read_roofline("sm90").samples, inputs.nbytes, policy)}
+    found, read = take_turns(turns, options.rounds, reads)
+    facts = {"workload": work.key, "heads": heads, "kv_len": work.kv_len}
+    chosen = {name: chosen_splits(variant, work) for name, (_, variant) in variants.items()}
+    read_us = round(median(read[inputs.nbytes]), 3)
+    return [
+        {"schedule": name, **facts, "splits": count, "chosen": chosen[name], "us": round(median(samples), 3), "read_us": read_us}
+        for (name, count), samples in found.items()
+    ]
+
+
+def chosen_splits(variant: Variant, work: Workload) -> int:
+    """The number that the model chooses."""
+    tokens = variant.module.split_tokens(work.batch, work.kv_len, 1)
+    return -(-work.kv_len // tokens) if tokens else 1
+
+
+def best_of(rows: Sequence[Row]) -> list[Row]:
+    """The fastest row of every schedule."""
+    least: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: float(row["us"])):
+        least.setdefault(row["schedule"], row)
+    return list(least.values())
 
 
 def summary(rows: Sequence[Mapping[str, Any]], choice: str = "chosen") -> Iterator[str]:
