@@ -87,6 +87,7 @@ class Checker:
         for k, v, new in scenario.chunks:
             self.variant.prefill(cache, self._strided(k), self._strided(v), new)
         if scenario.drafts is not None:
+            self._append_again(scenario, cache)
             self.variant.prefill(cache, *map(self._strided, scenario.drafts))
             cache.crop([scenario.drafts[0].shape[1]] * scenario.batch)
             self._cropped_no_further(cache)
@@ -101,6 +102,20 @@ class Checker:
         self._codes(scenario, cache)
         q = scenario.attend.q.to(self.device)
         self._last = (cache, q, self.variant.attend(q, cache, sinks=self._sinks))
+
+    def _append_again(self, scenario: Scenario, cache: KVCache) -> None:
+        """Take back the newest tokens of the last chunk, and append them again. The chunk may have packed blocks that the crop unpacks: the
+        other tokens of these must have been kept.
+        """
+        sequences, (k, v, new) = cache.sequences, scenario.chunks[-1]
+        known = sequences.bound, sequences.uniform, sequences.loose
+        counts = [min(count, self.variant.spec.cache.rollback) for count in new]
+        cache.crop(counts)
+        first = torch.tensor([count - again for count, again in zip(new, counts, strict=True)], device=k.device)
+        rows = (first[:, None] + torch.arange(max(counts), device=k.device)).clamp(max=k.shape[1] - 1)
+        batch = torch.arange(len(new), device=k.device)[:, None]
+        self.variant.prefill(cache, self._strided(k[batch, rows]), self._strided(v[batch, rows]), counts)
+        sequences.bound, sequences.uniform, sequences.loose = known  # lengths are what they were, so that the same launches follow
 
     def _cropped_no_further(self, cache: KVCache) -> None:
         """Crops without new tokens between them count together: after one of all drafts, another is refused."""
