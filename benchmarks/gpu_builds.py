@@ -19,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -27,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser
-from benchmarks.output import write_rows
+from benchmarks.output import gpu_today, write_rows
 from benchmarks.shape_cases import SHAPES, SHORTER, TARGET
-from kvgen._nvml import gpu_identity, visible_gpus
+from kvgen._nvml import visible_gpus
 
 Row = dict[str, Any]
 
@@ -46,8 +45,7 @@ def main() -> int:
     processors = sorted(os.sched_getaffinity(0))
     share = len(processors) // gpus.qsize()
     places = {index: processors[index * share : (index + 1) * share] for index in range(gpus.qsize())}
-    facts = {"budget": options.budget, "side_by_side": len(places), "processors": share, **gpu_identity()}
-    facts["date"] = datetime.now(timezone.utc).date().isoformat()
+    facts = {"budget": options.budget, "side_by_side": len(places), "processors": share, **gpu_today()}
     rows: list[Row] = []
     lock = threading.Lock()
 

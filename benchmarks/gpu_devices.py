@@ -22,15 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser, processors
-from benchmarks.output import write_rows
-from kvgen._nvml import gpu_identity, visible_gpus
+from benchmarks.output import gpu_today, write_rows
+from kvgen._nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,8 +48,7 @@ def main() -> int:
         print(json.dumps(build(options.spec, options.arch, options.budget, options.one)))
         return 0
     counts = sorted({int(word) for word in options.counts.split(",")} if options.counts else {1, max(1, len(visible_gpus()))})
-    facts = {"spec": options.spec.stem, "budget": options.budget, "processors": processors(), **gpu_identity()}
-    facts["date"] = datetime.now(timezone.utc).date().isoformat()
+    facts = {"spec": options.spec.stem, "budget": options.budget, "processors": processors(), **gpu_today()}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for modules in ("cold", "compiled"):

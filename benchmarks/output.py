@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvgen._nvml import gpu_identity
 from kvgen.csvfile import CsvFile
 
 if TYPE_CHECKING:
@@ -19,6 +21,11 @@ RESULTS = Path(__file__).parent / "results"
 def folder() -> Path:
     """$OUT, or benchmarks/results."""
     return Path(os.environ.get("OUT") or RESULTS)
+
+
+def gpu_today() -> dict[str, Any]:
+    """Columns that say on which GPU and when rows were measured, for benchmarks that time no call themselves."""
+    return {**gpu_identity(), "date": datetime.now(timezone.utc).date().isoformat()}
 
 
 def gpu_facts(policy: TimingPolicy, *without: str) -> dict[str, Any]:

@@ -1,16 +1,19 @@
 """Time of every number of splits that a head may get, beside the number that the host's model chooses (`schedule/split_model.cuh`).
 
+    python benchmarks/split_counts.py --read benchmarks/results/h200_split_counts.csv
     python benchmarks/split_counts.py --batches 9,17,24,40 --lengths 4096,32768 --case "k4v4 w8u4d1,w4u4d1c2" --case "k8v8 w8u2d1"
 
 A case is a spec and schedules in the words of gpu_words.py, which have no clusters. Their modules are compiled from headers in which the
 environment overrules the model; nothing else differs. Numbers of splits go up to `--most`, as long as a launch has at most `--waves`
 times the CTAs that run at once. All of them are timed in turns, idle-rested. Rows go to $OUT (or benchmarks/results) as
 h200_split_counts.csv after every workload; `chosen` is the number that the model chooses. Workloads that do not fit into memory, and
-those that `--seconds` has no time for, are told and left out. The last lines sum up what the choices of each schedule lose.
+those that `--seconds` has no time for, are told and left out. The last lines sum up what the choices of each schedule
+lose; `--read` measures nothing, and sums up a file, of which the column `chosen_before` has the choices of an earlier model.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import shutil
@@ -18,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import add_rounds, parser, processors
-from benchmarks.output import write_rows
+from benchmarks.output import gpu_today, write_rows
 from benchmarks.turns import Timer
 
 if TYPE_CHECKING:
@@ -67,9 +69,10 @@ def forcible(folder: Path) -> None:
 def main() -> int:
     """Compile, time, write."""
     command = parser(__doc__)
-    command.add_argument("--case", action="append", required=True, metavar="'SPEC SCHEDULE[,SCHEDULE]'")
-    command.add_argument("--batches", required=True)
-    command.add_argument("--lengths", required=True)
+    command.add_argument("--read", type=Path, metavar="FILE")
+    command.add_argument("--case", action="append", default=[], metavar="'SPEC SCHEDULE[,SCHEDULE]'")
+    command.add_argument("--batches", default="")
+    command.add_argument("--lengths", default="")
     command.add_argument("--most", type=int, default=12, help="splits of a head")
     command.add_argument("--waves", type=int, default=8)
     command.add_argument("--most-tokens", type=int, default=1 << 21, help="of all sequences together")
@@ -78,6 +81,14 @@ def main() -> int:
     add_rounds(command)
     command.set_defaults(rounds=2)
     options = command.parse_args()
+    if options.read:
+        with options.read.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for choice in (name for name in ("chosen_before", "chosen") if name in rows[0]):
+            print(f"{choice}:", *summary(rows, choice), sep="\n  ")
+        return 0
+    if not (options.case and options.batches and options.lengths):
+        command.error("give --case, --batches and --lengths, or --read")
     with tempfile.TemporaryDirectory(prefix="splits-") as folder:
         forcible(Path(folder))
         return 0 if measure(options, time.monotonic() + options.seconds) else 1
@@ -85,12 +96,11 @@ def main() -> int:
 
 def measure(options: Any, end: float) -> int:
     """Time all cases; the number of rows. Imports kvgen, which must find the templates of `forcible`."""
-    from kvgen._nvml import gpu_identity
     from kvgen.measure.inputs import NoRoom
     from kvgen.spec import Workload
 
     rows: list[Row] = []
-    known = {**gpu_identity(), "date": datetime.now(timezone.utc).date().isoformat()}
+    known = gpu_today()
     works = [Workload(batch=int(b), kv_len=int(n)) for n in options.lengths.split(",") for b in options.batches.split(",")]
     for words in options.case:
         variants = compiled(*words.split())
@@ -183,9 +193,12 @@ def summary(rows: Sequence[Mapping[str, Any]], choice: str = "chosen") -> Iterat
         kernel = f"{row['spec']} {row['schedule']}"
         times.setdefault(kernel, {}).setdefault(row["workload"], {})[int(row["splits"])] = float(row["us"])
         chosen[kernel, row["workload"]] = int(row[choice])
-    for kernel, found in times.items():
-        lost = [us[chosen[kernel, work]] / min(us.values()) for work, us in found.items() if chosen[kernel, work] in us]
-        mean = math.exp(sum(map(math.log, lost)) / len(lost)) if lost else 1.0
+    losses = {
+        kernel: [us[chosen[kernel, work]] / min(us.values()) for work, us in found.items() if chosen[kernel, work] in us]
+        for kernel, found in times.items()
+    }
+    for kernel, lost in (losses | {"all": [loss for each in losses.values() for loss in each]}).items():
+        mean = math.exp(sum(map(math.log, lost)) / max(1, len(lost)))
         yield f"{kernel}: {len(lost)} workloads, {mean:.3f}, worst {max(lost, default=1):.3f}, {sum(x > 1.05 for x in lost)} above 1.05"
 
 

@@ -22,7 +22,8 @@ def test_a_choice_is_compared_with_the_best_number():
         return {"spec": "k4v4", "schedule": "w8u4d1", "workload": work, "splits": splits, "chosen": 2, "us": us}
 
     rows = [row("9x4096", 1, 10.0), row("9x4096", 2, 12.0), row("8x4096", 1, 30.0), row("8x4096", 2, 20.0), row("7x4096", 1, 5.0)]
-    assert list(summary(rows)) == ["k4v4 w8u4d1: 2 workloads, 1.095, worst 1.200, 1 above 1.05"]
+    told = "2 workloads, 1.095, worst 1.200, 1 above 1.05"
+    assert list(summary(rows)) == [f"k4v4 w8u4d1: {told}", f"all: {told}"]
     assert best_of(rows) == [row("7x4096", 1, 5.0)]
 
 
