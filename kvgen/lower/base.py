@@ -12,6 +12,7 @@ from kvgen.lower.functions import FUNCTIONS as FUNCTIONS
 from kvgen.lower.functions import MATRIX_FUNCTIONS as MATRIX_FUNCTIONS
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnySpec, AnyWorkload, MatrixSpec
+from kvgen.spec.waves import Waves
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
@@ -82,6 +83,10 @@ class Lowering(Protocol[S]):
 
     def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:
         """Source of the variant. Raises UnsupportedError by name and reason."""
+        ...
+
+    def waves(self, spec: S, schedule: Schedule, target: Target) -> Waves | None:
+        """How a schedule's CTAs run on the usual GPU of the target; None where they do not run in waves."""
         ...
 
 

@@ -8,8 +8,10 @@ from math import lcm
 from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.lower.pack_memory import MOST_PACK, pack_memory
 from kvgen.lower.space import Fact, spec_facts
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
+from kvgen.spec.waves import MOST_WAVES, Waves
 
 
 def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
@@ -31,6 +33,23 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "most_pack": MOST_PACK,
         "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),  # asked for blocks that cannot be, too
     }
+
+
+def waves_of(spec: KernelSpec, schedule: Schedule, target: Target, *, runs: int, cluster: int = 1, one_wave: bool = False) -> Waves:
+    """How a schedule's CTAs run on the usual GPU of a target. `runs` CTAs share the packed-GQA rows of a KV head, `cluster` CTAs the KV
+    tiles of a split; `one_wave`: the kernel chooses no more splits than run at once.
+    """
+    kv_tile, ctas = schedule.launch.integer("kv_tile"), schedule.launch.integer("ctas_per_sm")
+    layout, window = layout_of(spec, schedule.layout), spec.attention.window
+    return Waves(
+        heads=spec.attention.kv_heads * runs,
+        resident=GPUS[target].sms * ctas // cluster,
+        ctas_per_sm=ctas,
+        step_tokens=kv_tile * cluster,
+        tile_bytes=layout.block_bytes * kv_tile // layout.tokens,
+        most_waves=1 if one_wave else MOST_WAVES,
+        visible=window + kv_tile if window else None,
+    )
 
 
 def smallest_block(spec: KernelSpec) -> int:

@@ -68,6 +68,9 @@ class MatrixLowering(ABC):
         """The default."""
         return self.default(spec, target)
 
+    def waves(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> None:
+        """None: all its tiles are alike, and each is one CTA's."""
+
     def lower(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
         from kvgen.lower.template import reached_headers, render

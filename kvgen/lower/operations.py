@@ -9,6 +9,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Lowering, Source
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, MatrixSpec
+from kvgen.spec.waves import Waves
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
@@ -45,6 +46,10 @@ class Operations:
     def lower(self, spec: AnySpec, schedule: Schedule, target: Target) -> Source:
         """See `Lowering`."""
         return self._require(spec).lower(spec, schedule, target)
+
+    def waves(self, spec: AnySpec, schedule: Schedule, target: Target) -> Waves | None:
+        """See `Lowering`."""
+        return self._require(spec).waves(spec, schedule, target)
 
     def _of(self, spec: AnySpec) -> Lowering[AnySpec] | None:
         chosen = self.matrix if isinstance(spec, MatrixSpec) else self.attention

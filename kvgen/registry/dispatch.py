@@ -11,6 +11,7 @@ from kvgen.spec import AnyWorkload, Workload
 from kvgen.spec.dispatch import REACH, Measured
 from kvgen.spec.timing import Timing
 from kvgen.spec.traffic import parse
+from kvgen.spec.waves import Waves
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class DispatchTable(Json):
     """Workloads of the grid that were not measured, each with the reason."""
     worst_regret: float | None = None
     """The largest ratio of a serving launch's time to the fastest launch's, over all cells."""
+    waves: tuple[Waves | None, ...] = ()
+    """Of every launch in `members`, how its CTAs fill the GPU; None where they do not run in waves. Empty: not known."""
 
     def time(self, cell: Cell, index: int) -> float | None:
         """µs of a launch at a cell; None where it was not measured."""
@@ -83,6 +86,11 @@ class DispatchTable(Json):
         do not fit on the GPU at once with more sequences.
         """
         return REACH if self.cells else 0.0
+
+    @property
+    def filling(self) -> dict[int, Waves]:
+        """`waves` by index of launch."""
+        return {index: waves for index, waves in zip(self.members, self.waves, strict=False) if waves is not None}
 
     def measured(self) -> list[Measured]:
         """The cells for the look-up: losses of the members beside the launch that serves."""
@@ -113,6 +121,8 @@ class DispatchTable(Json):
         for index in (self.default, *self.members, *(cell.launch for cell in self.cells)):
             if not 0 <= index < count:
                 raise ValueError(f"its dispatch table names launch {index} of {count}")
+        if self.waves and len(self.waves) != len(self.members):
+            raise ValueError("its dispatch table does not say of every launch how its CTAs fill the GPU")
         for cell in self.cells:
             if len(cell.us) != len(self.members) or not cell.best_us > 0:
                 raise ValueError(f"its dispatch table has no times of {cell.workload}")

@@ -199,7 +199,8 @@ class Entry(Json):
         sustained = prefers_sustained((spec or self.spec).workloads)
         if self.dispatch is None:
             return Dispatch(self.measured(), sustained=sustained)
-        return Dispatch(self.measured(), self.dispatch.default, sustained=sustained, batch_reach=self.dispatch.batch_reach)
+        table = self.dispatch
+        return Dispatch(self.measured(), table.default, sustained=sustained, batch_reach=table.batch_reach, waves=table.filling)
 
     def measured(self) -> list[Measured]:
         """The workloads of attention that were measured: those of the dispatch table, and before them those that were tuned for and are not

@@ -3,14 +3,17 @@
 A table of measured workloads decides, if the kernel has one. A call of a measured workload takes the launch that serves it. Between the
 measured workloads, each launch has at each of them a loss, which is its time over that of the launch that serves there, and the launch of
 the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimensional interpolation function for irregularly-spaced data",
-1968). Where no measured workload is near, the plain schedule serves. Without a table, the launch that was tuned for the nearest workload
-serves, however far away that is.
+1968). Where all lengths are equal, a part of a loss comes from a last wave of CTAs that is partly empty. It changes from one batch to the
+next, so for a call of equal lengths the model of waves (`kvgen.spec.waves`) takes it off the losses of the measured workloads, and adds
+what it is for the call. Where no measured workload is near, the plain schedule serves. Without a table, the launch that was tuned for the
+nearest workload serves, however far away that is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgen.spec.distance import Coordinates, coordinates, coordinates_of, mean_length, nearest
@@ -18,6 +21,7 @@ from kvgen.spec.distance import Coordinates, coordinates, coordinates_of, mean_l
 if TYPE_CHECKING:
     from kvgen.spec.model import Workload
     from kvgen.spec.operations import AnyWorkload
+    from kvgen.spec.waves import Waves
 
 REACH = 1.0
 """Doublings of batch, of tokens and of q_len, each, up to which a measured workload is near a call."""
@@ -29,6 +33,8 @@ CLOSEST = 1 / 64
 """The least distance that counts: tokens are rounded, so a measured workload may seem to be where the call is."""
 STEPS = 8
 """Steps per doubling to which the tokens of a call are rounded, so that a growing cache rarely asks anew."""
+UNFILLED = 0.6
+"""Part of what the model of waves says of a partly empty wave that shows in a time: fewer CTAs read faster each (docs/decisions/0035)."""
 REMEMBERED = 4096
 
 
@@ -46,23 +52,31 @@ class Dispatch:
     """Maps what the host knows of a call to the index of a launch. Thread-safe; without torch."""
 
     def __init__(
-        self, measured: Sequence[Measured], default: int | None = None, *, sustained: bool = False, batch_reach: float = REACH
+        self,
+        measured: Sequence[Measured],
+        default: int | None = None,
+        *,
+        sustained: bool = False,
+        batch_reach: float = REACH,
+        waves: Mapping[int, Waves] | None = None,
     ) -> None:
         """`default` is the launch far from all that was measured, which is the plain schedule; None: there is no table, and the launch
         of the nearest workload serves. `sustained`: prefer what was measured under a sustained load. `batch_reach`: REACH in batch, 0
-        where nothing was measured and a launch may not suit other batches.
+        where nothing was measured and a launch may not suit other batches. `waves` says how launches fill the GPU, by their index.
         """
         self._cells = [coordinates_of(one.workload) for one in measured]
+        self._workloads = [one.workload for one in measured]
         self._launches = [one.launch for one in measured]
         self._losses = [{one.launch: 0.0} | {index: math.log(loss) for index, loss in one.losses} for one in measured]
         self._exact = {_call_of(one.workload): one.launch for one in sorted(measured, key=lambda one: _prefers(one.workload, sustained))}
         self._default = default
         self._sustained = sustained
         self._batch_reach = batch_reach
+        self._waves = waves or {}
         self._known: dict[tuple[int, int, int, int | None], int] = {}
         """By call."""
-        self._rounded: dict[tuple[int, int, int, int | None], int] = {}
-        """By call, its tokens in steps."""
+        self._rounded: dict[tuple[int, int, int, int | None, bool], int] = {}
+        """By call, its tokens in steps, and whether its lengths are equal."""
 
     @classmethod
     def only(cls) -> Dispatch:
@@ -88,14 +102,16 @@ class Dispatch:
         exact = self._exact.get((batch, bound, q_len, tokens))
         if exact is not None:
             return exact
-        call = (batch, _step(bound), q_len, None if tokens is None else _step(tokens))
+        equal = tokens == batch * bound
+        call = (batch, _step(bound), q_len, None if tokens is None else _step(tokens), equal)
         found = self._rounded.get(call)
         if found is None:
             if len(self._rounded) >= REMEMBERED:
                 self._rounded.clear()
             away = self._away(batch, bound, q_len, tokens)
             closest = self._near(away)
-            found = self._rounded[call] = self._default if closest is None else self._least_loss(away, closest)
+            shape = (batch, round(_rounded(bound))) if equal else None
+            found = self._rounded[call] = self._default if closest is None else self._least_loss(away, closest, shape)
         return found
 
     def cell(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None) -> int | None:
@@ -104,8 +120,8 @@ class Dispatch:
 
     def _away(self, batch: int, bound: int, q_len: int, tokens: int | None) -> list[tuple[float, bool]]:
         """Distance of each measured workload from a call, and whether it is near."""
-        longest = 2.0 ** (_step(bound) / STEPS)
-        total = None if tokens is None else 2.0 ** (_step(tokens) / STEPS)
+        longest = _rounded(bound)
+        total = None if tokens is None else _rounded(tokens)
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
         most = call[0] + math.log2(longest)
         unequal = None if total is None else max(0.0, most - math.log2(total))
@@ -117,15 +133,34 @@ class Dispatch:
         closest = min((distance for distance, near in away if near), default=math.inf)
         return away.index((closest, True)) if math.isfinite(closest) else None
 
-    def _least_loss(self, away: Sequence[tuple[float, bool]], closest: int) -> int:
+    @cached_property
+    def _losses_of_full_waves(self) -> list[dict[int, float]]:
+        """Of the measured workloads with equal lengths, the losses without what partly empty waves have of them; of others, the losses."""
+        return [
+            losses if work.shortest < work.kv_len else self._if_waves_were_full(losses, launch, (work.batch, work.kv_len))
+            for work, launch, losses in zip(self._workloads, self._launches, self._losses, strict=True)
+        ]
+
+    def _if_waves_were_full(self, losses: Mapping[int, float], serving: int, shape: tuple[int, int]) -> dict[int, float]:
+        served = self._unfilled(serving, shape)
+        return {launch: loss - self._unfilled(launch, shape) + served for launch, loss in losses.items()}
+
+    def _unfilled(self, launch: int, shape: tuple[int, int]) -> float:
+        """Logarithm of what a launch loses in a partly empty wave with so many sequences of one length; 0 where that is not known."""
+        waves = self._waves.get(launch)
+        return UNFILLED * waves.unfilled(*shape) if waves else 0.0
+
+    def _least_loss(self, away: Sequence[tuple[float, bool]], closest: int, shape: tuple[int, int] | None) -> int:
         """The launch of the least mean loss, of those that were measured at the nearest workload: they can serve the call. Of equals, the
-        one that serves there.
+        one that serves there. `shape`: batch and length of a call of equal lengths; None where they differ, since a plan balances those.
         """
+        of_cells = self._losses if shape is None else self._losses_of_full_waves
         weights = [max(distance, CLOSEST) ** -POWER for distance, _ in away]
 
         def mean(launch: int) -> float:
-            known = [(weight, losses[launch]) for weight, losses in zip(weights, self._losses, strict=True) if launch in losses]
-            return sum(weight * loss for weight, loss in known) / sum(weight for weight, _ in known)
+            known = [(weight, losses[launch]) for weight, losses in zip(weights, of_cells, strict=True) if launch in losses]
+            expected: float = sum(weight * loss for weight, loss in known) / sum(weight for weight, _ in known)
+            return expected if shape is None else expected + self._unfilled(launch, shape)
 
         return min(self._losses[closest], key=mean)
 
@@ -148,6 +183,10 @@ def _prefers(workload: Workload, sustained: bool) -> bool:
 
 def _step(tokens: int) -> int:
     return round(STEPS * math.log2(max(1, tokens)))
+
+
+def _rounded(tokens: int) -> float:
+    return 2.0 ** (_step(tokens) / STEPS)
 
 
 def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None, batch_reach: float) -> tuple[float, bool]:

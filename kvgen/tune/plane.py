@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from typing import Any
 
+from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
@@ -69,9 +70,17 @@ class Plane:
     """One run of the stage."""
 
     def __init__(
-        self, spec: KernelSpec, found: Sequence[Contender], grid: Grid, runner: Runner, queue: CompileQueue, tell: Callable[[str], None]
+        self,
+        spec: KernelSpec,
+        target: Target,
+        found: Sequence[Contender],
+        grid: Grid,
+        runner: Runner,
+        queue: CompileQueue,
+        tell: Callable[[str], None],
     ) -> None:
-        self._spec, self._spaces, self._grid = spec, {c.backend.name: c.space for c in found}, grid
+        self._spec, self._target, self._grid = spec, target, grid
+        self._spaces, self._backends = {c.backend.name: c.space for c in found}, {c.backend.name: c.backend for c in found}
         self._plain = [c.plain for c in found]
         self._runner, self._queue, self._tell = runner, queue, tell
         self._q_len = max(spec.workloads, key=lambda work: work.weight).q_len
@@ -257,7 +266,8 @@ class Plane:
             return None
         rows = tuple(self._cell(cell, serves[cell.key], members, finalists, index) for cell in timed)
         numbers = tuple(index[schedule] for schedule in members)
-        table = DispatchTable((), index[default], numbers, rows, dict(self._times.skipped), round(portfolio.worst, 4))
+        waves = tuple(self._backends[schedule.backend].waves(self._spec, schedule, self._target) for schedule in members)
+        table = DispatchTable((), index[default], numbers, rows, dict(self._times.skipped), round(portfolio.worst, 4), waves)
         homes = tuple((self._home(schedule, cells, serves), schedule) for schedule in further)
         rivals = {
             key: rival

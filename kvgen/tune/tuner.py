@@ -259,7 +259,7 @@ class _Run:
     ) -> Table | None:
         """Measure launches over the grid, for the dispatch table; None where there is none, or one that would serve few calls."""
         assert isinstance(self.spec, KernelSpec)
-        stage = Plane(self.spec, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
+        stage = Plane(self.spec, self.target, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
         budget = self.clock.budget
         table = stage.measure(decision, records, self.clock.left, untried=budget.trials is None or budget.seconds is not None)
         if table is not None:

@@ -43,6 +43,9 @@ class FaultyBackend:
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         return self.default(spec, target)
 
+    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> None:
+        return None
+
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         fault = schedule.launch.text("fault")
         if fault == "broken":

@@ -64,6 +64,9 @@ class FakeBackend:
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         return self.default(spec, target)
 
+    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> None:
+        return None
+
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         text = (
             "#error no\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvgen import __version__
@@ -64,7 +65,9 @@ def _dispatch(build: Build) -> dict[str, Any]:
     default = entry.dispatch.default if entry.dispatch else None
     measured = [{"workload": _facts_of(one.workload), "launch": one.launch, "losses": one.losses} for one in entry.measured()]
     reach = entry.dispatch.batch_reach if entry.dispatch else REACH
-    return {"measured": measured, "default": default, "sustained": prefers_sustained(entry.spec.workloads), "batch_reach": reach}
+    waves = [{"launch": index, "waves": asdict(one)} for index, one in entry.dispatch.filling.items()] if entry.dispatch else []
+    sustained = prefers_sustained(entry.spec.workloads)
+    return {"measured": measured, "default": default, "sustained": sustained, "batch_reach": reach, "waves": waves}
 
 
 def _facts_of(workload: Workload) -> dict[str, Any]:

@@ -86,6 +86,9 @@ class CpuBackend:
         include = (templates() / "cpu" / "include", templates() / "common" / "include")
         return Source(text, "c++", target, include, flags.CPU, reached_headers(text, include), FUNCTIONS)
 
+    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> None:
+        """None: threads take splits one after the other."""
+
     def _refuse(self, spec: KernelSpec, target: Target) -> None:
         reason = self.unsupported(spec, target)
         if reason:

@@ -9,17 +9,18 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import plain_launches, workload_launches
-from kvgen.lower.cuda.render import source
+from kvgen.lower.cuda.render import cluster_size, source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
-from kvgen.lower.gpu_facts import gpu_facts, preferred_block
+from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
+from kvgen.spec.waves import Waves
 
 NAME = "cuda"
 MOST_RING = 168 * KB
@@ -72,6 +73,11 @@ class CudaBackend:
             raise UnsupportedError(NAME, problems[0])
         layout = layout_of(spec, schedule.layout)
         return source(spec, layout, schedule.launch, target)
+
+    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
+        """See `Lowering`. The splits of a launch with clusters run at once."""
+        cluster = cluster_size(schedule.launch.text("reduction"))
+        return waves_of(spec, schedule, target, runs=runs(spec), cluster=cluster, one_wave=cluster > 1)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):

@@ -35,7 +35,8 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         page=spec.cache.page or 0,
         window_places=window_places(spec, layout.tokens),
         launch=launch,
-        **_reduction(launch.text("reduction")),
+        reduction=launch.text("reduction").rstrip("0123456789"),
+        cluster=cluster_size(launch.text("reduction")),
         static_memory=shared_memory(spec, layout, launch),
         planned_memory=shared_memory(spec, layout, Params({**launch, **PLANNED})),
         overlap=GPUS[target].dependent_launch,
@@ -47,10 +48,9 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
     return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
 
 
-def _reduction(name: str) -> dict[str, Any]:
-    """`cluster8` as a kind of reduction and a number of CTAs; 1 where there are no clusters."""
-    kind = name.rstrip("0123456789")
-    return {"reduction": kind, "cluster": int(name.removeprefix(kind) or 1)}
+def cluster_size(reduction: str) -> int:
+    """CTAs of a cluster: 8 for `cluster8`; 1 where there are no clusters."""
+    return int(reduction.removeprefix(reduction.rstrip("0123456789")) or 1)
 
 
 def _quant(op: Operand) -> str:

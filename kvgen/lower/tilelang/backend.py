@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
-from kvgen.lower.gpu_facts import gpu_facts, preferred_block
+from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule
@@ -22,6 +22,7 @@ from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec
+from kvgen.spec.waves import Waves
 
 NAME = "tilelang"
 RING_FACTOR = Fraction(8, 3)
@@ -80,6 +81,16 @@ class TileLangBackend:
             raise UnsupportedError(NAME, problems[0])
         return source(make_traits(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
 
+    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
+        """See `Lowering`."""
+        runs = _runs(spec, schedule.launch.integer("q_tiles"))
+        return waves_of(spec, schedule, target, runs=runs, one_wave=schedule.launch.text("splits") == "wave")
+
+
+def _runs(spec: KernelSpec, q_tiles: int) -> int:
+    """CTAs that share the packed-GQA rows of a KV head."""
+    return -(-spec.attention.group * spec.attention.q_len // (8 * q_tiles))
+
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention; all sizes in bytes."""
@@ -95,16 +106,11 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     def ring_bytes(block: int, warps: int, stages: int, kv_tile: int) -> int:
         return 4 * traits(block, warps, stages, kv_tile, 1).query_at
 
-    def runs(q_tiles: int) -> int:
-        return -(-q_rows // (8 * q_tiles))
-
-    q_rows = spec.attention.group * spec.attention.q_len
-
     return {
         **gpu_facts(spec, target),
         "shared_bytes": shared_bytes,
         "ring_bytes": ring_bytes,
-        "runs": runs,
+        "runs": partial(_runs, spec),
         "least_ring": int(RING_FACTOR * GPUS[target].bytes_in_flight),
     }
 

@@ -17,6 +17,7 @@ from kvgen.runtime.calls import Calls
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.module import load
 from kvgen.spec.dispatch import Dispatch, Measured
+from kvgen.spec.waves import Waves
 
 _FOLDER = Path(__file__).resolve().parent
 _FACTS: Any = json.loads((_FOLDER / "_kernel.json").read_text(), object_hook=lambda facts: SimpleNamespace(**facts))
@@ -59,7 +60,8 @@ def _load(build: Any) -> Calls:
     launches = [loaded[launch.library] for launch in build.launches]
     table = build.dispatch
     measured = [Measured(one.workload, one.launch, one.losses) for one in table.measured]
-    dispatch = Dispatch(measured, table.default, sustained=table.sustained, batch_reach=table.batch_reach)
+    waves = {one.launch: Waves(**vars(one.waves)) for one in table.waves}
+    dispatch = Dispatch(measured, table.default, sustained=table.sustained, batch_reach=table.batch_reach, waves=waves)
     return Calls(spec, build.layout, launches, dispatch)
 
 
