@@ -9,6 +9,7 @@ with equal lengths and with log-uniform ones of another seed, in random order. A
 layout that the search spaces allow there takes part, of every back end: they are compiled before anything is timed (lowering beside it
 would delay the launches), timed once, and the best of them in turns with the entry's. A launch whose output differs from that of the
 launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
+At a sustained point the launch serves which calls take if the spec's workloads say `load: sustained`.
 
 Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point: the launch of a call whose tokens the host knows, and
 beside it (`launch_unknown`) where it knows the longest sequence alone; `own_us` has the times of the entry's launches by their index, as
@@ -114,6 +115,11 @@ def _drawn(batch: int, low: int, high: int, draw: random.Random) -> list[int]:
     return lengths
 
 
+def under(spec: KernelSpec, load: str) -> KernelSpec:
+    """A spec that says of all its traffic that it is under such a load."""
+    return load_spec(spec.to_json() | {"workloads": [work.to_json() | {"load": load} for work in spec.workloads]})
+
+
 class Launches:
     """The launches of one entry, and further ones over its layout as they are compiled."""
 
@@ -121,7 +127,7 @@ class Launches:
         self.spec, self.entry = spec, entry
         paths = modules(entry)
         self.own = [(entry.schedule(launch), self._load(paths[launch.file])) for launch in entry.every_launch]
-        self.look_up = entry.look_up(spec)
+        self.look_ups = {load: entry.look_up(under(spec, load)) for load in ("rested", "sustained")}
         self._spaces = {b.name: b.space(spec, entry.arch) for b in backends_for(entry.arch) if refusal(b, spec, entry.arch) is None}
         self._variants: dict[Schedule, Variant | None] = dict(self.own)
         """None: it does not compile."""
@@ -135,8 +141,8 @@ class Launches:
         return CompileQueue(sources, ArtifactCache(), max(1, processors() - 2))  # what launches the timed kernels must not wait for one
 
     def serving(self, point: Point, *, known: bool = True) -> int:
-        """Index of the launch that a call takes, where the host knows the tokens, or their bound alone."""
-        return self.look_up.launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths) if known else None)
+        """Index of the launch that a call takes, where the host knows the tokens, or their bound alone, and the spec the load."""
+        return self.look_ups[point.load].launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths) if known else None)
 
     def space(self, work: Workload) -> list[Schedule]:
         """Every launch over the layout that a search would try at a workload."""

@@ -7,8 +7,8 @@ from math import lcm
 
 from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.lower.pack_memory import MOST_PACK, pack_memory
-from kvgen.lower.space import Fact, spec_facts
 from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.lower.space import Fact, spec_facts
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
 from kvgen.spec.waves import MOST_WAVES, Waves

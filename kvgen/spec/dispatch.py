@@ -186,7 +186,7 @@ def _step(tokens: int) -> int:
 
 
 def _rounded(tokens: int) -> float:
-    return 2.0 ** (_step(tokens) / STEPS)
+    return math.pow(2, _step(tokens) / STEPS)
 
 
 def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None, batch_reach: float) -> tuple[float, bool]:
