@@ -80,11 +80,21 @@ def test_a_row_says_what_a_host_takes_that_does_not_know_the_tokens(launches, mo
     """A look-up that gives launch 1 where it is told no tokens."""
     monkeypatch.setattr("benchmarks.gpu_plane.read_roofline", lambda target: SimpleNamespace(samples=lambda nbytes, policy: [1.0]))
     look_up = SimpleNamespace(launch=lambda batch, bound, q_len, tokens: int(tokens is None))
-    monkeypatch.setattr(launches, "look_up", look_up)
+    monkeypatch.setattr(launches, "look_ups", {"rested": look_up})
     row = measure(launches, Point("2 of 2 to 80", (2, 80)), 1, whole=False)
     assert row is not None
     assert (row["launch"], row["launch_unknown"]) == (0, 1)
     assert row["regret_unknown"] == pytest.approx(json.loads(row["own_us"])[1] / row["best_us"], rel=1e-3)
+
+
+def test_under_load_the_launch_of_sustained_traffic_serves():
+    """Of the same call, two cells: under load another launch serves."""
+    spec, schedule, source, artifact = naive_spec(), naive_schedule(), naive_source(), naive_artifact()
+    other = Schedule(schedule.backend, schedule.layout, Params(threads=7))
+    cells = (Cell("4x256", 0, (9.0, 9.5), 9.0), Cell("4x256:sustained", 1, (30.0, 20.0), 20.0))
+    more, table = [(parse("4x256"), other, source, artifact)], DispatchTable((), 0, (0, 1), cells)
+    both = Launches(spec, Entry.of(spec, "cpu", [(spec.workloads[0], schedule, source, artifact)], more, table, device={}))
+    assert [both.serving(Point("4x256", (256,) * 4, load)) for load in ("rested", "sustained")] == [0, 1]
 
 
 class Queue:
