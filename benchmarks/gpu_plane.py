@@ -12,7 +12,8 @@ launch that serves is told and not counted. Sequences of unequal lengths have a 
 At a sustained point the launch serves which calls take if the spec's workloads say `load: sustained`.
 
 Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point: the launch of a call whose tokens the host knows, and
-beside it (`launch_unknown`) where it knows the longest sequence alone; `own_us` has the times of the entry's launches by their index, as
+beside it (`launch_unknown`) where it knows the longest sequence alone, if lengths are unequal: equal ones would have a plan, too, if the
+host did not know that they are equal, and are timed without; `own_us` has the times of the entry's launches by their index, as
 JSON. The last lines are worst regret and geometric mean of each spec. No point is begun after `--seconds`, of which every spec has an
 equal part; what is left is told.
 """
@@ -76,6 +77,11 @@ class Point:
     name: str
     lengths: tuple[int, ...]
     load: str = "rested"
+
+    @property
+    def equal(self) -> bool:
+        """Whether all sequences are equally long."""
+        return min(self.lengths) == max(self.lengths)
 
     @property
     def work(self) -> Workload:
@@ -198,8 +204,8 @@ def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Ro
     times = {schedule: median(samples) for schedule, samples in found.items()}
     default = entry.dispatch.default if entry.dispatch else 0
     own_us = [times.get(schedule) for schedule, _ in launches.own]
-    unknown = launches.serving(point, known=False)
-    default_us, unknown_us = own_us[default], own_us[unknown]
+    unknown = None if point.equal else launches.serving(point, known=False)
+    default_us, unknown_us = own_us[default], None if unknown is None else own_us[unknown]
     us, read = times[served_by], median(reads[inputs.nbytes])
     best_of_all, best_own = min(times, key=lambda s: times[s]), min(own & times.keys(), key=lambda s: times[s])
     return {

@@ -15,25 +15,25 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 17408, kBarriers = 34816, kQuery = 34816, kMerge = 38912, kPages = 43040, kWorkTiles = 43040, kScalars = 43296, kFlags = 43488, kCluster = 43504, kFlush = 0, kTotal = 43520;
+    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96512, kScalars = 97536, kFlags = 98112, kCluster = 98128, kFlush = 0, kTotal = 100736;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 17408, kBarriers = 34816, kQuery = 34816, kMerge = 38912, kPages = 43040, kWorkTiles = 43040, kScalars = 43296, kFlags = 43488, kCluster = 43504, kFlush = 0, kTotal = 43520;
+    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96512, kScalars = 97536, kFlags = 98112, kCluster = 98128, kFlush = 0, kTotal = 98176;
   };
-  static constexpr int kWarps = 2;
-  static constexpr int kTileSubtiles = 4;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 4;
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 8;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
-  static constexpr bool kPaged = false;
-  static constexpr int kPageBlocks = 0;
+  static constexpr bool kPaged = true;
+  static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = false;
+  static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
@@ -42,7 +42,7 @@ struct Schedule {
 
 struct Shape {
   static constexpr int kKvHeads = 8;
-  static constexpr int kPage = 0;
+  static constexpr int kPage = 128;
   static constexpr bool kSinks = Schedule::Sinks::kActive;
 };
 

@@ -15,25 +15,25 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 17408, kBarriers = 139264, kQuery = 139264, kMerge = 143360, kPages = 159872, kWorkTiles = 159936, kScalars = 160960, kFlags = 161536, kCluster = 161552, kFlush = 0, kTotal = 164224;
+    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44096, kScalars = 44352, kFlags = 44544, kCluster = 44560, kFlush = 0, kTotal = 44672;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 17408, kBarriers = 139264, kQuery = 139264, kMerge = 143360, kPages = 159872, kWorkTiles = 159936, kScalars = 160960, kFlags = 161536, kCluster = 161552, kFlush = 0, kTotal = 161664;
+    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44096, kScalars = 44352, kFlags = 44544, kCluster = 44560, kFlush = 0, kTotal = 44672;
   };
-  static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 4;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 1;
+  static constexpr int kWarps = 2;
+  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 8;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = false;
+  static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;

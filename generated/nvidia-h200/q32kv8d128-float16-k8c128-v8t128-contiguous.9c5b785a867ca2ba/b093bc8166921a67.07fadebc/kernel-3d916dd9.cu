@@ -5,25 +5,25 @@
 
 namespace {
 
-using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
-static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
+static_assert(Format::kSubtileBytes == 8320 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 33792);
 
 #line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 4736, kBarriers = 56832, kQuery = 56832, kMerge = 60928, kPages = 73312, kWorkTiles = 73312, kScalars = 74080, kFlags = 74528, kCluster = 74544, kFlush = 0, kTotal = 74624;
+    static constexpr int kSlot = 17152, kBarriers = 34304, kQuery = 34304, kMerge = 38400, kPages = 42528, kWorkTiles = 42528, kScalars = 42784, kFlags = 42976, kCluster = 42992, kFlush = 0, kTotal = 43008;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 4736, kBarriers = 56832, kQuery = 56832, kMerge = 60928, kPages = 73312, kWorkTiles = 73312, kScalars = 74080, kFlags = 74528, kCluster = 74544, kFlush = 0, kTotal = 74624;
+    static constexpr int kSlot = 17152, kBarriers = 34304, kQuery = 34304, kMerge = 38400, kPages = 42528, kWorkTiles = 42528, kScalars = 42784, kFlags = 42976, kCluster = 42992, kFlush = 0, kTotal = 43008;
   };
-  static constexpr int kWarps = 6;
-  static constexpr int kTileSubtiles = 1;
-  static constexpr int kTilesInFlight = 2;
-  static constexpr int kCtasPerSm = 2;
+  static constexpr int kWarps = 2;
+  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTilesInFlight = 1;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;

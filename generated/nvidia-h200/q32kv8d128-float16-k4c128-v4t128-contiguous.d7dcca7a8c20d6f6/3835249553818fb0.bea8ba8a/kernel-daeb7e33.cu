@@ -5,28 +5,28 @@
 
 namespace {
 
-using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
-static_assert(Format::kSubtileBytes == 8320 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 33792);
+static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
 
 #line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141312, kMerge = 145408, kPages = 161920, kWorkTiles = 161920, kScalars = 162944, kFlags = 163520, kCluster = 163536, kFlush = 0, kTotal = 163584;
+    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 100224;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141312, kMerge = 145408, kPages = 161920, kWorkTiles = 161920, kScalars = 162944, kFlags = 163520, kCluster = 163536, kFlush = 0, kTotal = 163584;
+    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 98048;
   };
   static constexpr int kWarps = 8;
   static constexpr int kTileSubtiles = 1;
   static constexpr int kTilesInFlight = 2;
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::two_level;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 2;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;

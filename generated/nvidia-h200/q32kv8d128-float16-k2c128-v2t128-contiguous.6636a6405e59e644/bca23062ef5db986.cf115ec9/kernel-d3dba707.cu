@@ -15,25 +15,25 @@ static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 9216, kBarriers = 55296, kQuery = 55296, kMerge = 59392, kPages = 71776, kWorkTiles = 71776, kScalars = 72544, kFlags = 72992, kCluster = 73008, kFlush = 0, kTotal = 73088;
+    static constexpr int kSlot = 2688, kBarriers = 43008, kQuery = 43008, kMerge = 47104, kPages = 63616, kWorkTiles = 63616, kScalars = 64640, kFlags = 65216, kCluster = 65232, kFlush = 0, kTotal = 67840;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 9216, kBarriers = 55296, kQuery = 55296, kMerge = 59392, kPages = 71776, kWorkTiles = 71776, kScalars = 72544, kFlags = 72992, kCluster = 73008, kFlush = 0, kTotal = 73088;
+    static constexpr int kSlot = 2688, kBarriers = 43008, kQuery = 43008, kMerge = 47104, kPages = 63616, kWorkTiles = 63616, kScalars = 64640, kFlags = 65216, kCluster = 65232, kFlush = 0, kTotal = 65280;
   };
-  static constexpr int kWarps = 6;
-  static constexpr int kTileSubtiles = 4;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 2;
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 8;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = false;
+  static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;

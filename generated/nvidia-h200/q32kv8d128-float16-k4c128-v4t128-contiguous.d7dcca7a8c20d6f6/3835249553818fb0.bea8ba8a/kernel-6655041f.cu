@@ -15,23 +15,23 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 8960, kBarriers = 53760, kQuery = 53760, kMerge = 57856, kPages = 70240, kWorkTiles = 70288, kScalars = 71056, kFlags = 71504, kCluster = 71520, kFlush = 0, kTotal = 71552;
+    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44064, kScalars = 44320, kFlags = 44512, kCluster = 44528, kFlush = 0, kTotal = 44544;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 8960, kBarriers = 53760, kQuery = 53760, kMerge = 57856, kPages = 70240, kWorkTiles = 70288, kScalars = 71056, kFlags = 71504, kCluster = 71520, kFlush = 0, kTotal = 71552;
+    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44064, kScalars = 44320, kFlags = 44512, kCluster = 44528, kFlush = 0, kTotal = 44544;
   };
-  static constexpr int kWarps = 6;
+  static constexpr int kWarps = 2;
   static constexpr int kTileSubtiles = 2;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 2;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
-  static constexpr bool kPaged = true;
-  static constexpr int kPageBlocks = 1;
+  static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
@@ -42,7 +42,7 @@ struct Schedule {
 
 struct Shape {
   static constexpr int kKvHeads = 8;
-  static constexpr int kPage = 128;
+  static constexpr int kPage = 0;
   static constexpr bool kSinks = Schedule::Sinks::kActive;
 };
 
