@@ -3,8 +3,9 @@
     python -m benchmarks.dispatch_rule
 
 Each rested cell that has another one within a doubling is left out of its table, and the launch that the rest of the table gives for it is
-compared with the fastest one of the table there. Two rules: the launch that serves the nearest cell, and the least mean loss, which
-`kvgen/spec/dispatch.py` has. Most cells lie two doublings apart, so calls are nearer to a cell than these, and lose less.
+compared with the fastest one of the table there. Three rules: the launch that serves the nearest cell, the least mean loss, and that with
+the model of waves, which `kvgen/spec/dispatch.py` has. Cells lie a doubling or two apart, so calls are nearer to a cell than these, and
+lose less.
 
 Writes dispatch_rule.csv to $OUT or benchmarks/results, and prints it.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.distance import mean_length
+from kvgen.spec.waves import Waves
 
 
 def rules(entry: Entry) -> Iterator[dict[str, Any]]:
@@ -33,9 +35,12 @@ def rules(entry: Entry) -> Iterator[dict[str, Any]]:
     table = entry.dispatch
     assert table is not None
     rested = [one for one in entry.measured() if one.workload.load == "rested"]
-    losing = {"nearest cell": [one._replace(losses=()) for one in rested], "least mean loss": rested}
-    for rule, measured in losing.items():
-        found = dict(_regrets(table, measured))
+    bare = [one._replace(losses=()) for one in rested]
+    compared: dict[str, tuple[list[Measured], dict[int, Waves]]] = {
+        "nearest cell": (bare, {}), "least mean loss": (rested, {}), "with waves": (rested, table.filling)
+    }  # fmt: skip
+    for rule, (measured, waves) in compared.items():
+        found = dict(_regrets(table, measured, waves))
         worst = max(found, key=lambda name: found[name])
         mean = math.exp(sum(map(math.log, found.values())) / len(found))
         yield {
@@ -44,11 +49,11 @@ def rules(entry: Entry) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _regrets(table: DispatchTable, measured: list[Measured]) -> Iterator[tuple[str, float]]:
+def _regrets(table: DispatchTable, measured: list[Measured], waves: Mapping[int, Waves]) -> Iterator[tuple[str, float]]:
     """By name of a cell that was left out, the regret of the launch that the others give."""
     for cell in table.cells:
         work = cell.work
-        look_up = Dispatch([one for one in measured if one.workload.key != cell.workload], table.default)
+        look_up = Dispatch([one for one in measured if one.workload.key != cell.workload], table.default, waves=waves)
         call = (work.batch, work.kv_len, work.q_len, round(work.batch * mean_length(work)))
         us = table.time(cell, look_up.launch(*call))
         if work.load == "rested" and us is not None and look_up.cell(*call) is not None:

@@ -1,4 +1,6 @@
-"""Tables of h200_plane.csv: what calls lose between the measured workloads, and the traffic that the project's goals name."""
+"""Tables of h200_plane.csv and, for entries that shipped earlier, of h200_plane_space.csv: what calls lose between the measured
+workloads, and the traffic that the project's goals name.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,24 @@ TRAFFIC = {
 
 
 def regrets() -> str:
-    """Regret of the launches that calls take, rested, and of the plain schedule if it served every call; where it was measured, also of
-    calls whose tokens the host does not know.
+    """Regret of the launches that calls take, rested, of calls whose tokens the host does not know, and of the plain schedule if it served
+    every call; of an earlier entry, the regret beside the whole search space.
     """
-    body, rested = [], [row for row in rows("h200_plane.csv") if row["traffic"] == "rested"]
-    unknown = all(row.get("regret_unknown") for row in rested)
+    rested, space = ([row for row in rows(file) if row["traffic"] == "rested"] for file in ("h200_plane.csv", "h200_plane_space.csv"))
+    body = []
     for spec, title in _titles(rested):
         mine = [row for row in rested if row["spec"] == spec]
-        own, space = [float(row["regret_own"]) for row in mine], [float(row["regret"]) for row in mine if row["whole"] == "True"]
+        own, whole = [float(row["regret_own"]) for row in mine], [float(row["regret"]) for row in space if row["spec"] == spec]
+        unknown = [float(row["regret_unknown"]) for row in mine if row["regret_unknown"]]
         default = [float(row["default_us"]) / float(row["best_own_us"]) for row in mine if row["default_us"]]
         mean = math.exp(sum(map(math.log, own)) / len(own))
-        beside = f"{max(space):.3f} ({len(space)})" if space else "–"
-        more = [f"{max(float(row['regret_unknown']) for row in mine):.3f}"] if unknown else []
-        body.append([title, str(len(mine)), f"{max(own):.3f}", f"{mean:.3f}", *more, beside, f"{max(default):.2f}"])
-    more = ["worst with unknown tokens"] if unknown else []
-    last = ["worst beside the whole space (points)", "worst of the plain schedule"]
-    return table(["entry", "points", "worst regret", "geometric mean", *more, *last], body)
+        body.append([title, str(len(mine)), f"{max(own):.3f}", f"{mean:.3f}", _worst(unknown), f"{max(default):.2f}", _worst(whole)])
+    columns = ["entry", "points", "worst regret", "geometric mean", "worst with unknown tokens (points)"]
+    return table([*columns, "worst of the plain schedule", "earlier entry: worst beside the whole space (points)"], body)
+
+
+def _worst(regrets: Sequence[float]) -> str:
+    return f"{max(regrets):.3f} ({len(regrets)})" if regrets else "–"
 
 
 def traffic() -> str:

@@ -40,10 +40,20 @@ class Waves:
         heads = batch * self.heads
         tokens = length if self.visible is None else min(length, self.visible)
         steps = max(1, tokens // self.step_tokens)
-        start = WAVE_BYTES / self.ctas_per_sm
-        fullest = (waves * self.resident // heads for waves in range(1, self.most_waves + 1))
-        counts = {min(max(1, count), steps, MOST_SPLITS) for count in fullest}
-        least = min(
-            -(-heads * count // self.resident) * (-(-steps // count) * self.tile_bytes + start) + count * REDUCE_BYTES for count in counts
-        )
-        return math.log(least / (heads * steps / self.resident * self.tile_bytes + start))
+        counts = (self._splits(heads, steps, waves) for waves in range(1, self.most_waves + 1))
+        least = min(self.cost(heads, steps, count) for count in counts)
+        return math.log(least / (heads * steps / self.resident * self.tile_bytes + self._wave_bytes))
+
+    def _splits(self, heads: int, steps: int, waves: int) -> int:
+        """Splits that fill so many waves, or fewer where reducing one more takes longer than the reading that it saves."""
+        worthwhile = math.isqrt(waves * steps * self.tile_bytes // REDUCE_BYTES)
+        return max(1, min(waves * self.resident // heads, worthwhile, steps, MOST_SPLITS))
+
+    def cost(self, heads: int, steps: int, splits: int) -> float:
+        """Modelled time, in bytes that a CTA could read, of so many heads of `steps` steps with `splits` splits each."""
+        waves = -(-heads * splits // self.resident)
+        return waves * (-(-steps // splits) * self.tile_bytes + self._wave_bytes) + splits * REDUCE_BYTES
+
+    @property
+    def _wave_bytes(self) -> int:
+        return WAVE_BYTES // self.ctas_per_sm

@@ -171,20 +171,19 @@ def test_the_summary_tells_the_worst_point_and_both_comparisons():
     assert "at   2 points: worst 1.440 (a, rested), geometric mean 1.200" in unknown
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_the_table_shows_regrets_of_unknown_tokens_once_they_are_measured(monkeypatch, measured):
+def test_the_table_of_regrets_counts_points_where_tokens_may_be_unknown_and_those_of_the_whole_space(monkeypatch):
     row = {"traffic": "rested", "regret_own": "1.01", "regret": "1.02", "whole": "True", "default_us": "30.0", "best_own_us": "20.0"}
-    more = {"regret_unknown": "1.25"} if measured else {}
-    monkeypatch.setattr(plane_tables, "rows", lambda name: [{"spec": spec, **row, **more} for spec in plane_tables.TITLES])
-    header, _, first, *_ = plane_tables.regrets().splitlines()
-    assert ("worst with unknown tokens" in header) == measured
-    assert [cell.strip() for cell in first.strip("|").split("|")] == [
-        "int8", "1", "1.010", "1.010", *(["1.250"] if measured else []), "1.020 (1)", "1.50"
-    ]  # fmt: skip
+    points = {
+        "h200_plane.csv": [{**row, "regret_unknown": far} for far in ("", "1.25", "1.1")],
+        "h200_plane_space.csv": [{**row, "regret": "1.03", "regret_unknown": ""}],
+    }
+    monkeypatch.setattr(plane_tables, "rows", lambda name: [{"spec": "serving-kv8", **point} for point in points[name]])
+    cells = [cell.strip() for cell in plane_tables.regrets().splitlines()[2].strip("|").split("|")]
+    assert cells == ["int8", "3", "1.010", "1.010", "1.250 (2)", "1.50", "1.030 (1)"]
 
 
 def test_only_what_was_measured_is_in_the_tables(monkeypatch):
-    row = {"spec": "default-kv4", "point": "64x1000", "traffic": "rested", "regret_own": "1", "regret": "1", "whole": "True"}
+    row = {"spec": "default-kv4", "point": "64x1000", "traffic": "rested", "regret_own": "1", "regret": "1", "regret_unknown": ""}
     times = {"us": "10.0", "read_fraction": "0.9", "default_us": "1", "best_own_us": "1"}
     monkeypatch.setattr(plane_tables, "rows", lambda name: [{**row, **times}])
     assert plane_tables.traffic().splitlines()[0] == "| traffic | int4, no workloads named |"

@@ -27,6 +27,7 @@ from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.runtime.calls import Calls
+from kvgen.spec.waves import Waves
 from kvgen.toolchain import Artifact, Resources
 from kvgen.tune.regression.finding import Finding
 from tests.support.specs import kv4_spec
@@ -190,7 +191,8 @@ def test_launches_that_only_the_dispatch_table_names_are_exported(tmp_path: Path
     others = (Schedule("cuda", default.layout, launch) for launch in backend.space(SPEC, "sm90").launches(default.layout, work))
     schedules = [default, next(one for one in others if one.launch != default.launch)]
     one, more = ((work, schedule, backend.lower(SPEC, schedule, "sm90"), None) for schedule in schedules)
-    table = DispatchTable((), 0, (0, 1), (Cell("1x512", 1, (2.0, 1.0), 1.0),))
+    waves = tuple(backend.waves(SPEC, schedule, "sm90") for schedule in schedules)
+    table = DispatchTable((), 0, (0, 1), (Cell("1x512", 1, (2.0, 1.0), 1.0),), waves=waves)
     entry = Entry.of(SPEC, "sm90", [one], [more], table, device={})
     monkeypatch.setattr(libraries, "select", lambda spec, target: Selection(entry, "exact", ()))
     done = _export(tmp_path / "k", "sm90")
@@ -200,6 +202,7 @@ def test_launches_that_only_the_dispatch_table_names_are_exported(tmp_path: Path
     assert len(files) == 2
     assert all((done.folder / "build" / variant / file).is_file() for file in files)
     assert build["dispatch"]["measured"][-1]["launch"] == 1
+    assert {one["launch"]: Waves(**one["waves"]) for one in build["dispatch"]["waves"]} == dict(enumerate(waves))
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.spec import waves
+from kvgen.spec.waves import Waves
 from tests.unit.lower_cuda.emulate import library
 
 CALLS = """
@@ -17,6 +20,9 @@ extern "C" int cheapest(int heads, int resident, int ctas_per_sm, int tile_bytes
   return kvgen::SplitModel{heads, resident, ctas_per_sm, tile_bytes}.cheapest(tiles, limit);
 }
 extern "C" int most(int heads, int resident, int limit) { return kvgen::SplitModel{heads, resident, 1, 1}.most(limit); }
+extern "C" int most_waves() { return kvgen::SplitModel::kMostWaves; }
+extern "C" int wave_bytes() { return kvgen::SplitModel::kWaveBytes; }
+extern "C" int reduce_bytes() { return kvgen::SplitModel::kReduceBytes; }
 """
 SMS = 132
 TILE = 16896
@@ -60,3 +66,20 @@ def test_short_heads_are_not_split_for_a_full_wave_since_every_split_has_a_start
 @settings(max_examples=200, deadline=None)
 def test_splits_have_a_tile_each_and_a_slot_in_the_workspace(model: ctypes.CDLL, heads: int, tiles: int, ctas: int, limit: int) -> None:
     assert 1 <= splits(model, heads, tiles, ctas, limit) <= min(model.most(heads, SMS * ctas, limit), max(1, tiles))
+
+
+def test_the_model_of_the_look_up_has_the_numbers_of_the_kernels(model: ctypes.CDLL) -> None:
+    assert (model.most_waves(), model.wave_bytes(), model.reduce_bytes()) == (waves.MOST_WAVES, waves.WAVE_BYTES, waves.REDUCE_BYTES)
+
+
+@given(batch=st.integers(1, 600), tiles=st.integers(1, 4000), ctas=st.sampled_from([1, 2, 4]))
+@settings(max_examples=200, deadline=None)
+def test_the_model_of_the_look_up_finds_as_cheap_a_number_of_splits(model: ctypes.CDLL, batch: int, tiles: int, ctas: int) -> None:
+    """It tries a number for each count of waves only, and so may miss one that is a little cheaper."""
+    own = Waves(heads=8, resident=SMS * ctas, ctas_per_sm=ctas, step_tokens=128, tile_bytes=TILE)
+    heads = 8 * batch
+    full = heads * tiles / own.resident * TILE + waves.WAVE_BYTES // ctas
+    chosen = own.cost(heads, tiles, splits(model, heads, tiles, ctas)) / full
+    found = math.exp(own.unfilled(batch, tiles * 128))
+    assert chosen <= found * (1 + 1e-9)
+    assert found <= chosen * 1.15

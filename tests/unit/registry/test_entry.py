@@ -13,6 +13,7 @@ from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Code, Damaged, Entry
 from kvgen.registry.paths import locate, portable
 from kvgen.spec.traffic import parse
+from kvgen.spec.waves import Waves
 from kvgen.toolchain.artifact import Artifact, KernelResources, Resources
 
 
@@ -37,6 +38,9 @@ def test_launches_of_several_back_ends_come_back_with_their_own(make_entry):
         {"workload": "8x1024", "backend": "tilelang", "us": 10.0, "runner_up": None},
     ]
     assert make_entry(((1, 4096), (8, 1024))).key == entry.key
+
+
+WAVES = Waves(heads=8, resident=66, ctas_per_sm=1, step_tokens=256, tile_bytes=17408, most_waves=1, visible=4096)
 
 
 def _table(**changes: object) -> DispatchTable:
@@ -68,6 +72,13 @@ def test_a_dispatch_table_round_trips_and_is_no_part_of_the_key(make_entry):
     assert [again.dispatch.regret(cell) for cell in again.dispatch.cells] == [1.0, 12.0 / 11.0]
 
 
+def test_how_launches_fill_a_gpu_round_trips_and_reaches_the_look_up(make_entry):
+    again = _again(_with_table(make_entry(), _table(waves=(WAVES, None))))
+    assert again.dispatch.waves == (WAVES, None)
+    assert again.dispatch.filling == {0: WAVES}
+    assert again.look_up()._waves == {0: WAVES}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -78,6 +89,7 @@ def test_a_dispatch_table_round_trips_and_is_no_part_of_the_key(make_entry):
         {"cells": (Cell("4x8192", 1, (20.0,), 10.0),)},
         {"cells": (Cell("four", 1, (20.0, 10.0), 10.0),)},
         {"cells": (Cell("4x8192", 1, (20.0, 10.0), 0.0),)},
+        {"waves": (WAVES,)},
     ],
 )
 def test_a_table_that_does_not_fit_its_entry_is_refused(make_entry, wrong):

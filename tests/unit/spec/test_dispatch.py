@@ -14,6 +14,7 @@ from kvgen.spec import Workload, load_spec
 from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
 from kvgen.spec.distance import mean_length
 from kvgen.spec.traffic import parse
+from kvgen.spec.waves import Waves
 from tests.support.specs import base
 
 DEFAULT = 9
@@ -69,6 +70,37 @@ def test_a_launch_that_was_not_measured_at_the_nearest_workload_does_not_serve()
 def test_a_launch_that_loses_nothing_more_than_the_one_that_serves_does_not_replace_it():
     measured = [Measured(parse("16x1024"), 1, [(0, 1.0)]), Measured(parse("16x4096"), 1, [(0, 1.0)])]
     assert call(Dispatch(measured, DEFAULT), "16x2000") == 1
+
+
+CLUSTERS = Waves(heads=8, resident=66, ctas_per_sm=1, step_tokens=256, tile_bytes=17408, most_waves=1)
+"""Launch 0: clusters of two CTAs, whose splits run at once. 64 heads fill a wave, 88 heads take two."""
+SPLITS = Waves(heads=8, resident=132, ctas_per_sm=1, step_tokens=128, tile_bytes=17408)
+"""Launch 1: CTAs that are split until the last wave is full."""
+
+
+def of_clusters_and_splits(*measured: Measured, known: bool = True) -> Dispatch:
+    return Dispatch(measured, DEFAULT, waves={0: CLUSTERS, 1: SPLITS} if known else None)
+
+
+def test_a_launch_whose_last_wave_is_nearly_empty_does_not_serve_a_call_of_equal_lengths():
+    """At 8 sequences clusters are a little faster; with 11 sequences most of them wait for a second wave."""
+    eight = Measured(parse("8x131072"), 0, [(1, 1.03)])
+    assert call(of_clusters_and_splits(eight, known=False), "11x131072") == 0
+    found = of_clusters_and_splits(eight)
+    assert [call(found, name) for name in ("8x131072", "8x100000", "11x131072")] == [0, 0, 1]
+
+
+def test_what_a_partly_empty_wave_cost_at_a_measured_workload_does_not_count_elsewhere():
+    """At 11 sequences clusters lose by their second wave alone."""
+    eleven = Measured(parse("11x131072"), 1, [(0, 1.2)])
+    assert call(of_clusters_and_splits(eleven, known=False), "8x131072") == 1
+    assert call(of_clusters_and_splits(eleven), "8x131072") == 0
+
+
+def test_a_plan_balances_unequal_lengths_so_waves_do_not_count():
+    found = of_clusters_and_splits(Measured(parse("8x131072"), 0, [(1, 1.03)]))
+    assert found.launch(11, 131072, tokens=11 * 131072) == 1
+    assert found.launch(11, 131072, tokens=11 * 131072 - 1) == 0, "other lengths, though as many tokens when rounded"
 
 
 def test_where_nothing_was_measured_the_default_serves_its_own_batches():

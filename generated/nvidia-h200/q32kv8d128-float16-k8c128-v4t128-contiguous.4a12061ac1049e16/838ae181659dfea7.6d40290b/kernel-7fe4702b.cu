@@ -15,18 +15,18 @@ static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 6784, kBarriers = 108544, kQuery = 108544, kMerge = 112640, kPages = 129152, kWorkTiles = 129152, kScalars = 130176, kFlags = 130752, kCluster = 130768, kFlush = 0, kTotal = 133120;
+    static constexpr int kSlot = 13056, kBarriers = 26112, kQuery = 26112, kMerge = 30208, kPages = 34336, kWorkTiles = 34336, kScalars = 34592, kFlags = 34784, kCluster = 34800, kFlush = 0, kTotal = 34816;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 6784, kBarriers = 108544, kQuery = 108544, kMerge = 112640, kPages = 129152, kWorkTiles = 129152, kScalars = 130176, kFlags = 130752, kCluster = 130768, kFlush = 0, kTotal = 130816;
+    static constexpr int kSlot = 13056, kBarriers = 26112, kQuery = 26112, kMerge = 30208, kPages = 34336, kWorkTiles = 34336, kScalars = 34592, kFlags = 34784, kCluster = 34800, kFlush = 0, kTotal = 34816;
   };
-  static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 1;
-  static constexpr int kTilesInFlight = 2;
-  static constexpr int kCtasPerSm = 1;
+  static constexpr int kWarps = 2;
+  static constexpr int kTileSubtiles = 2;
+  static constexpr int kTilesInFlight = 1;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 4;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
