@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from benchmarks import dispatch_rule
-from benchmarks.dispatch_rule import rules
+from benchmarks.dispatch_rule import compared, rules
+from benchmarks.figures import rows
 from kvgen.registry import packaged_store
 from kvgen.registry.dispatch import Cell, DispatchTable
 
+TABLE = DispatchTable(
+    (), 0, (0, 1), (Cell("4x4096", 0, (1.0, 2.0), 1.0), Cell("8x4096", 1, (3.0, 1.0), 1.0), Cell("8x4096:sustained", 1, (3.0, 1.0), 1.0))
+)
+ENTRY = SimpleNamespace(dispatch=TABLE, measured=TABLE.measured)
+
 
 def test_a_cell_that_is_left_out_does_not_serve_itself():
-    cells = (Cell("4x4096", 0, (1.0, 2.0), 1.0), Cell("8x4096", 1, (3.0, 1.0), 1.0), Cell("8x4096:sustained", 1, (3.0, 1.0), 1.0))
-    table = DispatchTable((), 0, (0, 1), cells)
-    assert dict(dispatch_rule._regrets(table, table.measured(), {})) == {"4x4096": 2.0, "8x4096": 1.0}
+    assert dict(dispatch_rule._over_cells(ENTRY, rules(TABLE)["least mean loss"])) == {"4x4096": 2.0, "8x4096": 3.0}
 
 
-def test_every_table_that_ships_is_compared_by_all_rules():
-    entry = next(found.entry for found in packaged_store().all() if found.entry is not None and found.entry.dispatch is not None)
-    rows = list(rules(entry))
-    assert [row["rule"] for row in rows] == ["nearest cell", "least mean loss", "with waves"]
-    assert all(row["cells"] > 20 and row["worst_regret"] >= row["geometric_mean"] >= 1 for row in rows)
+def test_between_the_cells_the_whole_table_serves():
+    point = {"batch": "8", "longest": "5000", "tokens": "40000", "point": "8x5000", "own_us": "[6.0, 4.0, null]"}
+    assert dict(dispatch_rule._over_points(ENTRY, rules(TABLE)["least mean loss"], [point])) == {"8x5000": 1.0}
+    assert dict(dispatch_rule._over_points(ENTRY, rules(TABLE)["least mean loss"], [{**point, "batch": "4"}])) == {"8x5000": 1.5}
+
+
+def test_every_table_that_ships_is_compared_by_all_rules_over_its_cells_and_the_points_that_were_measured():
+    entry = next(found.entry for found in packaged_store().all() if found.entry is not None and found.entry.spec.name == "serving-kv4")
+    found = list(compared(entry, rows("h200_plane.csv")))
+    assert [(row["rule"], row["over"]) for row in found] == [
+        (rule, over) for rule in ("nearest cell", "least mean loss", "with waves") for over in ("cells", "points")
+    ]
+    assert all(row["number"] > 20 and row["worst_regret"] >= row["geometric_mean"] >= 1 for row in found)
+    other = [{**row, "best_launch": "another one"} for row in rows("h200_plane.csv")]
+    assert {row["over"] for row in compared(entry, other)} == {"cells"}
