@@ -38,15 +38,14 @@ Rule = Callable[[Sequence[Measured]], Dispatch]
 def rules(table: DispatchTable) -> dict[str, Rule]:
     """The rules that are compared, by name."""
 
-    def rule(waves: Mapping[int, Waves], *, nearest: bool = False) -> Rule:
-        return lambda measured: Dispatch(
-            [one._replace(losses=()) for one in measured] if nearest else measured,
-            table.default,
-            batch_reach=table.batch_reach,
-            waves=waves,
-        )
+    def least_loss(measured: Sequence[Measured], waves: Mapping[int, Waves] | None = None) -> Dispatch:
+        return Dispatch(measured, table.default, batch_reach=table.batch_reach, waves=waves)
 
-    return {"nearest cell": rule({}, nearest=True), "least mean loss": rule({}), "with waves": rule(table.filling)}
+    return {
+        "nearest cell": lambda measured: least_loss([one._replace(losses=()) for one in measured]),
+        "least mean loss": least_loss,
+        "with waves": lambda measured: least_loss(measured, table.filling),
+    }
 
 
 def compared(entry: Entry, measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -102,8 +101,8 @@ def main() -> int:
     measured = rows("h200_plane.csv")
     found = [row for entry in entries for row in compared(entry, measured)]
     for row in found:
-        print(f"{row['entry']:20}{row['rule']:16} at {row['number']:4} {row['over']:7} worst {row['worst_regret']:.3f} ({row['worst_at']}), "
-              f"geometric mean {row['geometric_mean']:.4f}")  # fmt: skip
+        where, worst = f"{row['number']:4} {row['over']:7}", f"worst {row['worst_regret']:.3f} ({row['worst_at']})"
+        print(f"{row['entry']:20}{row['rule']:16} at {where} {worst}, geometric mean {row['geometric_mean']:.4f}")
     write_csv(folder() / "dispatch_rule.csv", found)
     return 0
 
