@@ -123,6 +123,8 @@ class DispatchTable(Json):
                 raise ValueError(f"its dispatch table names launch {index} of {count}")
         if self.waves and len(self.waves) != len(self.members):
             raise ValueError("its dispatch table does not say of every launch how its CTAs fill the GPU")
+        if not all(waves.possible for waves in self.waves if waves is not None):
+            raise ValueError("its dispatch table has launches without CTAs, or without tokens")
         for cell in self.cells:
             if len(cell.us) != len(self.members) or not cell.best_us > 0:
                 raise ValueError(f"its dispatch table has no times of {cell.workload}")

@@ -8,7 +8,7 @@ look-up of a launch needs it in Python, where no kernel is loaded.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 MOST_WAVES = 8
 WAVE_BYTES = 160 * 1024
@@ -34,6 +34,11 @@ class Waves:
     most_waves: int = MOST_WAVES
     visible: int | None = None
     """Tokens of a sequence that a query sees at most; None: all."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether all numbers are those of some launch: a file may say otherwise."""
+        return all(value is None or value >= 1 for value in asdict(self).values())
 
     def unfilled(self, batch: int, length: int) -> float:
         """Logarithm of the modelled time of `batch` sequences of `length` tokens over that of a launch whose waves are all full."""

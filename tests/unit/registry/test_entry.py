@@ -90,6 +90,8 @@ def test_how_launches_fill_a_gpu_round_trips_and_reaches_the_look_up(make_entry)
         {"cells": (Cell("four", 1, (20.0, 10.0), 10.0),)},
         {"cells": (Cell("4x8192", 1, (20.0, 10.0), 0.0),)},
         {"waves": (WAVES,)},
+        {"waves": (None, replace(WAVES, resident=0))},
+        {"waves": (replace(WAVES, visible=0), None)},
     ],
 )
 def test_a_table_that_does_not_fit_its_entry_is_refused(make_entry, wrong):
