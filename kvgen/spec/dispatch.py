@@ -34,7 +34,9 @@ CLOSEST = 1 / 64
 STEPS = 8
 """Steps per doubling to which the tokens of a call are rounded, so that a growing cache rarely asks anew."""
 UNFILLED = 0.6
-"""Part of what the model of waves says of a partly empty wave that shows in a time: fewer CTAs read faster each (docs/decisions/0035)."""
+"""Part of the loss which the model of waves predicts that shows in measured times: where a wave is partly empty, its CTAs read faster than
+the model says (docs/decisions/0035).
+"""
 REMEMBERED = 4096
 
 
@@ -199,6 +201,6 @@ def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | No
     else:
         tokens, spread = abs(cell[1] - (most - unequal)), abs(cell[3] - unequal)
     batch, query = abs(cell[0] - call[0]), abs(cell[2] - call[2])
-    # Another load is farther than the next measured workload: cells of one load lie at most a doubling apart.
+    # Another load counts as one and a half doublings: the workloads of a whole grid lie a doubling apart.
     distance = batch + tokens + query + spread + 1.5 * abs(cell[4] - call[4])
     return distance, batch <= batch_reach + 1e-9 and max(tokens, query) <= REACH + 1e-9

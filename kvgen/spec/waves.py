@@ -23,7 +23,7 @@ class Waves:
     """What the model needs to know of a launch on a GPU."""
 
     heads: int
-    """Heads of a sequence: KV heads, times the CTAs that share the packed-GQA rows of a KV head."""
+    """Heads of a sequence: KV heads, times the CTAs that share the packed-GQA rows of a KV head for the query tokens of the spec."""
     resident: int
     """Splits that run at once: CTAs, or clusters."""
     ctas_per_sm: int
@@ -32,6 +32,7 @@ class Waves:
     tile_bytes: int
     """Bytes of a KV tile."""
     most_waves: int = MOST_WAVES
+    """Waves for which the kernel splits heads; 1: it chooses no more splits than run at once. More heads than that take more waves."""
     visible: int | None = None
     """Tokens of a sequence that a query sees at most; None: all."""
 
@@ -41,7 +42,9 @@ class Waves:
         return all(value is None or value >= 1 for value in asdict(self).values())
 
     def unfilled(self, batch: int, length: int) -> float:
-        """Logarithm of the modelled time of `batch` sequences of `length` tokens over that of a launch whose waves are all full."""
+        """Logarithm of the modelled time of `batch` sequences of `length` tokens over that of one full wave that reads as many bytes: what
+        a launch loses by partly empty waves, by the starts of further waves, and by reducing splits.
+        """
         heads = batch * self.heads
         tokens = length if self.visible is None else min(length, self.visible)
         steps = max(1, tokens // self.step_tokens)
