@@ -49,19 +49,21 @@ def rules(table: DispatchTable) -> dict[str, Rule]:
 
 
 def compared(entry: Entry, measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """A row for each rule, over the cells and over the points: number of these, worst regret and where, geometric mean."""
+    """A row for each rule, over the cells and over the points: number of these, worst regret and where, geometric mean. A point counts as
+    often as it was measured.
+    """
     table = entry.dispatch
     assert table is not None
     points = [row for row in measured if _is_of(entry, row)]
     for name, rule in rules(table).items():
         for over, found in (("cells", _over_cells(entry, rule)), ("points", _over_points(entry, rule, points))):
-            regrets = dict(found)
+            regrets = list(found)
             if regrets:
-                worst = max(regrets, key=lambda at: regrets[at])
-                mean = math.exp(sum(map(math.log, regrets.values())) / len(regrets))
+                at, worst = max(regrets, key=lambda one: one[1])
+                mean = math.exp(sum(math.log(regret) for _, regret in regrets) / len(regrets))
                 yield {
-                    "entry": entry.spec.name, "over": over, "rule": name, "number": len(regrets), "worst_regret": round(regrets[worst], 3),
-                    "worst_at": worst, "geometric_mean": round(mean, 4),
+                    "entry": entry.spec.name, "over": over, "rule": name, "number": len(regrets), "worst_regret": round(worst, 3),
+                    "worst_at": at, "geometric_mean": round(mean, 4),
                 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ look-up of a launch needs it in Python, where no kernel is loaded.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 MOST_WAVES = 8
 WAVE_BYTES = 160 * 1024
@@ -39,7 +39,7 @@ class Waves:
     @property
     def possible(self) -> bool:
         """Whether all numbers are those of some launch: a file may say otherwise."""
-        return all(value is None or value >= 1 for value in asdict(self).values())
+        return all(value is None or value >= 1 for value in vars(self).values())
 
     def unfilled(self, batch: int, length: int) -> float:
         """Logarithm of the modelled time of `batch` sequences of `length` tokens over that of one full wave that reads as many bytes: what

@@ -9,9 +9,9 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import plain_launches, workload_launches
-from kvgen.lower.cuda.render import cluster_size, source
+from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, shared_memory
+from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales

@@ -6,7 +6,7 @@ from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.rows import q_tiles
-from kvgen.lower.cuda.shared import PLANNED, shared_memory
+from kvgen.lower.cuda.shared import PLANNED, cluster_size, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.reference.window import window_places
@@ -44,11 +44,6 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
     return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
-
-
-def cluster_size(reduction: str) -> int:
-    """CTAs of a cluster: 8 for `cluster8`; 1 where there are no clusters."""
-    return int(reduction.removeprefix(reduction.rstrip("0123456789")) or 1)
 
 
 def _quant(op: Operand) -> str:

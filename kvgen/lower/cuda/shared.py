@@ -58,14 +58,18 @@ class SharedMemory:
         return ", ".join(f"k{''.join(map(str.capitalize, word))} = {getattr(self, name)}" for name, word in words.items())
 
 
+def cluster_size(reduction: str) -> int:
+    """CTAs of a cluster: 8 for `cluster8`; 1 where there are no clusters."""
+    return int(reduction.removeprefix(reduction.rstrip("0123456789")) or 1)
+
+
 def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> SharedMemory:
     """Shared memory of the static kernel of a launch, for blocks of `layout`; with `PLANNED` in the launch, of the planned one."""
     warps, kv_tile, in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
     key, dim, rows = layout.key, layout.head_dim, spec.attention.group * spec.attention.q_len
     tiles, tile_rows = q_tiles(spec), min(rows, TILE_ROWS)
     key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
-    reduction = launch.text("reduction")
-    clustered = int(reduction.removeprefix("cluster")) if reduction.startswith("cluster") else 0
+    ctas = cluster_size(launch.text("reduction"))
 
     slot = _slot(layout, kv_tile)
     barriers = warps * in_flight * slot
@@ -76,7 +80,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     scalars = work_tiles + warps * WORK_TILES
     flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4
     cluster = _align(flags + FLAGS, 16)
-    end = _align(cluster + (tiles * (tile_rows * dim * 4 + clustered * 64 + 16) if clustered else 0), 128)
+    end = _align(cluster + (tiles * (tile_rows * dim * 4 + ctas * 64 + 16) if ctas > 1 else 0), 128)
     packing = pack_memory(layout)
     flush = 0 if packing <= pages else end
     return SharedMemory(slot, barriers, query, merge, pages, work_tiles, scalars, flags, cluster, flush, flush + packing if flush else end)

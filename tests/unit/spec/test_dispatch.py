@@ -82,8 +82,8 @@ def of_clusters_and_splits(*measured: Measured, known: bool = True) -> Dispatch:
     return Dispatch(measured, DEFAULT, waves={0: CLUSTERS, 1: SPLITS} if known else None)
 
 
-def test_a_launch_whose_last_wave_is_nearly_empty_does_not_serve_a_call_of_equal_lengths():
-    """At 8 sequences clusters are a little faster; with 11 sequences most of them wait for a second wave."""
+def test_a_launch_whose_last_wave_is_mostly_empty_does_not_serve_a_call_of_equal_lengths():
+    """At 8 sequences clusters are a little faster; with 11 sequences a quarter of them wait for a second wave."""
     eight = Measured(parse("8x131072"), 0, [(1, 1.03)])
     assert call(of_clusters_and_splits(eight, known=False), "11x131072") == 0
     found = of_clusters_and_splits(eight)
