@@ -6,7 +6,7 @@ from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.rows import q_tiles
-from kvgen.lower.cuda.shared import PLANNED, cluster_size, shared_memory
+from kvgen.lower.cuda.shared import PLANNED, cluster_size, mma_of, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.reference.window import window_places
@@ -29,7 +29,8 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         element=_ELEMENTS[spec.attention.dtype],
         attention=spec.attention,
         cache=spec.cache,
-        q_tiles=q_tiles(spec),
+        q_tiles=q_tiles(spec, mma_of(launch)),
+        mma=mma_of(launch),
         page=spec.cache.page or 0,
         window_places=window_places(spec, layout.tokens),
         launch=launch,

@@ -1,8 +1,9 @@
-// A warp's ring of KV tiles in shared memory. No other warp fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's
+// A team's ring of KV tiles in shared memory. No other team fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's
 // channel params (of K, then of V), its boost index and its sub-tiles. A stage is one sub-tile or several.
 #pragma once
 #include <algorithm>
 
+#include "kvgen/pipeline/team.cuh"
 #include "kvgen/pipeline/tile_params.cuh"
 #include "kvgen/ptx.cuh"
 
@@ -22,6 +23,15 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
   } else {
     ptx::copy_async16_if<kRest / 16>(shared + kRows, global + kRows, lane);
   }
+}
+
+// The same by the warps of a team: each copies one part.
+template <class Traits, int kBytes>
+__device__ __forceinline__ void team_copy_async(uint32_t shared, const uint8_t* global, int lane, int part) {
+  constexpr int kPart = kBytes / Traits::kTeamWarps;
+  static_assert(kBytes % (16 * Traits::kTeamWarps) == 0);
+  const int at = Traits::kTeamWarps == 1 ? 0 : part * kPart;
+  warp_copy_async<kPart>(shared + at, global + at, lane);
 }
 
 template <class Traits, Copy kCopy = Traits::kCopy>
@@ -51,10 +61,12 @@ struct Ring<Traits, Copy::cp_async> {
   using Key = KeyStageParams<Traits, Traits::kStageSubtiles * 32>;
   using Value = ValueStageParams<Traits, Traits::kStageSubtiles * 32>;
   uint32_t base;
-  int lane;
+  int lane, part;
 
   __device__ Ring(uint32_t shared, int warp, int lane_)
-      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)), lane(lane_) {}
+      : base(ptx::pinned(shared + warp / Traits::kTeamWarps * Traits::kTilesInFlight * Traits::kSlotBytes)),
+        lane(lane_),
+        part(warp % Traits::kTeamWarps) {}
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
@@ -63,12 +75,12 @@ struct Ring<Traits, Copy::cp_async> {
       if constexpr (Key::kRepeats)
         copy_sets<Key>(mine, tile.key_params, stage, key_place<Traits>(tile));
       else if (Key::any(stage))
-        warp_copy_async<Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane);
+        team_copy_async<Traits, Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane, part);
       if constexpr (Value::kRepeats)
         copy_sets<Value>(mine + Traits::KeyChannelParams::kBytes, tile.value_params, stage, value_place<Traits>(tile));
       else if (Value::any(stage))
-        warp_copy_async<Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
-                                       value_params<Traits>(tile) + Value::offset(stage), lane);
+        team_copy_async<Traits, Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
+                                               value_params<Traits>(tile) + Value::offset(stage), lane, part);
       if constexpr (Traits::Format::kBoosted > 0) {
         if (stage == 0)
           ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, boost_index<Traits>(tile), lane);
@@ -76,7 +88,8 @@ struct Ring<Traits, Copy::cp_async> {
       if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
-        warp_copy_async<Traits::kStageBytes>(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes, lane);
+        team_copy_async<Traits, Traits::kStageBytes>(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes, lane,
+                                                     part);
     }
     ptx::copy_commit();
   }
@@ -91,9 +104,9 @@ struct Ring<Traits, Copy::cp_async> {
       case 2: ptx::copy_wait<(kStepStages > 2 ? kOthers - 2 : 0)>(); break;
       default: ptx::copy_wait<(kStepStages > 3 ? kOthers - 3 : 0)>();
     }
-    __syncwarp();
+    sync_team<Traits>();
   }
-  // The refill must not overtake other lanes' reads of the stage.
+  // The refill must not overtake other lanes' reads of the stage. (The warps of a warpgroup have met since their last read.)
   __device__ __forceinline__ void release(int) { __syncwarp(); }
   __device__ __forceinline__ void next_round() {}
 
