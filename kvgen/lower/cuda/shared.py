@@ -17,8 +17,6 @@ MAX_BATCH = 2048
 WORK_TILES = 128
 """Bytes in which a warp keeps its latest work tiles."""
 FLAGS = 16
-PLANNED = {"copy": "cp_async", "reduction": "last_cta"}
-"""What the planned kernel does differently from the schedule."""
 
 
 def _align(size: int, to: int) -> int:
@@ -70,8 +68,13 @@ def mma_of(launch: Params) -> str:
     return launch.text("mma") if "mma" in launch else "warp"
 
 
+def planned(launch: Params) -> Params:
+    """A launch as the planned kernel runs it: without clusters, and with bulk copies only for warpgroups."""
+    return Params({**launch, "reduction": "last_cta", "copy": launch["copy"] if mma_of(launch) == "warpgroup" else "cp_async"})
+
+
 def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> SharedMemory:
-    """Shared memory of the static kernel of a launch, for blocks of `layout`; with `PLANNED` in the launch, of the planned one."""
+    """Shared memory of the static kernel of a launch, for blocks of `layout`; of `planned(launch)`, of the planned one."""
     warps, kv_tile, in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
     key, dim, rows = layout.key, layout.head_dim, spec.attention.group * spec.attention.q_len
     mma = mma_of(launch)
@@ -82,7 +85,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
 
     slot = _slot(layout, kv_tile)
     barriers = teams * in_flight * slot
-    query = barriers + (0 if launch.text("copy") == "cp_async" else _align(warps * kv_tile // SUBTILE * in_flight * 8, 16))
+    query = barriers + (0 if launch.text("copy") == "cp_async" else _align(teams * kv_tile // SUBTILE * in_flight * 8, 16))
     merge = query + tiles * dim * 16 * (2 if _error_in_copy(layout, rows) else 1)
     pages = merge + _align(teams * tile_rows * (dim + 1) * 4, 16)
     work_tiles = pages + _align(warps * (2 * in_flight * max(1, kv_tile // layout.tokens) * 4 if spec.cache.page else 0), 16)

@@ -1,4 +1,5 @@
-// Wrappers of wgmma, the asynchronous MMA of a warpgroup, and of what goes with it. SM90 only.
+// Wrappers of wgmma, the asynchronous MMA of a warpgroup, and of what goes with it. SM90 only: nothing else instantiates
+// the code that calls them.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +7,6 @@
 
 namespace kvgen::ptx {
 
-#if KVGEN_SM90
 // Describes B in shared memory as 8x8 matrices of fp16: for each tile of eight columns the matrix of k-slots 0..7, then that of 8..15. A
 // matrix is 128 bytes; a row of it has eight k-slots of one column. The address is a multiple of 16.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
@@ -58,6 +58,5 @@ __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t x0, 
 }
 // Makes this thread's stores to shared memory visible to wgmma, after a barrier.
 __device__ __forceinline__ void wgmma_store_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-#endif
 
 }  // namespace kvgen::ptx

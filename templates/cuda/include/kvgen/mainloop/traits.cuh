@@ -20,11 +20,11 @@ struct Static : Schedule_ {
 };
 
 // The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and cp.async instead of bulk copies, because the
-// phases of the bulk copies' barriers would have to be tracked across work tiles.
+// phases of the bulk copies' barriers would have to be tracked across work tiles. The rings of warpgroups do that.
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
-  static constexpr Copy kCopy = Copy::cp_async;
+  static constexpr Copy kCopy = Schedule_::kMma == Mma::warpgroup ? Schedule_::kCopy : Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
@@ -131,8 +131,7 @@ struct Traits : Schedule {
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
   static constexpr int kSlotBytes = kTileHeaderBytes + kTileBytes;
   // A stage is the unit of waiting and refilling. Sub-tiles of 2-bit codes are stages of their own, so that more bytes are in flight.
-  static constexpr int kStageSubtiles =
-      Schedule::kCopy == Copy::cp_async && Key::kBits + Value::kBits <= 4 && !kWarpgroup ? 1 : kStepSubtiles;
+  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && Key::kBits + Value::kBits <= 4 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
   static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;
@@ -141,7 +140,7 @@ struct Traits : Schedule {
                 "a KV tile lies within a block, or consists of whole ones without channel params");
   static_assert(!kWarpgroup || (kKeyPerChannel && KeyChannelParams::kTokens % 64 == 0 && !KeyChannelParams::kRepeats && kValueGroups == 1 &&
                                 kValuePerToken && kHeadDim % 128 == 0 && kTileTokens % 64 == 0 && kQTiles % 2 == 0 && !kGathered &&
-                                Format::kBoosted == 0 && Schedule::kWarps % 4 == 0 && Schedule::kCopy == Copy::cp_async),
+                                Format::kBoosted == 0 && Schedule::kWarps % 4 == 0 && Schedule::kCopy != Copy::cp_async),
                 "a warpgroup takes 64 tokens at a time, of one K group");
   static_assert(!kKeyPerToken || Key::kGroup % 16 == 0, "a k-step lies within a K group");
   static_assert(!kValuePerToken || Value::kGroup % 16 == 0, "a row tile lies within a V group");

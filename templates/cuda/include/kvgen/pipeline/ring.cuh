@@ -25,15 +25,6 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
   }
 }
 
-// The same by the warps of a team: each copies one part.
-template <class Traits, int kBytes>
-__device__ __forceinline__ void team_copy_async(uint32_t shared, const uint8_t* global, int lane, int part) {
-  constexpr int kPart = kBytes / Traits::kTeamWarps;
-  static_assert(kBytes % (16 * Traits::kTeamWarps) == 0);
-  const int at = Traits::kTeamWarps == 1 ? 0 : part * kPart;
-  warp_copy_async<kPart>(shared + at, global + at, lane);
-}
-
 template <class Traits, Copy kCopy = Traits::kCopy>
 struct Ring;
 
@@ -60,13 +51,12 @@ template <class Traits>
 struct Ring<Traits, Copy::cp_async> {
   using Key = KeyStageParams<Traits, Traits::kStageSubtiles * 32>;
   using Value = ValueStageParams<Traits, Traits::kStageSubtiles * 32>;
+  static_assert(!Traits::kWarpgroup);
   uint32_t base;
-  int lane, part;
+  int lane;
 
   __device__ Ring(uint32_t shared, int warp, int lane_)
-      : base(ptx::pinned(shared + warp / Traits::kTeamWarps * Traits::kTilesInFlight * Traits::kSlotBytes)),
-        lane(lane_),
-        part(warp % Traits::kTeamWarps) {}
+      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
@@ -75,12 +65,12 @@ struct Ring<Traits, Copy::cp_async> {
       if constexpr (Key::kRepeats)
         copy_sets<Key>(mine, tile.key_params, stage, key_place<Traits>(tile));
       else if (Key::any(stage))
-        team_copy_async<Traits, Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane, part);
+        warp_copy_async<Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane);
       if constexpr (Value::kRepeats)
         copy_sets<Value>(mine + Traits::KeyChannelParams::kBytes, tile.value_params, stage, value_place<Traits>(tile));
       else if (Value::any(stage))
-        team_copy_async<Traits, Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
-                                               value_params<Traits>(tile) + Value::offset(stage), lane, part);
+        warp_copy_async<Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
+                                       value_params<Traits>(tile) + Value::offset(stage), lane);
       if constexpr (Traits::Format::kBoosted > 0) {
         if (stage == 0)
           ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, boost_index<Traits>(tile), lane);
@@ -88,8 +78,7 @@ struct Ring<Traits, Copy::cp_async> {
       if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
-        team_copy_async<Traits, Traits::kStageBytes>(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes, lane,
-                                                     part);
+        warp_copy_async<Traits::kStageBytes>(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes, lane);
     }
     ptx::copy_commit();
   }
@@ -104,9 +93,9 @@ struct Ring<Traits, Copy::cp_async> {
       case 2: ptx::copy_wait<(kStepStages > 2 ? kOthers - 2 : 0)>(); break;
       default: ptx::copy_wait<(kStepStages > 3 ? kOthers - 3 : 0)>();
     }
-    sync_team<Traits>();
+    __syncwarp();
   }
-  // The refill must not overtake other lanes' reads of the stage. (The warps of a warpgroup have met since their last read.)
+  // The refill must not overtake other lanes' reads of the stage.
   __device__ __forceinline__ void release(int) { __syncwarp(); }
   __device__ __forceinline__ void next_round() {}
 
@@ -130,7 +119,7 @@ struct Ring<Traits, Copy::cp_async> {
 };
 
 #if KVGEN_SM90
-// 1-D bulk copies by one lane, per stage or per tile. They complete on mbarriers.
+// 1-D bulk copies by one lane of the team, per stage or per tile. They complete on mbarriers.
 template <class Traits, bool kWholeTile>
 struct BulkRing {
   static constexpr int kBarriers = kWholeTile ? Traits::kTilesInFlight : Traits::kStages;
@@ -140,17 +129,19 @@ struct BulkRing {
   uint32_t base;
   uint32_t barriers;
   int lane;
-  uint32_t parity = 0;
+  bool leads;           // issues the copies
+  uint32_t parity = 0;  // of the barriers' phases; with warpgroups a bit for each barrier, since the planned kernel leaves rounds unfinished
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
-      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)),
-        barriers(shared + Traits::Memory::kBarriers + warp * kBarriers * 8),
-        lane(lane_) {
-    if (lane == 0) {
+      : base(ptx::pinned(shared + warp / Traits::kTeamWarps * Traits::kTilesInFlight * Traits::kSlotBytes)),
+        barriers(shared + Traits::Memory::kBarriers + warp / Traits::kTeamWarps * kBarriers * 8),
+        lane(lane_),
+        leads(lane == 0 && warp % Traits::kTeamWarps == 0) {
+    if (leads) {
       for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + i * 8, 1);
       ptx::barrier_init_fence();
     }
-    __syncwarp();
+    sync_team<Traits>();
   }
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
@@ -160,7 +151,7 @@ struct BulkRing {
     const int nth = kWholeTile ? 0 : stage;
     constexpr int kBytes = kCopySubtiles * Traits::kSubtileStride;
     const uint32_t params = slot(slot_idx), to = params + Traits::kTileHeaderBytes + nth * kBytes, barrier = barrier_of(slot_idx, stage);
-    if (lane == 0 && tile.exists) {
+    if (leads && tile.exists) {
       // If a block is one tile, all its params precede the sub-tiles in memory, so that one copy may have both, unless a boost index or
       // padding lies between.
       const int key = Key::any(nth) ? Key::kBytes : 0, value = Value::any(nth) ? Value::kBytes : 0;
@@ -182,15 +173,24 @@ struct BulkRing {
     }
   }
   __device__ __forceinline__ void wait(int slot_idx, int stage) {
-    if (!kWholeTile || stage == 0) ptx::barrier_wait(barrier_of(slot_idx, stage), parity);
+    if (kWholeTile && stage > 0) return;
+    if constexpr (Traits::kWarpgroup) {
+      const uint32_t barrier = barrier_of(slot_idx, stage), number = (barrier - barriers) / 8;
+      ptx::barrier_wait(barrier, parity >> number & 1);
+      parity ^= 1u << number;
+    } else {
+      ptx::barrier_wait(barrier_of(slot_idx, stage), parity);
+    }
   }
   __device__ __forceinline__ void release(int stage) {
     if (kWholeTile && stage != Traits::kTileStages - 1) return;
     if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
-    __syncwarp();
+    __syncwarp();  // the warps of a warpgroup have met since their last reads
   }
   // The phase parity of the barriers flips when all slots were used once.
-  __device__ __forceinline__ void next_round() { parity ^= 1; }
+  __device__ __forceinline__ void next_round() {
+    if constexpr (!Traits::kWarpgroup) parity ^= 1;
+  }
 
  private:
   template <class Params>
