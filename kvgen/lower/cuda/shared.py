@@ -101,8 +101,8 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
 
 
 def _team_memory(tiles: int, dim: int, *, exact_q: bool) -> int:
-    """Of a warpgroup: q, and its rounding error, then two buffers of weights, as B operands; two floats per warp and pair of rows."""
-    row = dim * 2 * (2 if exact_q else 1) + 2 * 64 * 2 + 4 * 4
+    """Of a warpgroup: two buffers of q, with its rounding error, and of weights; two floats per warp and row."""
+    row = 2 * dim * 2 * (2 if exact_q else 1) + 2 * 64 * 2 + 2 * 4 * 4
     return tiles * TILE_ROWS * row
 
 

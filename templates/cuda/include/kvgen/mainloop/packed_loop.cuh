@@ -174,8 +174,18 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
         if ((at + 1) % Traits::kStageSubtiles == 0) pipeline.release(at / Traits::kStageSubtiles);
       };
       if constexpr (Traits::kWarpgroup) {
-        wait(sub);
-        attend_team<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, [&] { release(sub + 1); });
+        if (sub > 0) wait(sub);
+        const auto prepare = [&] {
+          using Params = typename Traits::KeyChannelParams;
+          const int end = sub * 32 + 64;
+          if (end % Params::kTokens) return false;
+          if (end < Traits::kTileTokens) return query.scale(shared, slot + end / Params::kTokens * Params::kSetBytes, lane), true;
+          if (tile + stride >= pipeline.tiles.end) return false;
+          const int next = pipeline.next_slot();
+          pipeline.ring.wait(next, 0);
+          return query.scale(shared, pipeline.ring.slot(next), lane), true;
+        };
+        attend_team<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, prepare, [&] { release(sub + 1); });
       } else {
         const auto before = [&](int s) {
           wait(sub + s);
@@ -202,16 +212,24 @@ __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipe
   for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.factors, i, lane, query.factors[i]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
-  if constexpr (Traits::kWarpgroup)
+  if constexpr (Traits::kWarpgroup) {
     query.team = Team<Traits>(shared.memory);
-  else if constexpr (!Traits::kKeyPerChannel)
+    if (tile < stop) {
+      pipeline.ring.wait(pipeline.slot, 0);
+      query.scale(shared, pipeline.ring.slot(pipeline.slot), lane);
+      ptx::wgmma_store_fence();
+    }
+    sync_team<Traits>();
+    query.publish(shared, lane);
+  } else if constexpr (!Traits::kKeyPerChannel) {
     load_query<Traits>(shared, lane, query.tile);
+  }
   if constexpr (Mask::kWindowed)
     tile = run_tiles<Traits, true>(shared, pipeline, tile, min(stop, mask.first_clear_tile()), stride, mask, query, lane, state);
   if constexpr (kMaskedEnd)
     tile = run_tiles<Traits, false>(shared, pipeline, tile, min(stop, mask.end_clear_tile()), stride, mask, query, lane, state);
   run_tiles<Traits, kMaskedEnd>(shared, pipeline, tile, stop, stride, mask, query, lane, state);
-  if constexpr (Traits::kWarpgroup) add_sums_of_team<Traits>(state, query.team.exchange, lane);
+  if constexpr (Traits::kWarpgroup) add_sums_of_team<Traits>(state, query.team.largest, lane);
 }
 
 }  // namespace kvgen

@@ -10,22 +10,24 @@
 
 namespace kvgen {
 
-// Offsets in bytes, from the operands of a team. B operands are in the order of ptx::matrix_descriptor, one k-step after the other.
+// Offsets in bytes, from the operands of a team. B operands are in the order of ptx::matrix_descriptor, one k-step after the other. There
+// are two buffers of q and of the weights: one is written while wgmma may read the other.
 template <class Traits>
 struct TeamMemory {
-  static constexpr int kStepBytes = Traits::kQTiles * 256;            // B of a k-step
-  static constexpr int kQueryBytes = Traits::kSteps * kStepBytes;     // q, times the scales of a K group
-  static constexpr int kQueries = Traits::kCarryError ? 2 : 1;        // the second is q's rounding error
-  static constexpr int kWeightsBytes = 4 * kStepBytes;                // softmax weights of 64 tokens
-  static constexpr int kWeights = kQueries * kQueryBytes;             // two buffers, since wgmma may still read the last ones
-  static constexpr int kExchange = kWeights + 2 * kWeightsBytes;      // two floats per warp and pair of query rows
-  static constexpr int kBytes = kExchange + 4 * Traits::kQTiles * 8 * 4;
+  static constexpr int kStepBytes = Traits::kQTiles * 256;  // B of a k-step
+  static constexpr int kErrorBytes = Traits::kSteps * kStepBytes;  // from q to its rounding error
+  static constexpr int kQueryBytes = (Traits::kCarryError ? 2 : 1) * kErrorBytes;  // q, times the scales of a K group
+  static constexpr int kWeightsBytes = 4 * kStepBytes;                             // softmax weights of 64 tokens
+  static constexpr int kRowsBytes = 4 * Traits::kQTiles * 8 * 4;                   // a float per warp and query row
+  static constexpr int kWeights = 2 * kQueryBytes;
+  static constexpr int kSums = kWeights + 2 * kWeightsBytes;  // what the warps tell each other: sums of q * zero,
+  static constexpr int kLargest = kSums + kRowsBytes;         // and the largest weights
+  static constexpr int kBytes = kLargest + kRowsBytes;
 };
 
-// Adds B[k-step at `b`] times A to the sums of all tiles of query rows; `sums(tile)` returns those of one.
+// Adds A times B to the sums of all tiles of query rows; `sums(tile)` returns those of one.
 template <class Traits, bool kAdd, class Sums>
-__device__ __forceinline__ void multiply_rows(const uint32_t (&a)[4], uint32_t b, Sums&& sums) {
-  const uint64_t matrix = ptx::matrix_descriptor(b);
+__device__ __forceinline__ void multiply_rows(const uint32_t (&a)[4], uint32_t matrix, Sums&& sums) {
   if constexpr (Traits::kQTiles == 2)
     ptx::wgmma<kAdd>(a, matrix, sums(0), sums(1));
   else if constexpr (Traits::kQTiles == 4)
@@ -34,23 +36,25 @@ __device__ __forceinline__ void multiply_rows(const uint32_t (&a)[4], uint32_t b
     ptx::wgmma<kAdd>(a, matrix, sums(0), sums(1), sums(2), sums(3), sums(4), sums(5), sums(6), sums(7));
 }
 
-// Gives every warp of the team all warps' values of its lanes' rows: the result of `join` over the four. The caller has synchronized the
-// team since the last exchange.
-template <class Traits, class Join>
-__device__ __forceinline__ void exchange_rows(float* exchange, int lane, float (&values)[Traits::kQTiles][2], Join&& join) {
-  constexpr int kRows = Traits::kQTiles * 8;
-  float2* pairs = reinterpret_cast<float2*>(exchange);
-  if (lane < 4)
+// Writes a warp's values of its lanes' rows for the team; lanes of the same t have the same values.
+template <class Traits>
+__device__ __forceinline__ void send_rows(float* exchange, int lane, const float (&values)[Traits::kQTiles][2]) {
+  if (lane >= 4) return;
+  float2* pairs = reinterpret_cast<float2*>(exchange) + team_warp<Traits>() * Traits::kQTiles * 4 + lane;
 #pragma unroll
-    for (int tile = 0; tile < Traits::kQTiles; ++tile)
-      pairs[(team_warp<Traits>() * kRows + tile * 8) / 2 + lane] = make_float2(values[tile][0], values[tile][1]);
-  sync_team<Traits>();
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) pairs[tile * 4] = make_float2(values[tile][0], values[tile][1]);
+}
+
+// Reads all warps' values of the lanes' rows, and joins them in the order of the warps.
+template <class Traits, class Join>
+__device__ __forceinline__ void join_rows(const float* exchange, int lane, float (&values)[Traits::kQTiles][2], Join&& join) {
+  const float2* pairs = reinterpret_cast<const float2*>(exchange) + lane % 4;
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-    float2 all = pairs[tile * 4 + lane % 4];
+    float2 all = pairs[tile * 4];
 #pragma unroll
     for (int warp = 1; warp < 4; ++warp) {
-      const float2 other = pairs[(warp * kRows + tile * 8) / 2 + lane % 4];
+      const float2 other = pairs[(warp * Traits::kQTiles + tile) * 4];
       all = make_float2(join(all.x, other.x), join(all.y, other.y));
     }
     values[tile][0] = all.x, values[tile][1] = all.y;
@@ -60,7 +64,6 @@ __device__ __forceinline__ void exchange_rows(float* exchange, int lane, float (
 // Adds the sums over tokens, which are each warp's own, at the end of a head.
 template <class Traits>
 __device__ __forceinline__ void add_sums_of_team(State<Traits> (&state)[Traits::kQTiles], float* exchange, int lane) {
-  const auto add = [](float a, float b) { return a + b; };
   float sums[Traits::kQTiles][2];
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
@@ -73,7 +76,9 @@ __device__ __forceinline__ void add_sums_of_team(State<Traits> (&state)[Traits::
         for (int lanes = 4; lanes < 32; lanes *= 2) sums[tile][c] += __shfl_xor_sync(~0u, sums[tile][c], lanes);
       }
     sync_team<Traits>();
-    exchange_rows<Traits>(exchange, lane, sums, add);
+    send_rows<Traits>(exchange, lane, sums);
+    sync_team<Traits>();
+    join_rows<Traits>(exchange, lane, sums, [](float a, float b) { return a + b; });
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll

@@ -10,21 +10,23 @@
 
 namespace kvgen {
 
-// The operands of a team, and what a warp keeps for the rows of its accumulators.
+// The operands of a team.
 template <class Traits>
 struct Team {
   using Memory = TeamMemory<Traits>;
   uint32_t memory;
-  float* exchange;
-  uint32_t buffer = 0;  // of the two for weights, the offset of the next one
+  float *sums, *largest;
+  uint32_t query_buffer = 0, weights_buffer = 0;  // of the two, the offset of the next one that is written
 
   Team() = default;
   __device__ explicit Team(uint8_t* shared) {
     uint8_t* mine = shared + Traits::Memory::kTeams + team_idx<Traits>() * Memory::kBytes;
-    memory = ptx::shared_address(mine), exchange = reinterpret_cast<float*>(mine + Memory::kExchange);
+    memory = ptx::shared_address(mine);
+    sums = reinterpret_cast<float*>(mine + Memory::kSums), largest = reinterpret_cast<float*>(mine + Memory::kLargest);
   }
-  __device__ uint32_t query() const { return memory; }
-  __device__ uint32_t weights() const { return memory + Memory::kWeights + buffer; }
+  __device__ uint32_t next_query() const { return memory + query_buffer; }
+  __device__ uint32_t query() const { return memory + (query_buffer ^ Memory::kQueryBytes); }
+  __device__ uint32_t weights() const { return memory + Memory::kWeights + weights_buffer; }
 };
 
 // Products of q and K's codes of the warp's 16 tokens, in mixed form if the codes have 4 bits. `codes`: of the tokens' sub-tile.
@@ -37,6 +39,7 @@ __device__ __forceinline__ void multiply_team_keys(const Team<Traits>& team, uin
   static_assert(Traits::kSteps % kBatch == 0);
   const int m_tile = team_warp<Traits>() % 2;
   if constexpr (kBits != 2) codes += m_tile * (Traits::kSteps * kWords * 128);
+  const uint32_t matrix = ptx::matrix_descriptor(team.query());
   uint32_t a[kBatch][4];
   visit_words<kBits, Traits::kSteps>(codes, lane, [&](int step, const uint32_t* words) {
     uint32_t mine[kWords];
@@ -51,12 +54,12 @@ __device__ __forceinline__ void multiply_team_keys(const Team<Traits>& team, uin
     for (int i = step + 1 - kBatch; i <= step; ++i) {
       const uint32_t(&operand)[4] = a[i % kBatch];
       const auto sums = [&](int tile) -> float(&)[4] { return products[tile]; };
-      const uint32_t b = team.query() + i * Memory::kStepBytes;
+      const uint32_t b = matrix + ptx::matrix_distance(i * Memory::kStepBytes);
       if (i == 0)
         multiply_rows<Traits, false>(operand, b, sums);
       else
         multiply_rows<Traits, true>(operand, b, sums);
-      if constexpr (Traits::kCarryError) multiply_rows<Traits, true>(operand, b + Memory::kQueryBytes, sums);
+      if constexpr (Traits::kCarryError) multiply_rows<Traits, true>(operand, b + ptx::matrix_distance(Memory::kErrorBytes), sums);
     }
   });
   ptx::wgmma_commit();
@@ -92,6 +95,7 @@ template <class Traits>
 __device__ __forceinline__ void multiply_team_values(const Team<Traits>& team, const TeamValues<Traits>& values,
                                                      State<Traits> (&state)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Value::kBits;
+  const uint32_t matrix = ptx::matrix_descriptor(team.weights());
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     uint32_t a[Traits::kOwnRowTiles][4];
@@ -104,7 +108,7 @@ __device__ __forceinline__ void multiply_team_values(const Team<Traits>& team, c
     ptx::wgmma_fence();
 #pragma unroll
     for (int rows = 0; rows < Traits::kOwnRowTiles; ++rows)
-      multiply_rows<Traits, true>(a[rows], team.weights() + step * TeamMemory<Traits>::kStepBytes,
+      multiply_rows<Traits, true>(a[rows], matrix + ptx::matrix_distance(step * TeamMemory<Traits>::kStepBytes),
                                   [&](int tile) -> float(&)[4] { return state[tile].out[rows]; });
   }
   ptx::wgmma_commit();
@@ -121,7 +125,6 @@ __device__ __forceinline__ void store_weights(uint32_t weights, int lane, const 
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; tile += 2)
     ptx::store_transposed(at + tile * 256, y[tile][0][0][0][0], y[tile][0][0][0][1], y[tile + 1][0][0][0][0], y[tile + 1][0][0][0][1]);
-  ptx::wgmma_store_fence();
 }
 
 // Computes the probabilities of 64 tokens, and stores their weights for the team. On return all warps have stored theirs. As with single
@@ -134,17 +137,21 @@ __device__ __forceinline__ void weights_of_team(const Scores<Traits> (&x)[Traits
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) over |= detail::compute_weights<Traits>(x[tile], v, state[tile], p[tile], y[tile]);
   store_weights<Traits>(team.weights(), lane, y);
+  ptx::wgmma_store_fence();
   if (!any_in_team<Traits>(over)) return;
   float largest[Traits::kQTiles][2];
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) detail::largest_weights<Traits>(x[tile], v, largest[tile]);
-  exchange_rows<Traits>(team.exchange, lane, largest, [](float a, float b) { return fmaxf(a, b); });
+  send_rows<Traits>(team.largest, lane, largest);
+  sync_team<Traits>();
+  join_rows<Traits>(team.largest, lane, largest, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {
     detail::raise_row_max<Traits>(largest[tile], state[tile]);
     detail::compute_weights<Traits>(x[tile], v, state[tile], p[tile], y[tile]);
   }
   store_weights<Traits>(team.weights(), lane, y);
+  ptx::wgmma_store_fence();
   sync_team<Traits>();
 }
 
@@ -168,35 +175,41 @@ struct TeamQuery {
   Team<Traits> team;
   LaneValues<Traits> factors[Traits::kQTiles];
   float affine[Traits::kQTiles][2];  // sum of q * zero in log2 units, of the current K group
+
+  // Starts with the K group whose params are at `params`. `publish` comes after a barrier, and makes it the current one.
+  __device__ __forceinline__ void scale(const Shared<Traits>& shared, uint32_t params, int lane) {
+    write_scaled_query<Traits>(shared.query(), params, team.next_query(), team.sums, lane);
+  }
+  __device__ __forceinline__ void publish(const Shared<Traits>& shared, int lane) {
+    join_rows<Traits>(team.sums, lane, affine, [](float a, float b) { return a + b; });
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile)
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
+    team.query_buffer ^= TeamMemory<Traits>::kQueryBytes;
+  }
 };
 
-// Attends to the 64 tokens at `position`, from the `sub`-th sub-tile of the KV tile in `slot` on. `release` refills their stage.
-template <class Traits, bool kMasked, class Release>
+// Attends to the 64 tokens at `position`, from the `sub`-th sub-tile of the KV tile in `slot` on. While wgmma multiplies keys, `prepare`
+// scales q for the next K group, if these are the last tokens of one; it returns whether there is a next one. `release` refills the stage.
+template <class Traits, bool kMasked, class Prepare, class Release>
 __device__ __forceinline__ void attend_team(const Shared<Traits>& shared, uint32_t slot, int sub, TeamQuery<Traits>& query, int position,
-                                            const PackedMask<Traits>& mask, int lane,
-                                            State<Traits> (&state)[Traits::kQTiles], Release&& release) {
+                                            const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles],
+                                            Prepare&& prepare, Release&& release) {
   using Format = typename Traits::Format;
-  using Params = typename Traits::KeyChannelParams;
   constexpr int kRowBytes = Traits::Value::kZero ? 4 : 2;  // V's params of a token
   Team<Traits>& team = query.team;
   const int warp = team_warp<Traits>(), m_tile = warp % 2;
   const uint32_t first = slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride, mine = first + warp / 2 * Traits::kSubtileStride;
   position += 16 * warp;
-  if (sub * 32 % Params::kTokens == 0) {
-    write_scaled_query<Traits>(shared.query(), slot + sub * 32 / Params::kTokens * Params::kSetBytes, team.query(), team.exchange, lane,
-                               query.affine);
-#pragma unroll
-    for (int tile = 0; tile < Traits::kQTiles; ++tile)
-#pragma unroll
-      for (int c = 0; c < 2; ++c)
-        query.affine[tile][c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
-  }
   float products[Traits::kQTiles][4];
   multiply_team_keys<Traits>(team, mine + Format::kKeyCodes, lane, products);
   TeamValues<Traits> values;
   values.load(first + Format::kValueCodes, lane);
   ValueParams<Traits> params[1];
   load_value_params<Traits>(mine + Format::kValueTokenParams + 2 * m_tile * kRowBytes, lane, params[0]);
+  const bool next_group = prepare();
   ptx::wgmma_wait();
   Scores<Traits> x[Traits::kQTiles][1];
 #pragma unroll
@@ -212,8 +225,9 @@ __device__ __forceinline__ void attend_team(const Shared<Traits>& shared, uint32
   add_tokens<Traits>(x, params, team, lane, state, [&] {
     multiply_team_values<Traits>(team, values, state);
     release();
+    if (next_group) query.publish(shared, lane);
   });
-  team.buffer ^= TeamMemory<Traits>::kWeightsBytes;
+  team.weights_buffer ^= TeamMemory<Traits>::kWeightsBytes;
 }
 
 }  // namespace kvgen

@@ -5,20 +5,13 @@
 
 namespace kvgen {
 
-// The runs of channels that a warp writes: `use(x, tile, q)` with its fragments of run x, of two k-steps.
-template <class Traits, class Use>
-__device__ __forceinline__ void visit_own_runs(uint32_t fragments, int lane, Use&& use) {
+template <class Traits>
+struct OwnRuns {
   using Runs = typename Traits::KeyRuns;
   static_assert(Runs::kHalf == 0 && Runs::kCount % Traits::kTeamWarps == 0);
-  constexpr int kOwn = Runs::kCount / Traits::kTeamWarps;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-    for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-      const int x = team_warp<Traits>() * kOwn + i;
-      use(x, tile, load_query<Traits>(fragments, tile, x, lane));
-    }
-}
+  static constexpr int kCount = Runs::kCount / Traits::kTeamWarps;
+  __device__ __forceinline__ static int run(int i) { return team_warp<Traits>() * kCount + i; }
+};
 
 // Stores a lane's words of a k-step's B fragment.
 template <class Traits>
@@ -27,42 +20,56 @@ __device__ __forceinline__ void store_query(uint32_t operand, int step, int tile
   ptx::store_shared4(at, b0), ptx::store_shared4(at + 128, b1);
 }
 
-// Writes q as it is. The team may multiply with it afterwards.
+// Writes q as it is. The team may multiply with it after a barrier.
 template <class Traits>
 __device__ __forceinline__ void write_query(uint32_t fragments, uint32_t operand, int lane) {
-  visit_own_runs<Traits>(fragments, lane, [&](int x, int tile, const uint4& q) {
-    store_query<Traits>(operand, 2 * x, tile, lane, q.x, q.y);
-    store_query<Traits>(operand, 2 * x + 1, tile, lane, q.z, q.w);
-  });
+#pragma unroll
+  for (int i = 0; i < OwnRuns<Traits>::kCount; ++i)
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+      const int x = OwnRuns<Traits>::run(i);
+      const uint4 q = load_query<Traits>(fragments, tile, x, lane);
+      store_query<Traits>(operand, 2 * x, tile, lane, q.x, q.y);
+      store_query<Traits>(operand, 2 * x + 1, tile, lane, q.z, q.w);
+    }
   ptx::wgmma_store_fence();
-  sync_team<Traits>();
 }
 
-// Writes q times the scales of a K group, with kCarryError also the rounding error of the products. Gives the rows' sums of q * zero
-// (symmetric codes: q * scale) in units of the products, for the rows of a lane's accumulators.
+// Writes q times the scales of a K group, with kCarryError also the rounding error of the products, and sends the rows' sums of q * zero
+// (symmetric codes: q * scale) over the warp's channels. A fence for wgmma and a barrier have to follow.
 template <class Traits>
-__device__ __forceinline__ void write_scaled_query(uint32_t fragments, uint32_t params, uint32_t operand, float* exchange, int lane,
-                                                   float (&affine)[Traits::kQTiles][2]) {
-  using Memory = TeamMemory<Traits>;
+__device__ __forceinline__ void write_scaled_query(uint32_t fragments, uint32_t params, uint32_t operand, float* exchange, int lane) {
+  constexpr int kRuns = OwnRuns<Traits>::kCount;
   float sums[Traits::kQTiles][4] = {};
-  visit_own_runs<Traits>(fragments, lane, [&](int x, int tile, const uint4& q) {
-    const uint32_t words[2][2] = {{q.x, q.y}, {q.z, q.w}};
+  uint4 q[kRuns][Traits::kQTiles];
+  uint32_t scale[kRuns][2][2], zero[kRuns][2][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int step = 2 * x + i;
-      uint32_t scale[2], zero[2], error[2];
-      load_key_params<Traits>(params, step, lane, scale, zero);
-      ptx::mma(sums[tile], zero[0], scale[0], zero[1], scale[1], words[i][0], words[i][1]);  // as in QueryFragments::load_scaled
-      const uint32_t b0 = scaled_pair<Traits>(words[i][0], 0, scale[0], &error[0]);
-      const uint32_t b1 = scaled_pair<Traits>(words[i][1], 0, scale[1], &error[1]);
-      store_query<Traits>(operand, step, tile, lane, b0, b1);
-      if constexpr (Traits::kCarryError) store_query<Traits>(operand + Memory::kQueryBytes, step, tile, lane, error[0], error[1]);
-    }
-  });
+  for (int i = 0; i < kRuns; ++i) {
+    const int x = OwnRuns<Traits>::run(i);
 #pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile) affine[tile][0] = sums[tile][0], affine[tile][1] = sums[tile][1];
-  ptx::wgmma_store_fence();
-  exchange_rows<Traits>(exchange, lane, affine, [](float a, float b) { return a + b; });
+    for (int half = 0; half < 2; ++half) load_key_params<Traits>(params, 2 * x + half, lane, scale[i][half], zero[i][half]);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile) q[i][tile] = load_query<Traits>(fragments, tile, x, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i)
+#pragma unroll
+    for (int tile = 0; tile < Traits::kQTiles; ++tile)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int step = 2 * OwnRuns<Traits>::run(i) + half;
+        const uint32_t words[2] = {half ? q[i][tile].z : q[i][tile].x, half ? q[i][tile].w : q[i][tile].y};
+        const uint32_t(&s)[2] = scale[i][half], (&z)[2] = zero[i][half];
+        uint32_t error[2];
+        ptx::mma(sums[tile], z[0], s[0], z[1], s[1], words[0], words[1]);  // as in QueryFragments::load_scaled
+        const uint32_t b0 = scaled_pair<Traits>(words[0], 0, s[0], &error[0]), b1 = scaled_pair<Traits>(words[1], 0, s[1], &error[1]);
+        store_query<Traits>(operand, step, tile, lane, b0, b1);
+        if constexpr (Traits::kCarryError) store_query<Traits>(operand + TeamMemory<Traits>::kErrorBytes, step, tile, lane, error[0], error[1]);
+      }
+  float own[Traits::kQTiles][2];
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) own[tile][0] = sums[tile][0], own[tile][1] = sums[tile][1];
+  send_rows<Traits>(exchange, lane, own);
 }
 
 }  // namespace kvgen

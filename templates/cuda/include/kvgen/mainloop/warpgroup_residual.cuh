@@ -85,9 +85,11 @@ __device__ __forceinline__ void multiply_residual_keys(const Team<Traits>& team,
       a[step][half] = half2_from(step % 2 ? k.z : k.x, type), a[step][2 + half] = half2_from(step % 2 ? k.w : k.y, type);
     }
   ptx::wgmma_fence();
-  multiply_rows<Traits, false>(a[0], team.query(), sums);
+  const uint32_t matrix = ptx::matrix_descriptor(team.next_query());
+  multiply_rows<Traits, false>(a[0], matrix, sums);
 #pragma unroll
-  for (int step = 1; step < Traits::kSteps; ++step) multiply_rows<Traits, true>(a[step], team.query() + step * Memory::kStepBytes, sums);
+  for (int step = 1; step < Traits::kSteps; ++step)
+    multiply_rows<Traits, true>(a[step], matrix + ptx::matrix_distance(step * Memory::kStepBytes), sums);
   ptx::wgmma_commit();
   ptx::wgmma_wait();
 }
@@ -97,6 +99,7 @@ template <class Traits>
 __device__ __forceinline__ void multiply_residual_values(const Team<Traits>& team, const ResidualTile<Traits>& rows,
                                                          State<Traits> (&state)[Traits::kQTiles]) {
   const typename Traits::Format::Element* type = nullptr;
+  const uint32_t matrix = ptx::matrix_descriptor(team.weights());
 #pragma unroll
   for (int step = 0; step < Traits::kTeamWarps; ++step) {
     uint32_t a[Traits::kOwnRowTiles][4];
@@ -111,7 +114,7 @@ __device__ __forceinline__ void multiply_residual_values(const Team<Traits>& tea
     ptx::wgmma_fence();
 #pragma unroll
     for (int tile16 = 0; tile16 < Traits::kOwnRowTiles; ++tile16)
-      multiply_rows<Traits, true>(a[tile16], team.weights() + step * TeamMemory<Traits>::kStepBytes,
+      multiply_rows<Traits, true>(a[tile16], matrix + ptx::matrix_distance(step * TeamMemory<Traits>::kStepBytes),
                                   [&](int tile) -> float(&)[4] { return state[tile].out[tile16]; });
   }
   ptx::wgmma_commit();
@@ -124,7 +127,8 @@ __device__ __forceinline__ void attend_residual_tile(const ResidualTile<Traits, 
   const Team<Traits> team(shared.memory);
   const int warp = team_warp<Traits>();
   sync_team<Traits>();  // no warp reads the operands of an earlier round any more
-  write_query<Traits>(shared.query(), team.query(), lane);
+  write_query<Traits>(shared.query(), team.next_query(), lane);
+  sync_team<Traits>();
   float products[Traits::kQTiles][4];
   multiply_residual_keys<Traits>(team, rows, products);
   ValueParams<Traits> params[1];

@@ -4,13 +4,14 @@
 
 namespace kvgen::ptx {
 
-inline uint64_t matrix_descriptor(uint32_t address) {
+inline uint32_t matrix_descriptor(uint32_t address) {
   if (address % 16) std::abort();
   return address;
 }
+constexpr uint32_t matrix_distance(int bytes) { return bytes; }
 template <bool kAdd, class... Tiles>
-void wgmma(const uint32_t (&a)[4], uint64_t b, Tiles&... tiles) {
-  uint32_t at = static_cast<uint32_t>(b) + emulator::current % 32 * 4;
+void wgmma(const uint32_t (&a)[4], uint32_t b, Tiles&... tiles) {
+  uint32_t at = b + emulator::current % 32 * 4;
   const auto one = [&](float (&d)[4]) {
     if (!kAdd) std::fill(d, d + 4, 0.f);
     mma(d, a[0], a[1], a[2], a[3], load_shared4(at), load_shared4(at + 128));
