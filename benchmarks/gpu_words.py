@@ -24,7 +24,6 @@ _WORDS: dict[str, tuple[str, Value]] = {
     "cl": ("reduction", "cluster"),
     "two": ("reduction", "two_level"),
     "noexact": ("exact_q", False),
-    "wg": ("mma", "warpgroup"),
     "wave": ("splits", "wave"),
     "gemm": ("form", "gemm"),
 }
@@ -138,7 +137,7 @@ def schedule_word(schedule: Schedule) -> str:
     launch = schedule.launch
     numbers = {letter: launch.integer(name) // _STEP.get(name, 1) for letter, name in _LETTERS.items() if name in launch}
     chosen = {name: value for name, value in launch.items() if name not in _LETTERS.values()}
-    plain = {"copy": "cp_async", "splits": "automatic", "reduction": "last_cta", "form": "mma", "exact_q": True, "mma": "warp"}
+    plain = {"copy": "cp_async", "splits": "automatic", "reduction": "last_cta", "form": "mma", "exact_q": True}
     words = {item: word for word, item in _WORDS.items()}
     parts = [words[name, chosen[name]] for name, usual in plain.items() if chosen.get(name, usual) != usual]
     return ".".join([f"n{schedule.layout['block']}", "".join(f"{letter}{number}" for letter, number in numbers.items()), *parts])

@@ -38,8 +38,6 @@ class GpuArch:
     """1-D bulk copies (cp.async.bulk)."""
     clusters: bool = False
     """Thread-block clusters and distributed shared memory."""
-    warpgroups: bool = False
-    """Matrix instructions of four warps (wgmma)."""
     dependent_launch: bool = False
     """Programmatic dependent launch."""
 
@@ -58,7 +56,7 @@ class GpuArch:
 GPUS: dict[Target, GpuArch] = {
     "sm80": GpuArch((8, 0), 164 * KB, 12 * KB, 108),
     "sm89": GpuArch((8, 9), 100 * KB, 6 * KB, 128),
-    "sm90": GpuArch((9, 0), 228 * KB, 24 * KB, 132, specific=True, bulk_copies=True, clusters=True, warpgroups=True, dependent_launch=True),
+    "sm90": GpuArch((9, 0), 228 * KB, 24 * KB, 132, specific=True, bulk_copies=True, clusters=True, dependent_launch=True),
 }
 """The GPU targets, oldest first."""
 

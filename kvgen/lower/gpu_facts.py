@@ -23,7 +23,6 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "target": target,
         "bulk_copies": gpu.bulk_copies,
         "clusters": gpu.clusters,
-        "warpgroups": gpu.warpgroups,
         "processors": gpu.sms,
         "shared_per_cta": gpu.shared_per_cta,
         "shared_per_sm": gpu.shared_per_sm,

@@ -40,10 +40,6 @@ class Parameter:
     docs: Mapping[Value, str] = field(default_factory=dict, hash=False)
     times: str | None = None
     """A fact that multiplies the values of the file."""
-    implied: Value | None = None
-    """The value of schedules that do not name the parameter, and those of the space with this value do not: entries that are older than
-    the parameter stay what they are.
-    """
 
     def of_facts(self, facts: Mapping[str, Fact]) -> Parameter:
         """The parameter of one spec and target. Raises KvgenError if `times` is no fact."""
@@ -97,7 +93,7 @@ def _read(path: Path) -> _File:
 def _parameter(name: str, part: Part, entry: Mapping[str, Any]) -> Parameter:
     values = entry["values"]
     docs = values if isinstance(values, dict) else {}
-    return Parameter(name, part, tuple(values), entry["doc"], docs, entry.get("times"), entry.get("implied"))
+    return Parameter(name, part, tuple(values), entry["doc"], docs, entry.get("times"))
 
 
 class SearchSpace:
@@ -119,7 +115,6 @@ class SearchSpace:
         self.hints = tuple(hints)
         self.facts = dict(facts or {})
         self.workloads: tuple[AnyWorkload, ...] = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
-        self.implied: dict[str, Value] = {p.name: p.implied for p in self.parameters if p.implied is not None}
         self._workload_names = frozenset(shape_of(self.workloads[0]))
         self._names: dict[Part, tuple[str, ...]] = {
             part: tuple(p.name for p in self.parameters if p.part == part) for part in ("layout", "launch")
@@ -142,10 +137,6 @@ class SearchSpace:
     def without_hints(self) -> SearchSpace:
         """The space of all that can be built."""
         return SearchSpace(self.backend, self.parameters, self.constraints, self.facts, self.workloads)
-
-    def brief(self, params: Mapping[str, Value]) -> Params:
-        """Parameters without those that have their implied values."""
-        return Params({name: value for name, value in params.items() if name not in self.implied or value != self.implied[name]})
 
     # --- schedules -------------------------------------------------------------------------------------------------
 
@@ -276,7 +267,7 @@ class SearchSpace:
 
     def _product(self, part: Part) -> list[Params]:
         chosen = [p for p in self.parameters if p.part == part]
-        return [self.brief(dict(zip(self._names[part], values, strict=True))) for values in itertools.product(*(p.values for p in chosen))]
+        return [Params(dict(zip(self._names[part], values, strict=True))) for values in itertools.product(*(p.values for p in chosen))]
 
     def _walk(self, part: Part, fixed: Mapping[str, Value], checks: Iterable[int]) -> Iterator[Params]:
         """The allowed values of one part in file order; a constraint is judged once the last parameter that it mentions is chosen."""
@@ -290,7 +281,7 @@ class SearchSpace:
             if any(self._verdict(index, scope) is not None for index in due[depth]):
                 return
             if depth == len(chosen):
-                yield self.brief({name: scope[name] for name in self._names[part]})
+                yield Params({name: scope[name] for name in self._names[part]})
                 return
             for value in chosen[depth].values:
                 scope[chosen[depth].name] = value
@@ -315,10 +306,10 @@ class SearchSpace:
 
     def _verdict(self, index: int, names: Mapping[str, Value]) -> str | None:
         """The reason if the constraint or hint fails, else None; remembered by the values it mentions."""
-        key = (index, *[names[name] if name in names else self.implied[name] for name in self._uses[index]])
+        key = (index, *[names[name] for name in self._uses[index]])
         if key not in self._verdicts:
             rule = self._rules[index]
-            scope: dict[str, Any] = {**self.facts, **self.implied, **names}
+            scope: dict[str, Any] = {**self.facts, **names}
             self._verdicts[key] = None if rule.require(scope) else rule.reason.format_map(scope)
         return self._verdicts[key]
 
@@ -327,7 +318,7 @@ class SearchSpace:
         for part, given in (("layout", schedule.layout), ("launch", schedule.launch)):
             expected = {p.name: p.values for p in self.parameters if p.part == part}
             problems += [f"{part} parameter {name} is not known" for name in given if name not in expected]
-            problems += [f"{part} parameter {name} is missing" for name in expected if name not in given and name not in self.implied]
+            problems += [f"{part} parameter {name} is missing" for name in expected if name not in given]
             problems += [
                 f"{name} = {value!r} is not one of {', '.join(map(str, expected[name]))}"
                 for name, value in given.items()

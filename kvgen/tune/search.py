@@ -81,12 +81,12 @@ def _starters(layouts: Sequence[Params], away: Mapping[Params, tuple[int, int]])
 
 def _distance(one: Params, other: Params, order: Mapping[str, Sequence[Value]]) -> tuple[int, int]:
     changed = steps = 0
-    for name in one.keys() | other.keys():
-        if one.get(name) != other.get(name):
+    for name, value in one.items():
+        if name not in other or other[name] != value:
             changed += 1
             values = order.get(name, ())
-            if name in one and name in other and one[name] in values and other[name] in values:
-                steps += abs(values.index(one[name]) - values.index(other[name]))
+            if name in other and value in values and other[name] in values:
+                steps += abs(values.index(value) - values.index(other[name]))
     return changed, steps
 
 

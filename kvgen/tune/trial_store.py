@@ -148,10 +148,10 @@ class TrialStore:
         if schedule.id in self._open:
             return True
         if self._shared is None:
-            self._open[schedule.id] = self._ask(self._flat(schedule))
+            self._open[schedule.id] = self._ask(flatten(schedule))
             return True
         study_id = self._shared.get_study_id_from_name(self.study.study_name)
-        claim = create_trial(state=TrialState.RUNNING, params=self._flat(schedule), distributions=self._values, user_attrs={BEAT: 0})
+        claim = create_trial(state=TrialState.RUNNING, params=flatten(schedule), distributions=self._values, user_attrs={BEAT: 0})
         trial_id = self._shared.create_new_trial(
             study_id, claim
         )  # with its parameters at once: of two processes, the lower number claims it
@@ -164,15 +164,6 @@ class TrialStore:
             return False
         return True
 
-    def _flat(self, schedule: Schedule) -> dict[str, Value]:
-        """The value of every parameter, as the study has them."""
-        implied = {f"launch.{name}": value for name, value in self.space.implied.items()}
-        return implied | flatten(schedule)
-
-    def _schedule(self, params: Mapping[str, Value]) -> Schedule:
-        found = unflatten(self.space.backend, params)
-        return Schedule(found.backend, found.layout, self.space.brief(found.launch))
-
     def _others(self) -> list[FrozenTrial]:
         """The running trials of other processes."""
         mine = {claim.number for claim in self._open.values()}
@@ -180,7 +171,7 @@ class TrialStore:
         return [trial for trial in running if trial.number not in mine]
 
     def _id(self, trial: FrozenTrial) -> str:
-        return self._schedule(trial.params).id
+        return unflatten(self.space.backend, trial.params).id
 
     def _ask(self, given: Mapping[str, Value]) -> Claim:
         """A running trial with these parameters, and the sampler's for the others."""
@@ -202,7 +193,7 @@ class TrialStore:
         """A new schedule over the layout that the sampler expects to be good; None if it finds none."""
         for _ in range(SUGGESTIONS):
             drawn = self._ask({f"layout.{name}": value for name, value in layout.items()})
-            schedule = self._schedule(self._storage.get_trial(drawn.trial_id).params)
+            schedule = unflatten(self.space.backend, self._storage.get_trial(drawn.trial_id).params)
             new = schedule.id not in self.records and schedule.id not in self._open and not self.space.doubts(schedule, self.workload)
             if new and self._shared is None:
                 self._open[schedule.id] = drawn
@@ -228,12 +219,12 @@ class TrialStore:
         """Store a finished measurement."""
         schedule = record.candidate.schedule
         if schedule.id not in self._open:
-            self._open[schedule.id] = self._ask(self._flat(schedule))
+            self._open[schedule.id] = self._ask(flatten(schedule))
         try:
             self._storage.set_trial_user_attr(self._open[schedule.id].trial_id, RECORD, record.to_json())
         except RuntimeError:  # another process took this one for dead and ended the trial: it was cut off, or suspended
             del self._open[schedule.id]
-            self._open[schedule.id] = self._ask(self._flat(schedule))
+            self._open[schedule.id] = self._ask(flatten(schedule))
             self._storage.set_trial_user_attr(self._open[schedule.id].trial_id, RECORD, record.to_json())
         self._tell(self._open.pop(schedule.id), record.cost if record.ok else None, TrialState.COMPLETE if record.ok else TrialState.PRUNED)
         self.records[schedule.id] = record

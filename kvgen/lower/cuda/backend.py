@@ -11,7 +11,7 @@ from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import plain_launches, workload_launches
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, cluster_size, mma_of, shared_memory
+from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
@@ -77,7 +77,7 @@ class CudaBackend:
     def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
         """See `Lowering`. The splits of a launch with clusters run at once."""
         cluster = cluster_size(schedule.launch.text("reduction"))
-        return waves_of(spec, schedule, target, runs=runs(spec, mma_of(schedule.launch)), cluster=cluster, one_wave=cluster > 1)
+        return waves_of(spec, schedule, target, runs=runs(spec), cluster=cluster, one_wave=cluster > 1)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):
@@ -102,12 +102,9 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     usual = packed_layout(spec, preferred_block(spec), "mma")
 
     @cache
-    def memory(
-        block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta", mma: str = "warp", exact_q: bool = True
-    ) -> SharedMemory:
+    def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> SharedMemory:
         layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
         launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
-        launch = Params(launch, mma=mma, exact_q=exact_q)
         return shared_memory(spec, layout, launch)
 
     return {
@@ -115,7 +112,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "boosted": spec.key.boost.fraction > 0,
         "cta_rows": rows_of_cta(spec),
         "integer_keys": _integer_keys(spec),
-        "runs": lambda mma: runs(spec, mma),
+        "runs": runs(spec),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,

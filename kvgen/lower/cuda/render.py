@@ -6,7 +6,7 @@ from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.rows import q_tiles
-from kvgen.lower.cuda.shared import cluster_size, mma_of, planned, shared_memory
+from kvgen.lower.cuda.shared import PLANNED, cluster_size, shared_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.reference.window import window_places
@@ -29,15 +29,14 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         element=_ELEMENTS[spec.attention.dtype],
         attention=spec.attention,
         cache=spec.cache,
-        q_tiles=q_tiles(spec, mma_of(launch)),
-        mma=mma_of(launch),
+        q_tiles=q_tiles(spec),
         page=spec.cache.page or 0,
         window_places=window_places(spec, layout.tokens),
         launch=launch,
         reduction=launch.text("reduction").rstrip("0123456789"),
         cluster=cluster_size(launch.text("reduction")),
         static_memory=shared_memory(spec, layout, launch),
-        planned_memory=shared_memory(spec, layout, planned(launch)),
+        planned_memory=shared_memory(spec, layout, Params({**launch, **PLANNED})),
         overlap=GPUS[target].dependent_launch,
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
         modifier="Softcap<Cap>" if spec.attention.softcap else "NoModifier",

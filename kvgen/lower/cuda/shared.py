@@ -17,6 +17,8 @@ MAX_BATCH = 2048
 WORK_TILES = 128
 """Bytes in which a warp keeps its latest work tiles."""
 FLAGS = 16
+PLANNED = {"copy": "cp_async", "reduction": "last_cta"}
+"""What the planned kernel does differently from the schedule."""
 
 
 def _align(size: int, to: int) -> int:
@@ -41,8 +43,6 @@ class SharedMemory:
     flags: int
     cluster: int
     """What the CTAs of a cluster exchange."""
-    teams: int
-    """What the warps of a warpgroup share: operands of wgmma, sums."""
     flush: int
     """Where a block is packed."""
     total: int
@@ -63,47 +63,27 @@ def cluster_size(reduction: str) -> int:
     return int(reduction.removeprefix(reduction.rstrip("0123456789")) or 1)
 
 
-def mma_of(launch: Params) -> str:
-    """Which matrix instructions a launch takes: those of a warp, if it does not say."""
-    return launch.text("mma") if "mma" in launch else "warp"
-
-
-def planned(launch: Params) -> Params:
-    """A launch as the planned kernel runs it: without clusters, and with bulk copies only for warpgroups."""
-    return Params({**launch, "reduction": "last_cta", "copy": launch["copy"] if mma_of(launch) == "warpgroup" else "cp_async"})
-
-
 def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> SharedMemory:
-    """Shared memory of the static kernel of a launch, for blocks of `layout`; of `planned(launch)`, of the planned one."""
+    """Shared memory of the static kernel of a launch, for blocks of `layout`; with `PLANNED` in the launch, of the planned one."""
     warps, kv_tile, in_flight = (launch.integer(name) for name in ("warps", "kv_tile", "tiles_in_flight"))
     key, dim, rows = layout.key, layout.head_dim, spec.attention.group * spec.attention.q_len
-    mma = mma_of(launch)
-    tiles, tile_rows = q_tiles(spec, mma), min(rows, TILE_ROWS)
-    teams = warps // 4 if mma == "warpgroup" else warps
+    tiles, tile_rows = q_tiles(spec), min(rows, TILE_ROWS)
     key_groups = dim // key.group if key.quantized and key.axis == "token" else 1
     ctas = cluster_size(launch.text("reduction"))
 
     slot = _slot(layout, kv_tile)
-    barriers = teams * in_flight * slot
-    query = barriers + (0 if launch.text("copy") == "cp_async" else _align(teams * kv_tile // SUBTILE * in_flight * 8, 16))
+    barriers = warps * in_flight * slot
+    query = barriers + (0 if launch.text("copy") == "cp_async" else _align(warps * kv_tile // SUBTILE * in_flight * 8, 16))
     merge = query + tiles * dim * 16 * (2 if _error_in_copy(layout, rows) else 1)
-    pages = merge + _align(teams * tile_rows * (dim + 1) * 4, 16)
+    pages = merge + _align(warps * tile_rows * (dim + 1) * 4, 16)
     work_tiles = pages + _align(warps * (2 * in_flight * max(1, kv_tile // layout.tokens) * 4 if spec.cache.page else 0), 16)
     scalars = work_tiles + warps * WORK_TILES
-    flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + teams * TILE_ROWS * 2) * 4
+    flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4
     cluster = _align(flags + FLAGS, 16)
-    shared_by_teams = _align(cluster + (tiles * (tile_rows * dim * 4 + ctas * 64 + 16) if ctas > 1 else 0), 128)
-    operands = teams * _team_memory(tiles, dim, exact_q=bool(launch.get("exact_q", True))) if mma == "warpgroup" else 0
-    end = shared_by_teams + operands
+    end = _align(cluster + (tiles * (tile_rows * dim * 4 + ctas * 64 + 16) if ctas > 1 else 0), 128)
     packing = pack_memory(layout)
     flush = 0 if packing <= pages else end
-    return SharedMemory(slot, barriers, query, merge, pages, work_tiles, scalars, flags, cluster, shared_by_teams, flush, flush + packing if flush else end)
-
-
-def _team_memory(tiles: int, dim: int, *, exact_q: bool) -> int:
-    """Of a warpgroup: two buffers of q, with its rounding error, and of weights; two floats per warp and row."""
-    row = 2 * dim * 2 * (2 if exact_q else 1) + 2 * 64 * 2 + 2 * 4 * 4
-    return tiles * TILE_ROWS * row
+    return SharedMemory(slot, barriers, query, merge, pages, work_tiles, scalars, flags, cluster, flush, flush + packing if flush else end)
 
 
 def _slot(layout: PackedLayout, kv_tile: int) -> int:

@@ -11,7 +11,6 @@ import torch
 
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import runs
-from kvgen.lower.cuda.shared import mma_of
 from kvgen.lower.schedule import Params, Value
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
@@ -68,8 +67,7 @@ class Emulated:
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout, self.exact = spec, packed_layout(spec, block, "mma"), bool(chosen["exact_q"])
         self.library = compile_variant(spec, self.layout, chosen, folder)
-        count = runs(spec, mma_of(chosen))
-        self.counters = 33 * count + (count > 1)  # of a head
+        self.counters = 33 * runs(spec) + (runs(spec) > 1)  # of a head
         for called in (self.library.workspace_bytes, self.library.prefetched, self.library.launched_bytes):
             called.restype = ctypes.c_int64
         self.library.show.argtypes = [ctypes.c_bool]

@@ -63,10 +63,6 @@ CASES: tuple[Case, ...] = (
     ("k4v4:h8/2:kg64:d48", 64, {"copy": "bulk_tile"}),
     ("k2v4:h8/2:vchannel:kg48:vg48:d64", 192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
     ("k4v8:token:page16:h4/2:d64", 16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
-    ("k4v4:h32/1", 128, {"mma": "warpgroup", "copy": "bulk_tile", "warps": 4, "kv_tile": 128, "tiles_in_flight": 2, "exact_q": False}),
-    ("k8v8:q3:h10/2:page128:kg64:bf16", 128, {"mma": "warpgroup", "copy": "bulk_stage", "warps": 8, "kv_tile": 64, "tiles_in_flight": 2}),
-    ("k2v2:q4:h32/2:window100:cap20:sym", 128, {"mma": "warpgroup", "copy": "bulk_stage", "warps": 4, "kv_tile": 64, "tiles_in_flight": 2}),
-    ("k4v2:q2:h24/2:d256:sink20:local40", 128, {"mma": "warpgroup", "copy": "bulk_tile", "warps": 4, "kv_tile": 64, "tiles_in_flight": 2, "reduction": "cluster2"}),
 )
 PER_CHANNEL = (*CASES[21:24], *CASES[32:35])
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]

@@ -121,25 +121,6 @@ __device__ __forceinline__ void store_shared16(uint32_t address, const float (&v
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-__device__ __forceinline__ void store_shared4(uint32_t address, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-
-// --- barriers of some warps of a CTA ---------------------------------------------------------------------------------
-
-__device__ __forceinline__ void barrier_sync(int barrier, int threads) {
-  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-// Also tells whether `mine` is true in a thread.
-__device__ __forceinline__ bool barrier_or(int barrier, int threads, bool mine) {
-  int any;
-  asm volatile("{\n.reg .pred mine, any;\nsetp.ne.s32 mine, %1, 0;\nbarrier.red.or.pred any, %2, %3, mine;\nselp.s32 %0, 1, 0, any;\n}"
-               : "=r"(any)
-               : "r"(static_cast<int>(mine)), "r"(barrier), "r"(threads)
-               : "memory");
-  return any;
-}
-
 // --- asynchronous copies ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global) {

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -103,7 +102,6 @@ struct Meeting {
 inline std::vector<std::unique_ptr<Fibre>> fibres;
 inline std::vector<Meeting> warps;
 inline Meeting cta;
-inline std::map<int, Meeting> named;  // of some of its threads, by the number of the barrier
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline int current;
@@ -122,12 +120,6 @@ void meet(Meeting& meeting, Work work) {
     return;
   }
   for (const int round = meeting.round; round == meeting.round;) swapcontext(&fibres[current]->context, &scheduler);
-}
-
-inline Meeting& named_barrier(int number, int threads) {
-  Meeting& meeting = named[number];
-  meeting.size = threads;
-  return meeting;
 }
 
 // Every lane gives a word and takes what `from(lane)` gave.
@@ -155,7 +147,7 @@ inline void begin_cta(int threads) {
   checker::begin_cta(rank, threads);
   fibres.clear(), warps.assign((threads + 31) / 32, {});
   for (Meeting& warp : warps) warp.size = 32;
-  cta = {}, cta.size = threads, named.clear();
+  cta = {}, cta.size = threads;
   for (int i = 0; i < threads; ++i) {
     fibres.push_back(std::make_unique<Fibre>());
     Fibre& fibre = *fibres.back();
@@ -190,11 +182,10 @@ struct Cta {
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Meeting> warps;
   Meeting cta;
-  std::map<int, Meeting> named;
   std::vector<unsigned char> shared = std::vector<unsigned char>(sizeof emulator::shared);
 
   void swap() {
-    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps), std::swap(cta, emulator::cta), std::swap(named, emulator::named);
+    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps), std::swap(cta, emulator::cta);
     std::swap_ranges(shared.begin(), shared.end(), emulator::shared);
   }
 };

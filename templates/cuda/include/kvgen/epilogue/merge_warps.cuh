@@ -1,4 +1,4 @@
-// Merges the states of a head's teams (a warp, or the four warps of a warpgroup) through shared memory into the result of the CTA.
+// Merges the warps' states of a head through shared memory into the result of the CTA.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
 #include "kvgen/mainloop/softmax.cuh"
@@ -20,11 +20,9 @@ struct CtaResult {
   __device__ __forceinline__ static bool any() { return row() < Traits::kTileQRows; }
 };
 
-// Writes a warp's state of a tile of query rows to shared memory, in the order of channels. The warps of a warpgroup have
-// the sums of some channels each, and their sums over tokens are already added.
+// Writes a warp's state of a tile of query rows to shared memory, in the order of channels.
 template <class Traits>
 __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffer, RowStats* stats, int warp, int lane) {
-  if constexpr (!Traits::kWarpgroup)
 #pragma unroll
   for (int lanes = Traits::kQueryTwice ? 2 : 4; lanes < 32; lanes *= 2)
 #pragma unroll
@@ -33,18 +31,17 @@ __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffe
 #pragma unroll
       for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][c] += __shfl_xor_sync(~0u, state.affine[q][c], lanes);
     }
-  const int team = warp / Traits::kTeamWarps, part = warp % Traits::kTeamWarps;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int row = 2 * (lane % 4) + c, g = lane / 4;
     if (row >= Traits::kTileQRows) continue;
-    if (g == 0 && part == 0) stats[team * 8 + row] = RowStats{state.row_max[c], state.row_sum[c]};
-    float* to = buffer + (team * Traits::kTileQRows + row) * Traits::kMergeStride;
+    if (g == 0) stats[warp * 8 + row] = RowStats{state.row_max[c], state.row_sum[c]};
+    float* to = buffer + (warp * Traits::kTileQRows + row) * Traits::kMergeStride;
 #pragma unroll
-    for (int u = 0; u < Traits::kOwnRowTiles; ++u)
+    for (int u = 0; u < Traits::kRowTiles; ++u)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        to[Traits::ValueRuns::tile_channel(part * Traits::kOwnRowTiles + u, g / 2) + g % 2 + 2 * half] =
+        to[Traits::ValueRuns::tile_channel(u, g / 2) + g % 2 + 2 * half] =
             state.out[u][2 * half + c] + state.affine[u * Traits::kValueGroups / Traits::kRowTiles][c];
   }
 }
@@ -55,9 +52,9 @@ __device__ __forceinline__ void merge_warps(const float* buffer, const RowStats*
   if (!result.any()) return;
   const int row = result.row();
   const float* from = buffer + row * Traits::kMergeStride + result.channel();
-  result.sum.template add<Traits::kTeams>(
-      [&](int team) { return stats[team * 8 + row]; },
-      [&](int team, int i) { return from[team * Traits::kTileQRows * Traits::kMergeStride + i * result.kStride]; });
+  result.sum.template add<Traits::kWarps>(
+      [&](int warp) { return stats[warp * 8 + row]; },
+      [&](int warp, int i) { return from[warp * Traits::kTileQRows * Traits::kMergeStride + i * result.kStride]; });
 }
 
 }  // namespace kvgen

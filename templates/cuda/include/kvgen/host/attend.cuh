@@ -47,7 +47,7 @@ struct Attend {
     shape.batch = batch, shape.heads = kv_heads;
     shape.workers = std::max(1, resident_ctas() / PlannedTraits::runs(q_len));
     shape.tile_tokens = PlannedTraits::kTileTokens, shape.block_tokens = Format::kTokens;
-    shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kTeams;
+    shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kWarps;
     shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
     shape.unpacked = Format::ResidualRows::kUnpacked;
     return shape;

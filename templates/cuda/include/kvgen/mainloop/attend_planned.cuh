@@ -26,17 +26,17 @@ __device__ __forceinline__ SplitSlots slots_of(const AttendArgs& args, const Wor
   return {tile.slot - tile.split_idx + run * args.slots, tile.num_splits, tile.split_idx};
 }
 
-// A team's first KV tile of a work tile. The teams take the KV tiles of a CTA round-robin, and the round goes on over work tiles: `done`
+// A warp's first KV tile of a work tile. The warps take the KV tiles of a CTA round-robin, and the round goes on over work tiles: `done`
 // counts the KV tiles of the earlier ones.
 template <class Traits>
 __device__ __forceinline__ int first_tile(const WorkTile& tile, int done, int warp) {
-  return tile.first + (warp / Traits::kTeamWarps + Traits::kTeams - done % Traits::kTeams) % Traits::kTeams;
+  return tile.first + (warp + Traits::kWarps - done % Traits::kWarps) % Traits::kWarps;
 }
 
 template <class Traits>
 __device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, const WorkTile& tile, int done, int* words, int warp,
                                                     int lane) {
-  KvTiles<Traits> tiles(args, head_of<Traits>(args, tile), Traits::kTeams, words, lane);
+  KvTiles<Traits> tiles(args, head_of<Traits>(args, tile), Traits::kWarps, words, lane);
   // The blocks before the window may have no page, so the iterator replaces them by the window's first block.
   const int first = Traits::Mask::first_token(max(tile.length + (args.k_new.data ? args.q_len : 0) - args.q_len, 0));
   tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, tile.length, first / Traits::Format::kTokens);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
 #pragma unroll
     for (int i = 0; i < Traits::kQTiles; ++i) state[i].clear();
     attend_residual<Traits>(shared, residual, tile, place, seqlen, warp, lane, state);
-    attend_packed<Traits>(shared, pipeline, first_tile<Traits>(work, done, warp), work.end, Traits::kTeams, PackedMask<Traits>{seqlen},
+    attend_packed<Traits>(shared, pipeline, first_tile<Traits>(work, done, warp), work.end, Traits::kWarps, PackedMask<Traits>{seqlen},
                           lane, state);
     ptx::copy_wait_all();
     __syncwarp();

@@ -9,8 +9,8 @@
 
 namespace kvgen {
 
-// The grid is (KV heads x runs of packed-GQA rows x cluster size, splits, sequences). The teams of all CTAs of a run take the head's KV
-// tiles round-robin, so a team's first tile does not depend on the sequence length. The runs of a head are next to each other in the grid:
+// The grid is (KV heads x runs of packed-GQA rows x cluster size, splits, sequences). The warps of all CTAs of a run take the head's KV
+// tiles round-robin, so a warp's first tile does not depend on the sequence length. The runs of a head are next to each other in the grid:
 // they read the same tiles at the same time, so most of them come from L2.
 template <class Traits>
 struct StaticScheduler {
@@ -22,8 +22,8 @@ struct StaticScheduler {
     const int x = static_cast<int>(blockIdx.x) / Traits::kClusterSize, runs = Traits::kRuns == 1 ? 1 : args.runs;
     head = {static_cast<int>(blockIdx.z), x / runs, x % runs};
   }
-  __device__ int first_tile(int warp) const { return warp / Traits::kTeamWarps * place.ctas + place.rank; }
-  __device__ int stride() const { return Traits::kTeams * place.ctas; }
+  __device__ int first_tile(int warp) const { return warp * place.ctas + place.rank; }
+  __device__ int stride() const { return Traits::kWarps * place.ctas; }
   __device__ SplitSlots slots(const AttendArgs& args) const {
     const int splits = static_cast<int>(gridDim.y);
     const int first = (head.sequence * args.cache.kv_heads + head.head) * splits;

@@ -4,12 +4,37 @@
 #include "kvgen/mainloop/keys.cuh"
 #include "kvgen/mainloop/mask.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
-#include "kvgen/mainloop/shared.cuh"
 #include "kvgen/mainloop/token_params.cuh"
 #include "kvgen/mainloop/values.cuh"
-#include "kvgen/mainloop/warpgroup_loop.cuh"
 
 namespace kvgen {
+
+// The arrays in a CTA's shared memory.
+template <class Traits>
+struct Shared {
+  uint8_t* memory;
+  uint8_t* fragments;  // of q
+  float* factors;      // per query row: converts products to scores in log2 units
+  float* query_sums;   // per K group and query row: sum of q
+  float* merge;
+  RowStats* warp_stats;
+  WorkTile* work_tiles;  // of all warps
+  int* pages;            // of all warps: entries of the block table
+  int* flags;
+
+  __device__ explicit Shared(uint8_t* memory_) : memory(memory_) {
+    fragments = memory + Traits::Memory::kQuery;
+    factors = reinterpret_cast<float*>(memory + Traits::Memory::kScalars);
+    query_sums = factors + Traits::kQTiles * 8;
+    warp_stats = reinterpret_cast<RowStats*>(query_sums + Traits::kQTiles * 8 * Traits::kKeyGroups);
+    flags = reinterpret_cast<int*>(memory + Traits::Memory::kFlags);
+    merge = reinterpret_cast<float*>(memory + Traits::Memory::kMerge);
+    work_tiles = reinterpret_cast<WorkTile*>(memory + Traits::Memory::kWorkTiles);
+    pages = reinterpret_cast<int*>(memory + Traits::Memory::kPages);
+  }
+  __device__ uint32_t ring() const { return ptx::shared_address(memory); }
+  __device__ uint32_t query() const { return ptx::shared_address(fragments); }
+};
 
 // The query operands. K per channel: of the sub-tile's groups of tokens.
 template <class Traits>
@@ -158,41 +183,23 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
 }
 
 // Runs over every `stride`-th KV tile from `tile` to `stop`. Returns the first tile beyond.
-template <class Traits, bool kMasked, class Pipeline, class Query>
+template <class Traits, bool kMasked, class Pipeline>
 __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
-                                         const PackedMask<Traits>& mask, Query& query, int lane,
+                                         const PackedMask<Traits>& mask, LoopQuery<Traits>& query, int lane,
                                          State<Traits> (&state)[Traits::kQTiles]) {
   for (; tile < stop; tile += stride) {
     const uint32_t slot = pipeline.ring.slot(pipeline.slot);
 #pragma unroll
     for (int sub = 0; sub < Traits::kTileSubtiles; sub += Traits::kStepSubtiles) {
+      const auto before = [&](int s) {
+        if ((sub + s) % Traits::kStageSubtiles == 0) pipeline.ring.wait(pipeline.slot, (sub + s) / Traits::kStageSubtiles);
+        if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
+      };
+      const auto after = [&](int s) {
+        if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
+      };
       const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;
-      const auto wait = [&](int at) {
-        if (at % Traits::kStageSubtiles == 0) pipeline.ring.wait(pipeline.slot, at / Traits::kStageSubtiles);
-      };
-      const auto release = [&](int at) {
-        if ((at + 1) % Traits::kStageSubtiles == 0) pipeline.release(at / Traits::kStageSubtiles);
-      };
-      if constexpr (Traits::kWarpgroup) {
-        if (sub > 0) wait(sub);
-        const auto prepare = [&] {
-          using Params = typename Traits::KeyChannelParams;
-          const int end = sub * 32 + 64;
-          if (end % Params::kTokens) return false;
-          if (end < Traits::kTileTokens) return query.scale(shared, slot + end / Params::kTokens * Params::kSetBytes, lane), true;
-          if (tile + stride >= pipeline.tiles.end) return false;
-          const int next = pipeline.next_slot();
-          pipeline.ring.wait(next, 0);
-          return query.scale(shared, pipeline.ring.slot(next), lane), true;
-        };
-        attend_team<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, prepare, [&] { release(sub + 1); });
-      } else {
-        const auto before = [&](int s) {
-          wait(sub + s);
-          if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
-        };
-        attend_subtiles<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, before, [&](int s) { release(sub + s); });
-      }
+      attend_subtiles<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, before, after);
     }
     pipeline.step();
   }
@@ -207,29 +214,17 @@ __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipe
                                               const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles]) {
   using Mask = PackedMask<Traits>;
   constexpr bool kMaskedEnd = Mask::kCausal || Traits::kGathered;
-  std::conditional_t<Traits::kWarpgroup, TeamQuery<Traits>, LoopQuery<Traits>> query;
+  LoopQuery<Traits> query;
 #pragma unroll
   for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.factors, i, lane, query.factors[i]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
-  if constexpr (Traits::kWarpgroup) {
-    query.team = Team<Traits>(shared.memory);
-    if (tile < stop) {
-      pipeline.ring.wait(pipeline.slot, 0);
-      query.scale(shared, pipeline.ring.slot(pipeline.slot), lane);
-      ptx::wgmma_store_fence();
-    }
-    sync_team<Traits>();
-    query.publish(shared, lane);
-  } else if constexpr (!Traits::kKeyPerChannel) {
-    load_query<Traits>(shared, lane, query.tile);
-  }
+  if constexpr (!Traits::kKeyPerChannel) load_query<Traits>(shared, lane, query.tile);
   if constexpr (Mask::kWindowed)
     tile = run_tiles<Traits, true>(shared, pipeline, tile, min(stop, mask.first_clear_tile()), stride, mask, query, lane, state);
   if constexpr (kMaskedEnd)
     tile = run_tiles<Traits, false>(shared, pipeline, tile, min(stop, mask.end_clear_tile()), stride, mask, query, lane, state);
   run_tiles<Traits, kMaskedEnd>(shared, pipeline, tile, stop, stride, mask, query, lane, state);
-  if constexpr (Traits::kWarpgroup) add_sums_of_team<Traits>(state, query.team.largest, lane);
 }
 
 }  // namespace kvgen

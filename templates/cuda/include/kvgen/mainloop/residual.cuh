@@ -3,7 +3,6 @@
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/keys.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
-#include "kvgen/mainloop/shared.cuh"
 
 namespace kvgen {
 
@@ -81,8 +80,8 @@ struct Residual {
 };
 
 // Sixteen tokens of K and V in registers. Of every run of channels, a lane has its vector of token 8 * half + lane / 4. Rows past the end
-// repeat the last token. For warpgroups there is another one (warpgroup_residual.cuh).
-template <class Traits, bool kWarpgroup = Traits::kWarpgroup>
+// repeat the last token.
+template <class Traits>
 struct ResidualTile {
   using KeyRuns = typename Traits::KeyRuns;
   using ValueRuns = typename Traits::ValueRuns;
@@ -100,14 +99,10 @@ struct ResidualTile {
     }
   }
 
-  // Whether there are tokens to attend to.
-  __device__ __forceinline__ bool any() const { return valid > 0; }
-
-  // Loads the residual's `number`-th tile, if it has any tokens.
-  __device__ __forceinline__ void fetch(const Residual<Traits>& residual, int number, int lane) {
-    first = residual.tile_token(number);
-    const int limit = residual.tile_limit(first);
-    valid = min(limit - first, kTokens);
+  // Loads the tokens from `first` on, if the residual has any.
+  __device__ __forceinline__ void fetch(const Residual<Traits>& residual, int first_, int lane) {
+    const int limit = residual.tile_limit(first_);
+    first = first_, valid = min(limit - first, kTokens);
     if (valid <= 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -135,33 +130,9 @@ struct ResidualTile {
   }
 };
 
-// Converts products of q and a tile of the residual, whose first token is `first`, to scores. Rows from `valid` on are masked.
-template <class Traits>
-__device__ __forceinline__ void to_residual_scores(const SeqlenInfo& seqlen, int first, int valid, int tile, const float* q_factors,
-                                                   int lane, Scores<Traits>& x) {
-#pragma unroll
-  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x.product[m_tile][i] *= q_factors[q_row<Traits>(tile, lane, i)];
-      x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;
-    }
-  modify_scores<Traits>(seqlen, seqlen.packed_end + first, tile, lane, x);
-#pragma unroll
-  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = first_row<Traits>(m_tile, lane) + i / 2 * 8, token = seqlen.packed_end + first + row;
-      const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);
-      bool visible = token <= position && row < valid;
-      if (Traits::Mask::kWindow > 0) visible = visible && token >= Traits::Mask::first_token(position);
-      if (!visible) x.product[m_tile][i] = -INFINITY;
-    }
-}
-
 // Computes the scores of a tile of the residual for a tile of query rows.
 template <class Traits>
-__device__ __forceinline__ void residual_scores(const ResidualTile<Traits, false>& rows, const SeqlenInfo& seqlen, int tile, uint32_t fragments,
+__device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows, const SeqlenInfo& seqlen, int tile, uint32_t fragments,
                                                 const float* q_factors, int lane, Scores<Traits>& x) {
   const typename Traits::Format::Element* type = nullptr;
   float products[2][4] = {};
@@ -174,12 +145,29 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits, false
     ptx::mma(products[0], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
   }
   own_products<Traits>(products[0], products[1], lane, x.product);
-  to_residual_scores<Traits>(seqlen, rows.first, rows.valid, tile, q_factors, lane, x);
+#pragma unroll
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x.product[m_tile][i] *= q_factors[q_row<Traits>(tile, lane, i)];
+      x.factor[m_tile][i] = 1.f, x.offset[m_tile][i] = 0.f;
+    }
+  modify_scores<Traits>(seqlen, seqlen.packed_end + rows.first, tile, lane, x);
+#pragma unroll
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row<Traits>(m_tile, lane) + i / 2 * 8, token = seqlen.packed_end + rows.first + row;
+      const int position = min(seqlen.position<Traits>(q_row<Traits>(tile, lane, i)), seqlen.length - 1);
+      bool visible = token <= position && row < rows.valid;
+      if (Traits::Mask::kWindow > 0) visible = visible && token >= Traits::Mask::first_token(position);
+      if (!visible) x.product[m_tile][i] = -INFINITY;
+    }
 }
 
 // Adds weights * V of a residual tile. A lane's vectors of V, transposed as 8x8 matrices, are A fragments of V transposed.
 template <class Traits>
-__device__ __forceinline__ void residual_values(const ResidualTile<Traits, false>& rows, const Weights<Traits> (&weights)[Traits::kQTiles][1],
+__device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kQTiles][1],
                                                 State<Traits> (&state)[Traits::kQTiles]) {
   const typename Traits::Format::Element* type = nullptr;
 #pragma unroll
@@ -202,28 +190,22 @@ __device__ __forceinline__ void residual_values(const ResidualTile<Traits, false
   }
 }
 
-// V's params of unquantized tokens.
+// Attends to one tile of the residual.
 template <class Traits>
-__device__ __forceinline__ void no_params(ValueParams<Traits>& params) {
+__device__ __forceinline__ void attend_residual_tile(const ResidualTile<Traits>& rows, const SeqlenInfo& seqlen, uint32_t fragments,
+                                                     const float* q_factors, int lane, State<Traits> (&state)[Traits::kQTiles]) {
+  ValueParams<Traits> params[1];
 #pragma unroll
   for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int q = 0; q < Traits::kValueGroups; ++q)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) params.scale[m_tile][q][half] = 1.f, params.zero[m_tile][q][half] = 0.f;
-}
-
-// Attends to one tile of the residual.
-template <class Traits>
-__device__ __forceinline__ void attend_residual_tile(const ResidualTile<Traits, false>& rows, const SeqlenInfo& seqlen,
-                                                     const Shared<Traits>& shared, int lane, State<Traits> (&state)[Traits::kQTiles]) {
-  ValueParams<Traits> params[1];
-  no_params<Traits>(params[0]);
+      for (int half = 0; half < 2; ++half) params[0].scale[m_tile][q][half] = 1.f, params[0].zero[m_tile][q][half] = 0.f;
   Weights<Traits> weights[Traits::kQTiles][1];
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {
     Scores<Traits> x[1];
-    residual_scores<Traits>(rows, seqlen, tile, shared.query(), shared.factors, lane, x[0]);
+    residual_scores<Traits>(rows, seqlen, tile, fragments, q_factors, lane, x[0]);
     softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
   residual_values<Traits>(rows, weights, state);

@@ -3,7 +3,6 @@
 #include "kvgen/mainloop/packed_loop.cuh"
 #include "kvgen/mainloop/residual.cuh"
 #include "kvgen/mainloop/values.cuh"
-#include "kvgen/mainloop/warpgroup_residual.cuh"
 
 namespace kvgen {
 
@@ -12,12 +11,11 @@ struct SplitPlace {
   int rank, ctas;
 };
 
-// The number of a warp's `round`-th tile of 16 unquantized tokens. Tiles go to the CTAs and teams in reverse order, since the last ones
-// have the fewest KV tiles. The warps of a team take consecutive tiles.
+// First token of a warp's `round`-th tile of 16 unquantized tokens. Tiles go to the CTAs and warps in reverse order, since the last ones
+// have the fewest KV tiles.
 template <class Traits>
-__device__ __forceinline__ int residual_tile(const SplitPlace& place, int round, int warp) {
-  const int team = warp / Traits::kTeamWarps, turn = (round * Traits::kTeams + Traits::kTeams - 1 - team) * place.ctas + place.ctas - 1 - place.rank;
-  return turn * Traits::kTeamWarps + warp % Traits::kTeamWarps;
+__device__ __forceinline__ int residual_tile(const Residual<Traits>& residual, const SplitPlace& place, int round, int warp) {
+  return residual.tile_token((round * Traits::kWarps + Traits::kWarps - 1 - warp) * place.ctas + place.ctas - 1 - place.rank);
 }
 
 // Loads the warp's first tile of the residual, and prefetches its later ones into L2: both before the ring is filled, because the loads
@@ -25,11 +23,11 @@ __device__ __forceinline__ int residual_tile(const SplitPlace& place, int round,
 template <class Traits>
 __device__ __forceinline__ void fetch_residual(const Residual<Traits>& residual, const SplitPlace& place, int warp, int lane,
                                                ResidualTile<Traits>& tile) {
-  tile.fetch(residual, residual_tile<Traits>(place, 0, warp), lane);
+  tile.fetch(residual, residual_tile<Traits>(residual, place, 0, warp), lane);
   if constexpr (Traits::Format::ResidualRows::kRows > Traits::Format::kTokens) {
 #pragma unroll 1
     for (int round = 1;; ++round) {
-      const int token = residual.tile_token(residual_tile<Traits>(place, round, warp));
+      const int token = residual_tile<Traits>(residual, place, round, warp);
       if (token >= residual.tile_limit(token)) break;
       residual.prefetch(token, lane);
     }
@@ -44,14 +42,14 @@ template <class Traits>
 __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
                                                 const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,
                                                 State<Traits> (&state)[Traits::kQTiles]) {
-  if (!tile.any()) return;
+  if (tile.valid <= 0) return;
 #pragma unroll 1
-  for (int round = 1; tile.any(); ++round) {
+  for (int round = 1; tile.valid > 0; ++round) {
     if (residual.fresh && (Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block()) &&
         (Traits::kRuns == 1 || seqlen.run == 0))
       tile.append(residual, lane);
-    attend_residual_tile<Traits>(tile, seqlen, shared, lane, state);
-    tile.fetch(residual, residual_tile<Traits>(place, round, warp), lane);
+    attend_residual_tile<Traits>(tile, seqlen, shared.query(), shared.factors, lane, state);
+    tile.fetch(residual, residual_tile<Traits>(residual, place, round, warp), lane);
   }
 #pragma unroll
   for (int i = 0; i < Traits::kQTiles; ++i) mix_values<Traits>(state[i]);

@@ -27,7 +27,7 @@ struct State {
   float row_max[2];
   float row_sum[2];                       // of p
   float affine[Traits::kValueGroups][2];  // of p * zero_v, with kZerosInScales of weight * (zero_v / scale_v)
-  float out[Traits::kOwnRowTiles][4];     // sum of p * code (V per channel: of p * v): channel g of the two rows, then channel g + 8
+  float out[Traits::kRowTiles][4];        // sum of p * code (V per channel: of p * v): channel g of the two rows, then channel g + 8
   GroupSums<Traits> group;                // V per channel: of the current group of tokens
 
   __device__ __forceinline__ void clear() {
@@ -37,7 +37,7 @@ struct State {
       for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] = 0.f;
     }
 #pragma unroll
-    for (int u = 0; u < Traits::kOwnRowTiles; ++u) out[u][0] = out[u][1] = out[u][2] = out[u][3] = 0.f;
+    for (int u = 0; u < Traits::kRowTiles; ++u) out[u][0] = out[u][1] = out[u][2] = out[u][3] = 0.f;
   }
 
   __device__ __forceinline__ void rescale(const float (&factor)[2]) {
@@ -49,7 +49,7 @@ struct State {
         for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];
       }
 #pragma unroll
-      for (int u = 0; u < Traits::kOwnRowTiles; ++u) out[u][c] *= factor[c], out[u][2 + c] *= factor[c];
+      for (int u = 0; u < Traits::kRowTiles; ++u) out[u][c] *= factor[c], out[u][2 + c] *= factor[c];
     }
     group.rescale(factor);
   }
@@ -124,10 +124,11 @@ __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepS
   return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
 }
 
-// The largest weight of each row among those of a warp, as a score: log2(p * scale) + row_max.
+// Moves row_max so that the largest of these weights is near 2^kWeightTarget. This is rare.
 template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ void largest_weights(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
-                                                float (&largest)[2]) {
+__device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                              State<Traits>& state) {
+  float factor[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     float best = -INFINITY;
@@ -148,28 +149,37 @@ __device__ __forceinline__ void largest_weights(const Scores<Traits> (&x)[kStepS
         }
 #pragma unroll
     for (int lanes = Traits::kQueryTwice ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
-    largest[c] = best;
-  }
-}
-
-// Moves row_max so that the largest of these weights is near 2^kWeightTarget. This is rare.
-template <class Traits>
-__device__ __forceinline__ void raise_row_max(const float (&largest)[2], State<Traits>& state) {
-  float factor[2];
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const float new_max = fmaxf(state.row_max[c], largest[c] - kWeightTarget);
+    const float new_max = fmaxf(state.row_max[c], best - kWeightTarget);
     factor[c] = ptx::exp2(state.row_max[c] - new_max);
     state.row_max[c] = new_max;
   }
   state.rescale(factor);
 }
 
-// Adds probabilities and their weights to the sums of a state.
+}  // namespace detail
+
+// Adds the probabilities of kStepSubtiles sub-tiles to the sums, and gives their weights as B fragments.
 template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ void add_to_sums(const LaneValues<Traits> (&p)[kStepSubtiles],
-                                            const uint32_t (&y)[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2],
-                                            const ValueParams<Traits> (&v)[kStepSubtiles], State<Traits>& state) {
+__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                             State<Traits>& state, Weights<Traits> (&weights)[kStepSubtiles]) {
+  LaneValues<Traits> p[kStepSubtiles];
+  uint32_t y[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2];
+  if (__any_sync(~0u, detail::compute_weights<Traits>(x, v, state, p, y))) {
+    detail::raise_row_max<Traits>(x, v, state);
+    detail::compute_weights<Traits>(x, v, state, p, y);
+  }
+#pragma unroll
+  for (int s = 0; s < kStepSubtiles; ++s)
+#pragma unroll
+    for (int q = 0; q < Traits::kValueGroups; ++q)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile) weights[s][q][m_tile][half] = ptx::transpose(y[s][q][m_tile][half]);
+        // With kQueryTwice a lane's fragment of columns 4..7 belongs to the other MMA tile: the MMA with tile 0 ignores them, tile 1 takes
+        // them from lane ^ 16.
+        if constexpr (Traits::kQueryTwice) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
+      }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
@@ -185,35 +195,6 @@ __device__ __forceinline__ void add_to_sums(const LaneValues<Traits> (&p)[kStepS
             state.affine[q][i % 2] = fmaf(weight, v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
           }
       }
-}
-
-}  // namespace detail
-
-// Adds the probabilities of kStepSubtiles sub-tiles to the sums, and gives their weights as B fragments.
-template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
-                                             State<Traits>& state, Weights<Traits> (&weights)[kStepSubtiles]) {
-  LaneValues<Traits> p[kStepSubtiles];
-  uint32_t y[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2];
-  if (__any_sync(~0u, detail::compute_weights<Traits>(x, v, state, p, y))) {
-    float largest[2];
-    detail::largest_weights<Traits>(x, v, largest);
-    detail::raise_row_max<Traits>(largest, state);
-    detail::compute_weights<Traits>(x, v, state, p, y);
-  }
-#pragma unroll
-  for (int s = 0; s < kStepSubtiles; ++s)
-#pragma unroll
-    for (int q = 0; q < Traits::kValueGroups; ++q)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile) weights[s][q][m_tile][half] = ptx::transpose(y[s][q][m_tile][half]);
-        // With kQueryTwice a lane's fragment of columns 4..7 belongs to the other MMA tile: the MMA with tile 0 ignores them, tile 1 takes
-        // them from lane ^ 16.
-        if constexpr (Traits::kQueryTwice) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
-      }
-  detail::add_to_sums<Traits>(p, y, v, state);
 }
 
 }  // namespace kvgen

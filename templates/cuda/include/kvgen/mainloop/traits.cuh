@@ -10,7 +10,6 @@ namespace kvgen {
 
 enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
-enum class Mma { warp, warpgroup };                     // mma.sync of single warps, or wgmma of four (mainloop/warpgroup_loop.cuh)
 
 // The schedule as the static kernel runs it.
 template <class Schedule_>
@@ -20,11 +19,11 @@ struct Static : Schedule_ {
 };
 
 // The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and cp.async instead of bulk copies, because the
-// phases of the bulk copies' barriers would have to be tracked across work tiles. The rings of warpgroups do that.
+// phases of the bulk copies' barriers would have to be tracked across work tiles.
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
-  static constexpr Copy kCopy = Schedule_::kMma == Mma::warpgroup ? Schedule_::kCopy : Copy::cp_async;
+  static constexpr Copy kCopy = Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
@@ -58,9 +57,6 @@ struct Traits : Schedule {
   using Value = typename Format::Value;
   static constexpr int kHeadDim = Format::kHeadDim;
   static constexpr int kThreads = Schedule::kWarps * 32;
-  // A team is the warps that share a ring and its KV tiles: one warp, or the four of a warpgroup.
-  static constexpr bool kWarpgroup = Schedule::kMma == Mma::warpgroup;
-  static constexpr int kTeamWarps = kWarpgroup ? 4 : 1, kTeams = Schedule::kWarps / kTeamWarps;
   static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
 
   // Packed-GQA rows are (query, head of the group) pairs, ordered by query. The MMA has them in its 8 columns, so a tile holds 8 rows. A
@@ -72,14 +68,13 @@ struct Traits : Schedule {
   // With four query rows or fewer, the 8 columns hold them twice: the first copy serves the tokens of one MMA tile, the second those of the
   // other (or the rounding error of q).
   static constexpr bool kQueryTwice = kQRows <= 4;
-  static constexpr int kMTiles = kQueryTwice || kWarpgroup ? 1 : 2;  // 16-token MMA tiles of a sub-tile whose scores one lane holds
+  static constexpr int kMTiles = kQueryTwice ? 1 : 2;  // 16-token MMA tiles of a sub-tile whose scores one lane holds
   static constexpr int kTileQRows = kQRows < 8 ? kQRows : 8;
 
   using KeyRuns = ChannelRuns<Key, kHeadDim>;
   using ValueRuns = ChannelRuns<Value, kHeadDim>;
   static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
   static constexpr int kRowTiles = kHeadDim / 16;  // 16-channel MMA tiles of V
-  static constexpr int kOwnRowTiles = kRowTiles / kTeamWarps;  // of which one warp has the sums
   static constexpr int kValueGroups = Value::kPerToken ? kHeadDim / Value::kGroup : 1;
   static constexpr int kKeyGroups = Key::kPerToken ? kHeadDim / Key::kGroup : 1;
   static constexpr bool kKeyPerChannel = Key::kPerChannel;
@@ -110,9 +105,7 @@ struct Traits : Schedule {
   static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps   ? 1
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
                                                                                           : 4;
-  static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1
-                                       : kWarpgroup                ? 2
-                                                                   : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
+  static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
   // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as of params. (Two sets may be
   // those of one group.)
   static constexpr int kSubtileKeyGroups = kKeyPerChannel && KeyChannelParams::kTokens == 16 ? 2 : 1;
@@ -138,10 +131,6 @@ struct Traits : Schedule {
   static_assert(kGathered ? kTileTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kTileBlocks <= 32
                           : Format::kTokens % kTileTokens == 0,
                 "a KV tile lies within a block, or consists of whole ones without channel params");
-  static_assert(!kWarpgroup || (kKeyPerChannel && KeyChannelParams::kTokens % 64 == 0 && !KeyChannelParams::kRepeats && kValueGroups == 1 &&
-                                kValuePerToken && kHeadDim % 128 == 0 && kTileTokens % 64 == 0 && kQTiles % 2 == 0 && !kGathered &&
-                                Format::kBoosted == 0 && Schedule::kWarps % 4 == 0 && Schedule::kCopy != Copy::cp_async),
-                "a warpgroup takes 64 tokens at a time, of one K group");
   static_assert(!kKeyPerToken || Key::kGroup % 16 == 0, "a k-step lies within a K group");
   static_assert(!kValuePerToken || Value::kGroup % 16 == 0, "a row tile lies within a V group");
 

@@ -50,10 +50,10 @@ __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   constexpr int kBits = Traits::Value::kBits;
   float none[4] = {};  // stands in for the second tile of a pair that has one tile only
 #pragma unroll
-  for (int u = 0; u < Traits::kOwnRowTiles; u += 2) {
-    if constexpr (Traits::kMixedValues) unmix<kBits>(state.out[u], u + 1 < Traits::kOwnRowTiles ? state.out[u + 1] : none);
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
+    if constexpr (Traits::kMixedValues) unmix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
 #pragma unroll
-    for (int i = 0; i < 8 && u + i / 4 < Traits::kOwnRowTiles; ++i)
+    for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
       state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
   }
 }
@@ -65,11 +65,11 @@ __device__ __forceinline__ void mix_values(State<Traits>& state) {
   constexpr int kBits = Traits::Value::kBits;
   float none[4] = {};
 #pragma unroll
-  for (int u = 0; u < Traits::kOwnRowTiles; u += 2) {
+  for (int u = 0; u < Traits::kRowTiles; u += 2) {
 #pragma unroll
-    for (int i = 0; i < 8 && u + i / 4 < Traits::kOwnRowTiles; ++i)
+    for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
       state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
-    if constexpr (Traits::kMixedValues) mix<kBits>(state.out[u], u + 1 < Traits::kOwnRowTiles ? state.out[u + 1] : none);
+    if constexpr (Traits::kMixedValues) mix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
   }
 }
 

@@ -16,7 +16,7 @@ struct L2Prefetch {
   // Packed bytes per SM. Twice as many gain nothing, since an SM does not read from L2 faster than it computes, and they delay the previous
   // launch.
   static constexpr int kSmBytes = 32 * 1024;
-  static constexpr int kWarpLimit = kSmBytes / (Traits::kCtasPerSm * Traits::kTeams) / 128 * 128;
+  static constexpr int kWarpLimit = kSmBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
   static constexpr int kWarpBytes =
       std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // the bytes after them belong to another warp's tile
   static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
@@ -24,7 +24,6 @@ struct L2Prefetch {
   // Prefetches a warp's first tile. If it is the first of its block, the block's header is included.
   __device__ __forceinline__ static void prefetch_tiles(const AttendArgs& args, const Head& head, int tile, int lane) {
 #if KVGEN_SM90
-    if (Traits::kTeamWarps > 1 && threadIdx.x / 32 % Traits::kTeamWarps > 0) return;
     const int within = tile % Traits::kTilesPerBlock, block = tile / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
     const int skipped = within ? Format::kHeaderBytes + within * Traits::kTileBytes : 0;
     const CacheArgs& cache = args.cache;

@@ -44,10 +44,6 @@ struct Pipeline {
     if (stage == 0) tiles.prefetch_page();
     ring.fill(slot, stage, upcoming);
   }
-  // The slot of the tile after the oldest one.
-  __device__ __forceinline__ int next_slot() const {
-    return Traits::kTilesInFlight == 1 || slot + 1 == Traits::kTilesInFlight ? 0 : slot + 1;
-  }
   // Advances to the next tile, after all stages of the oldest one are released.
   __device__ __forceinline__ void step() {
     tiles.step();

@@ -1,9 +1,8 @@
-// A team's ring of KV tiles in shared memory. No other team fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's
+// A warp's ring of KV tiles in shared memory. No other warp fills or reads it, so the loop needs no CTA barrier. A slot holds a tile's
 // channel params (of K, then of V), its boost index and its sub-tiles. A stage is one sub-tile or several.
 #pragma once
 #include <algorithm>
 
-#include "kvgen/pipeline/team.cuh"
 #include "kvgen/pipeline/tile_params.cuh"
 #include "kvgen/ptx.cuh"
 
@@ -51,7 +50,6 @@ template <class Traits>
 struct Ring<Traits, Copy::cp_async> {
   using Key = KeyStageParams<Traits, Traits::kStageSubtiles * 32>;
   using Value = ValueStageParams<Traits, Traits::kStageSubtiles * 32>;
-  static_assert(!Traits::kWarpgroup);
   uint32_t base;
   int lane;
 
@@ -119,7 +117,7 @@ struct Ring<Traits, Copy::cp_async> {
 };
 
 #if KVGEN_SM90
-// 1-D bulk copies by one lane of the team, per stage or per tile. They complete on mbarriers.
+// 1-D bulk copies by one lane, per stage or per tile. They complete on mbarriers.
 template <class Traits, bool kWholeTile>
 struct BulkRing {
   static constexpr int kBarriers = kWholeTile ? Traits::kTilesInFlight : Traits::kStages;
@@ -129,19 +127,17 @@ struct BulkRing {
   uint32_t base;
   uint32_t barriers;
   int lane;
-  bool leads;           // issues the copies
-  uint32_t parity = 0;  // of the barriers' phases; with warpgroups a bit for each barrier, since the planned kernel leaves rounds unfinished
+  uint32_t parity = 0;
 
   __device__ BulkRing(uint32_t shared, int warp, int lane_)
-      : base(ptx::pinned(shared + warp / Traits::kTeamWarps * Traits::kTilesInFlight * Traits::kSlotBytes)),
-        barriers(shared + Traits::Memory::kBarriers + warp / Traits::kTeamWarps * kBarriers * 8),
-        lane(lane_),
-        leads(lane == 0 && warp % Traits::kTeamWarps == 0) {
-    if (leads) {
+      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)),
+        barriers(shared + Traits::Memory::kBarriers + warp * kBarriers * 8),
+        lane(lane_) {
+    if (lane == 0) {
       for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + i * 8, 1);
       ptx::barrier_init_fence();
     }
-    sync_team<Traits>();
+    __syncwarp();
   }
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
@@ -151,7 +147,7 @@ struct BulkRing {
     const int nth = kWholeTile ? 0 : stage;
     constexpr int kBytes = kCopySubtiles * Traits::kSubtileStride;
     const uint32_t params = slot(slot_idx), to = params + Traits::kTileHeaderBytes + nth * kBytes, barrier = barrier_of(slot_idx, stage);
-    if (leads && tile.exists) {
+    if (lane == 0 && tile.exists) {
       // If a block is one tile, all its params precede the sub-tiles in memory, so that one copy may have both, unless a boost index or
       // padding lies between.
       const int key = Key::any(nth) ? Key::kBytes : 0, value = Value::any(nth) ? Value::kBytes : 0;
@@ -173,24 +169,15 @@ struct BulkRing {
     }
   }
   __device__ __forceinline__ void wait(int slot_idx, int stage) {
-    if (kWholeTile && stage > 0) return;
-    if constexpr (Traits::kWarpgroup) {
-      const uint32_t barrier = barrier_of(slot_idx, stage), number = (barrier - barriers) / 8;
-      ptx::barrier_wait(barrier, parity >> number & 1);
-      parity ^= 1u << number;
-    } else {
-      ptx::barrier_wait(barrier_of(slot_idx, stage), parity);
-    }
+    if (!kWholeTile || stage == 0) ptx::barrier_wait(barrier_of(slot_idx, stage), parity);
   }
   __device__ __forceinline__ void release(int stage) {
     if (kWholeTile && stage != Traits::kTileStages - 1) return;
     if constexpr (Traits::kExchangeShared) ptx::copy_bulk_fence();
-    __syncwarp();  // the warps of a warpgroup have met since their last reads
+    __syncwarp();
   }
   // The phase parity of the barriers flips when all slots were used once.
-  __device__ __forceinline__ void next_round() {
-    if constexpr (!Traits::kWarpgroup) parity ^= 1;
-  }
+  __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
   template <class Params>

@@ -110,26 +110,6 @@ __forceinline__ void store_shared16(uint32_t address, const T (&v)[4]) {
   std::memcpy(emulator::shared + address, v, 16);
 }
 
-__forceinline__ void store_shared4(uint32_t address, uint32_t v) {
-  checker::access(emulator::shared + address, 4, checker::kWrite);
-  const checker::Quiet quiet;
-  std::memcpy(emulator::shared + address, &v, 4);
-}
-
-// Barriers of consecutive threads.
-inline void barrier_sync(int barrier, int threads) {
-  const int first = emulator::current / threads * threads;
-  emulator::meet(emulator::named_barrier(barrier, threads), [=] { checker::synchronize(first, threads); });
-}
-inline bool barrier_or(int barrier, int threads, bool mine) {
-  emulator::Meeting& meeting = emulator::named_barrier(barrier, threads);
-  meeting.in[0] = (meeting.arrived ? meeting.in[0] : 0) | mine;
-  barrier_sync(barrier, threads);
-  const bool any = meeting.in[0];
-  emulator::meet(meeting, [] {});
-  return any;
-}
-
 template <int kBytes>
 __forceinline__ void copy_async(uint32_t shared, const void* global) {
   const uint32_t time = checker::copy(emulator::shared + shared, global, kBytes);
