@@ -5,7 +5,8 @@ Sizes of shared memory are those of the CUDA C++ Programming Guide ("Technical S
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from kvgen.errors import ToolchainMissing
@@ -38,6 +39,10 @@ class GpuArch:
     """1-D bulk copies (cp.async.bulk)."""
     clusters: bool = False
     """Thread-block clusters and distributed shared memory."""
+    clusters_at_once: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """Clusters that the usual GPU holds with one CTA per multiprocessor, by their CTAs. They may be fewer than multiprocessors over CTAs,
+    since the CTAs of a cluster share a graphics processing cluster (GPC), and GPCs have unlike numbers of multiprocessors.
+    """
     dependent_launch: bool = False
     """Programmatic dependent launch."""
 
@@ -45,6 +50,10 @@ class GpuArch:
     def shared_per_cta(self) -> int:
         """Most shared memory of one CTA."""
         return self.shared_per_sm - CTA_RESERVED
+
+    def resident(self, cluster: int) -> int:
+        """Clusters of so many CTAs that the usual GPU holds with one CTA per multiprocessor; CTAs, if `cluster` is 1."""
+        return self.clusters_at_once.get(cluster, self.sms // cluster)
 
     @property
     def number(self) -> str:
@@ -56,7 +65,17 @@ class GpuArch:
 GPUS: dict[Target, GpuArch] = {
     "sm80": GpuArch((8, 0), 164 * KB, 12 * KB, 108),
     "sm89": GpuArch((8, 9), 100 * KB, 6 * KB, 128),
-    "sm90": GpuArch((9, 0), 228 * KB, 24 * KB, 132, specific=True, bulk_copies=True, clusters=True, dependent_launch=True),
+    "sm90": GpuArch(
+        (9, 0),
+        228 * KB,
+        24 * KB,
+        132,
+        specific=True,
+        bulk_copies=True,
+        clusters=True,
+        clusters_at_once={2: 66, 4: 30, 8: 15},
+        dependent_launch=True,
+    ),
 }
 """The GPU targets, oldest first."""
 

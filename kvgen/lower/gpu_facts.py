@@ -24,6 +24,7 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "bulk_copies": gpu.bulk_copies,
         "clusters": gpu.clusters,
         "processors": gpu.sms,
+        "resident": gpu.resident,
         "shared_per_cta": gpu.shared_per_cta,
         "shared_per_sm": gpu.shared_per_sm,
         "cta_reserved": CTA_RESERVED,
@@ -43,7 +44,7 @@ def waves_of(spec: KernelSpec, schedule: Schedule, target: Target, *, runs: int,
     layout, window = layout_of(spec, schedule.layout), spec.attention.window
     return Waves(
         heads=spec.attention.kv_heads * runs,
-        resident=GPUS[target].sms * ctas // cluster,
+        resident=GPUS[target].resident(cluster) * ctas,
         ctas_per_sm=ctas,
         step_tokens=kv_tile * cluster,
         tile_bytes=layout.block_bytes * kv_tile // layout.tokens,

@@ -33,9 +33,9 @@ CLOSEST = 1 / 64
 """The least distance that counts: tokens are rounded, so a measured workload may seem to be where the call is."""
 STEPS = 8
 """Steps per doubling to which the tokens of a call are rounded, so that a growing cache rarely asks anew."""
-UNFILLED = 0.6
+UNFILLED = 0.5
 """Part of the loss which the model of waves predicts that shows in measured times: where a wave is partly empty, its CTAs read faster than
-the model says (docs/decisions/0035).
+the model says (docs/decisions/0037).
 """
 REMEMBERED = 4096
 

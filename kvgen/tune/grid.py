@@ -110,8 +110,8 @@ GPU = Grid(
     powers(512, 1 << 20),
     1 << 22,
     sustained=((8, 32768), (32, 8192), (128, 8192), (1, 262144), (16, 131072), (512, 2048)),
-    screened=((1, 4096), (4, 8192), (16, 2048), (64, 1024), (1, 131072), (256, 2048), (64, 16384), (1024, 512)),
-    uneven=tuple((batch, length) for batch in (12, 24, 48) for length in (2048, 8192, 32768)),
+    screened=((1, 4096), (4, 8192), (16, 2048), (64, 1024), (1, 131072), (256, 2048), (64, 16384), (1024, 512), (3, 2048)),
+    uneven=tuple((batch, length) for batch in (3, 6, 12, 24, 48) for length in (2048, 8192, 32768)),
 )
 CPU = Grid(powers(1, 32), powers(512, 1 << 17), 1 << 17, screened=((1, 4096), (8, 2048), (1, 65536), (32, 1024)))
 """A CPU is timed without pauses anyway, and reads a hundredth as fast: it has no sustained cells, and fewer tokens."""

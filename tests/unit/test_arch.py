@@ -39,3 +39,8 @@ def test_a_gpu_runs_what_is_built_for_it(target: Target) -> None:
 )
 def test_code_runs_where_its_cubin_or_ptx_does(arch: Any, capability: tuple[int, int] | None, runs: bool) -> None:
     assert (cannot_run(arch, capability) is None) == runs
+
+
+def test_clusters_at_once_may_be_fewer_than_multiprocessors_over_ctas():
+    assert [GPUS["sm90"].resident(cluster) for cluster in (1, 2, 4, 8)] == [132, 66, 30, 15]
+    assert GPUS["sm80"].resident(1) == 108

@@ -69,6 +69,8 @@ def _changes(spec: KernelSpec, work: Workload, target: Target) -> dict[str, Valu
         return {"reduction": "cluster8"}
     if 64 * heads <= sms:  # a KV tile of 128 tokens would be most warps' only one
         return {"reduction": "cluster8", "kv_tile": 32, "tiles_in_flight": 2}
+    if heads <= GPUS[target].resident(4) and visible <= SHORT:
+        return {"reduction": "cluster4", "kv_tile": 32, "tiles_in_flight": 2}
     if 2 * heads <= sms < 4 * heads:
         return {"reduction": "cluster2", **({"warps": 12} if bits <= 4 and large_groups else {})}  # small groups spill at 12 warps
     if kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= SHORT)):

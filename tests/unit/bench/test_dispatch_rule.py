@@ -33,5 +33,6 @@ def test_every_table_that_ships_is_compared_by_all_rules_over_its_cells_and_the_
         (rule, over) for rule in ("nearest cell", "least mean loss", "with waves") for over in ("cells", "points")
     ]
     assert all(row["number"] > 20 and row["worst_regret"] >= row["geometric_mean"] >= 1 for row in found)
+    assert found[1]["number"] == sum((row["spec"], row["traffic"]) == ("serving-kv4", "rested") for row in rows("h200_plane.csv"))
     other = [{**row, "best_launch": "another one"} for row in rows("h200_plane.csv")]
     assert {row["over"] for row in compared(entry, other)} == {"cells"}

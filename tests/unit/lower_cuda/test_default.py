@@ -49,6 +49,8 @@ def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target
         ("k4v4", "1x4096", "n128.w8u4d1c1.cl8"),
         ("k8v8", "1x4096", "n128.w8u1d2c1.cl8"),
         ("k4v4", "1x32768", "n128.w8u4d1c1"),
+        ("k4v4", "3x2048", "n128.w8u1d2c1.cl4"),
+        ("k4v4", "4x2048", "n128.w8u4d1c1"),
         ("k4v4:h8/1", "1x131072", "n128.w8u1d2c1.cl8"),
         ("k4v4", "8x32768", "n128.w8u4d1c1.cl2"),
         ("k4v4:window4096", "8x32768", "n128.w8u4d1c1.cl2"),

@@ -89,15 +89,18 @@ def test_what_did_not_pay_can_be_lowered_and_is_not_searched(words: str, schedul
     assert point not in set(space.schedules())
 
 
-def test_a_device_with_fewer_multiprocessors_holds_fewer_clusters() -> None:
-    """The hint names the target's own multiprocessors."""
-    spec = spec_of("k4v4:h32/16", "sm90", [workload_of("1x4096")])
+@pytest.mark.parametrize(("reduction", "heads"), [("cl2", 66), ("cl4", 30), ("cl8", 15)])
+def test_no_more_clusters_are_tried_than_the_gpu_holds(reduction: str, heads: int) -> None:
+    """They may be fewer than multiprocessors over CTAs."""
     backend = get_backend("cuda")
-    [clustered] = schedules_of("w8u4d1.cl8", backend, spec, "sm90")
-    space = backend.space(spec, "sm90")
-    assert space.doubts(clustered, spec.workloads[0]) == []
-    smaller = SearchSpace("cuda", space.parameters, space.constraints, {**space.facts, "processors": 108}, spec.workloads, space.hints)
-    assert smaller.doubts(clustered, spec.workloads[0]) == ["clusters of all 1 x 16 heads do not fit 108 multiprocessors at once"]
+
+    def doubts(kv_heads: int) -> list[str]:
+        spec = spec_of(f"k4v4:h{2 * kv_heads}/{kv_heads}", "sm90", [workload_of("1x4096")])
+        [clustered] = schedules_of(f"w8u4d1.{reduction}", backend, spec, "sm90")
+        return backend.space(spec, "sm90").doubts(clustered, spec.workloads[0])
+
+    assert doubts(heads) == []
+    assert doubts(heads + 1) == [f"clusters of all 1 x {heads + 1} heads do not fit the 132 multiprocessors at once"]
 
 
 def test_rings_that_are_too_long_leave_fewer_warps() -> None:

@@ -15,18 +15,18 @@ static_assert(Format::kSubtileBytes == 8320 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 17152, kBarriers = 34304, kQuery = 34304, kMerge = 38400, kPages = 42528, kWorkTiles = 42528, kScalars = 42784, kFlags = 42976, kCluster = 42992, kFlush = 0, kTotal = 43008;
+    static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141312, kMerge = 145408, kPages = 161920, kWorkTiles = 161920, kScalars = 162944, kFlags = 163520, kCluster = 163536, kFlush = 0, kTotal = 165888;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 17152, kBarriers = 34304, kQuery = 34304, kMerge = 38400, kPages = 42528, kWorkTiles = 42528, kScalars = 42784, kFlags = 42976, kCluster = 42992, kFlush = 0, kTotal = 43008;
+    static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141312, kMerge = 145408, kPages = 161920, kWorkTiles = 161920, kScalars = 162944, kFlags = 163520, kCluster = 163536, kFlush = 0, kTotal = 163584;
   };
-  static constexpr int kWarps = 2;
-  static constexpr int kTileSubtiles = 2;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 4;
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 4;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;

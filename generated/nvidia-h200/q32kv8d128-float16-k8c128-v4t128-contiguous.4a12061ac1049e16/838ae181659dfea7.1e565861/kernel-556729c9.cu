@@ -15,7 +15,7 @@ static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 6784, kBarriers = 108544, kQuery = 108544, kMerge = 112640, kPages = 129152, kWorkTiles = 129152, kScalars = 130176, kFlags = 130752, kCluster = 130768, kFlush = 0, kTotal = 132992;
+    static constexpr int kSlot = 6784, kBarriers = 108544, kQuery = 108544, kMerge = 112640, kPages = 129152, kWorkTiles = 129152, kScalars = 130176, kFlags = 130752, kCluster = 130768, kFlush = 0, kTotal = 133120;
   };
   struct PlannedMemory {
     static constexpr int kSlot = 6784, kBarriers = 108544, kQuery = 108544, kMerge = 112640, kPages = 129152, kWorkTiles = 129152, kScalars = 130176, kFlags = 130752, kCluster = 130768, kFlush = 0, kTotal = 130816;
@@ -26,7 +26,7 @@ struct Schedule {
   static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 2;
+  static constexpr int kCluster = 4;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
