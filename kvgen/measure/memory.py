@@ -9,8 +9,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """Resident memory of a process."""
-    return _statm(pid)[1] * PAGE
+    """Resident memory of a process, without pages of files: a library that is used for the first time brings many."""
+    _, resident, shared, *_ = _statm(pid)
+    return (resident - shared) * PAGE
 
 
 def data_bytes(pid: int | str = "self") -> int:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +54,15 @@ def test_memory_figures_are_of_a_process() -> None:
     assert resident_bytes() - before[1] >= 60 << 20
     assert threads() >= 1
     assert threads(0x7FFFFFFF) == 0
+
+
+def test_pages_of_files_are_nobodys_resident_memory(tmp_path: Path) -> None:
+    file = tmp_path / "library"
+    file.write_bytes(b"1" * (64 << 20))
+    before = resident_bytes()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) > 0
+        assert resident_bytes() - before < 32 << 20
 
 
 def test_without_a_driver_a_gpu_has_no_facts_and_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
