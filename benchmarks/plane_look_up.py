@@ -3,9 +3,9 @@
     python -m benchmarks.plane_look_up
 
 A row has the times of all launches of its entry, which were taken in turns. So what a call takes by today's look-up, and what that loses,
-follows without a measurement. Rows of launches that do not ship stay as they are. Watts and clocks are of the
-launch that served when the row was measured; they are dropped where another one serves now. Writes h200_plane.csv to $OUT or
-benchmarks/results, and prints the rows that changed.
+follows without a measurement. Rows of launches that do not ship stay as they are. Watts and clocks are of the launch that served when the
+row was measured; they are dropped where another one serves now. Writes h200_plane.csv to $OUT or benchmarks/results, and prints the rows
+that changed.
 """
 
 from __future__ import annotations

@@ -30,9 +30,8 @@ def regrets() -> str:
     measured = rows("h200_plane.csv")
     whole = [row for row in measured if row["whole"] == "True"]
     compared = {row["spec"] for row in whole}
-    space = [
-        row for row in [*whole, *(row for row in rows("h200_plane_space.csv") if row["spec"] not in compared)] if row["traffic"] == "rested"
-    ]
+    earlier = [row for row in rows("h200_plane_space.csv") if row["spec"] not in compared]
+    space = [row for row in whole + earlier if row["traffic"] == "rested"]
     titles = dict(_titles(measured))
     shipped = {"the five that ship": SHIPPED} if titles.keys() >= SHIPPED else {}
     body = [

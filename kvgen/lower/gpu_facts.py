@@ -24,7 +24,6 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "bulk_copies": gpu.bulk_copies,
         "clusters": gpu.clusters,
         "processors": gpu.sms,
-        "resident": gpu.resident,
         "shared_per_cta": gpu.shared_per_cta,
         "shared_per_sm": gpu.shared_per_sm,
         "cta_reserved": CTA_RESERVED,

@@ -113,6 +113,7 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "cta_rows": rows_of_cta(spec),
         "integer_keys": _integer_keys(spec),
         "runs": runs(spec),
+        "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
         "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,
