@@ -3,8 +3,8 @@
     python -m benchmarks.accuracy             # every format through kernels of this machine's GPU, or of its CPU
     python -m benchmarks.accuracy --draw      # only draw the pictures again, from the table that is committed
 
-Writes cpu.csv or h200.csv and the loss curve of its model to $OUT/accuracy, by default to benchmarks/results/accuracy. Without
-$OUT, the pictures of the documents follow the table that ships (that of the H200, if there is one).
+Writes cpu.csv or that of the GPU (h200.csv) and the loss curve of its model to $OUT/accuracy, by default to benchmarks/results/accuracy.
+Without $OUT, the pictures of the documents follow the table that ships (that of the H200, if there is one).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.figures import RESULTS, ROOT, rows
 from benchmarks.gpu_words import spec_of
+from benchmarks.output import gpu_word
 from kvgen.accuracy.picture import write_pngs
 from kvgen.accuracy.recommend import read_csv, results
 from kvgen.accuracy.suite import suite
@@ -54,7 +55,7 @@ def measure(folder: Path) -> int:
     from kvgen.spec.target import resolve
 
     began, target = time.monotonic(), resolve("native")
-    name, recipe = ("cpu", SMALL) if target == "cpu" else ("h200", LARGE)
+    name, recipe = ("cpu", SMALL) if target == "cpu" else (gpu_word(), LARGE)
     specs: dict[str, KernelSpec] = dict(suite())
 
     def keep(found: Table) -> None:

@@ -21,7 +21,7 @@ import kvgen
 from benchmarks.command import add_sweep, parser
 from benchmarks.gpu_decode import child, compile_all
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
-from benchmarks.output import folder
+from benchmarks.output import folder, of_gpu
 from kvgen.arch import Target
 from kvgen.csvfile import CsvFile
 from kvgen.lower.backends import get_backend
@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
     command.add_argument("--cuda", default="w8u4d1,w8u4d1.cl2,w4u4d1c2,w12u4d1.cl2,w8u2d1,w8u2d1.cl2,w4u2d1c2,w8u2d2.cl2,w4u2d2c2,w8u1d2")
     command.add_argument("--tilelang", default="default,w8u4s4,w8u2s2.cl,w4u4s4c2.cl,w12u4s4.cl,w16u4s4.cl,w8u4s4c2")
     add_sweep(command)
-    command.add_argument("--out", type=Path, default=folder() / "h200_backends.csv")
+    command.add_argument("--out", type=Path, default=folder() / f"{of_gpu('backends')}.csv")
     return command.parse_args()
 
 

@@ -5,7 +5,7 @@
 
 A case is built for its workload, and for that of the case of the same name at 32 × 8192 where there is one. Every build is a
 `kvgen build --fresh --no-plane` in a process of its own with an empty registry, one GPU and an equal part of the processors; compiled
-modules are shared. Rows go to $OUT (or benchmarks/results) as h200_builds.csv after every build: the winner's time, read fraction and
+modules are shared. Rows go to $OUT (or benchmarks/results) as GPU_builds.csv after every build: the winner's time, read fraction and
 schedule, the default's time, how many candidates were measured. Exits with 1 if a build failed.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser
-from benchmarks.output import gpu_today, write_rows
+from benchmarks.output import gpu_today, of_gpu, write_rows
 from benchmarks.shape_cases import SHAPES, SHORTER, TARGET
 from kvgen._nvml import visible_gpus
 
@@ -57,7 +57,7 @@ def main() -> int:
             gpus.put(index)
         with lock:
             rows.extend(found)
-            write_rows("h200_builds", rows, facts)
+            write_rows(of_gpu("builds"), rows, facts)
             for row in found:
                 print(*row.values(), flush=True)
         return bool(found)

@@ -37,7 +37,7 @@ from threading import Condition
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser
-from benchmarks.output import write_csv
+from benchmarks.output import of_gpu, write_csv
 from kvgen._nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,7 +125,7 @@ def tasks(warm: float | None = None) -> list[Task]:
         return Task(f"matrix-build-{name}", 150 + LATE_S, (command,))
 
     names = [*WIDE, *NARROW]
-    suite = "python -m kvgen bench --suite int8-kernels --arch sm90 --rounds 5 --csv OUT/h200_int8.csv"
+    suite = f"python -m kvgen bench --suite int8-kernels --arch sm90 --rounds 5 --csv OUT/{of_gpu('int8')}.csv"
     live = "python benchmarks/gpu_sanitize.py"
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
@@ -289,10 +289,10 @@ def interrupt(started: subprocess.Popen[bytes]) -> None:
 def collect(out: Path) -> None:
     """The benches' rows as one table, those of FlashInfer as another, and what the builds said as one text."""
     rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
-    write_csv(out / "h200_attend.csv", [row for row in rows if row["provider"] != "flashinfer"])
-    write_csv(out / "h200_flashinfer.csv", [row for row in rows if row["provider"] == "flashinfer"])
-    planes = [row for file in sorted(out.glob("h200_plane.*.csv")) for row in csv.DictReader(file.open())]
-    write_csv(out / "h200_plane.csv", planes)
+    write_csv(out / f"{of_gpu('attend')}.csv", [row for row in rows if row["provider"] != "flashinfer"])
+    write_csv(out / f"{of_gpu('flashinfer')}.csv", [row for row in rows if row["provider"] == "flashinfer"])
+    planes = [row for file in sorted(out.glob("*_plane.*.csv")) for row in csv.DictReader(file.open())]
+    write_csv(out / f"{of_gpu('plane')}.csv", planes)
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]
@@ -300,7 +300,7 @@ def collect(out: Path) -> None:
         if start is not None:
             told += [*lines[start : next((i for i, line in enumerate(lines) if line.startswith("registered")), start)], ""]
     if told:
-        (out / "h200_tune.txt").write_text("\n".join(told))
+        (out / f"{of_gpu('tune')}.txt").write_text("\n".join(told))
 
 
 def pack(out: Path, file: Path) -> None:

@@ -8,8 +8,8 @@ Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, 
 computes a plan in every step, `int4:equal` is promised that all lengths are equal, as the loop over 16 bits takes them. On a GPU the loop
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
 CUDA graph; for a batch of one, torch generates its own kernels for the products. `bytes_ms` is what reading the weights and the cache once
-takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as h200_generate.csv, after every loop, and the kernels of a
-step, by the profiler, as h200_generate_kernels.csv: a kernel counts from the end of those that began before it. What does not fit into
+takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as GPU_generate.csv, after every loop, and the kernels of a
+step, by the profiler, as GPU_generate_kernels.csv: a kernel counts from the end of those that began before it. What does not fit into
 `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed. `python -m
 benchmarks.tables` and `benchmarks.picture` show what is in benchmarks/results.
 """
@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks import generate_loops as loops
 from benchmarks.command import parser
 from benchmarks.fused_llama import fuse
-from benchmarks.output import write_rows
+from benchmarks.output import of_gpu, write_rows
 from kvgen.api.fetch import get_kernel
 from kvgen.cli.bench import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs
@@ -143,7 +143,7 @@ class Bench:
 
     def write(self) -> None:
         """All rows so far."""
-        name = "h200_generate" if self.cuda and not self.options.tiny else "generate_tiny"
+        name = of_gpu("generate") if self.cuda and not self.options.tiny else "generate_tiny"
         write_rows(name, self.rows, self.facts)
         if self.kernels:
             write_rows(f"{name}_kernels", self.kernels, self.facts)

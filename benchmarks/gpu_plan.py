@@ -3,7 +3,7 @@
     python benchmarks/gpu_plan.py [--spec k4v4] [--schedule n128.w8u1d2] [--rounds 9]
 
 Plans are of batches whose lengths differ (log-uniform, 512 to 8K tokens). `attend` is timed at equal lengths, where both schedulers do the
-same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmarks/results) as h200_plan.csv.
+same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmarks/results) as GPU_plan.csv.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from benchmarks.command import add_rounds, parser
 from benchmarks.gpu_measure import Runner, capture, make_caches, replayed, timed
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
-from benchmarks.output import gpu_facts, write_rows
+from benchmarks.output import gpu_facts, of_gpu, write_rows
 from benchmarks.turns import take_turns
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import layout_of
@@ -55,7 +55,7 @@ def main() -> None:
     rows += [row for word in EQUAL for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
     for row in rows:
         print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
-    write_rows("h200_plan", [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], gpu_facts(POLICY))
+    write_rows(of_gpu("plan"), [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], gpu_facts(POLICY))
 
 
 def bookkeeping(module: Module, batch: int, rounds: int) -> list[Row]:

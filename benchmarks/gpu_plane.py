@@ -11,7 +11,7 @@ would delay the launches), timed once, and the best of them in turns with the en
 launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
 At a sustained point the launch serves which calls take if the spec's workloads say `load: sustained`.
 
-Rows go to $OUT (or benchmarks/results) as h200_plane.SPEC.csv, after every point: the launch of a call whose tokens the host knows, and
+Rows go to $OUT (or benchmarks/results) as GPU_plane.SPEC.csv, after every point: the launch of a call whose tokens the host knows, and
 beside it (`launch_unknown`) where it knows the longest sequence alone, if lengths are unequal: equal ones would have a plan, too, if the
 host did not know that they are equal, and are timed without; `own_us` has the times of the entry's launches by their index, as
 JSON. The last lines are worst regret and geometric mean of each spec. No point is begun after `--seconds`, of which every spec has an
@@ -39,7 +39,7 @@ import torch
 
 from benchmarks.command import add_rounds, parser, processors
 from benchmarks.gpu_evidence import PLANES
-from benchmarks.output import write_rows
+from benchmarks.output import of_gpu, write_rows
 from benchmarks.turns import take_turns
 from kvgen.arch import device_type
 from kvgen.cli.bench import facts
@@ -292,7 +292,8 @@ def main() -> int:
 def run(launches: Launches, points: Sequence[Point], whole: Sequence[Point], rounds: int, seconds: float) -> list[Row]:
     """The rows of one spec, as many as fit into the time, `whole` points first: those whose launches could be compiled."""
     began, rows = time.monotonic(), list[Row]()
-    name = f"{'cpu' if launches.entry.arch == 'cpu' else 'h200'}_plane.{launches.spec.name}"
+    plane = f"plane.{launches.spec.name}"
+    name = f"cpu_{plane}" if launches.entry.arch == "cpu" else of_gpu(plane)
 
     def one(point: Point, *, with_space: bool) -> None:
         row = measure(launches, point, rounds, whole=with_space)

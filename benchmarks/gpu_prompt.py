@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_prompt.py [SPECS] [WORKLOADS]        e.g.  k4v4,k8v8:bf16 8x8192q512,1x32768q4096
 
-Words are those of gpu_words.py; the spec's own q_len stays 1. Rows go to $OUT (or benchmarks/results) as h200_prompt.csv. The other side
+Words are those of gpu_words.py; the spec's own q_len stays 1. Rows go to $OUT (or benchmarks/results) as GPU_prompt.csv. The other side
 dequantizes into tensors that it already has; `split` is cuDNN without a mask over what lies before the prompt, causal over the
 prompt itself, both merged by their LSE. `new length` is the first call at a length, which cuDNN plans for; the host's clock, to the end.
 """
@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from benchmarks.command import parser
 from benchmarks.compiling import default_variant
 from benchmarks.gpu_words import spec_of, workload_of
-from benchmarks.output import gpu_facts, write_rows
+from benchmarks.output import gpu_facts, of_gpu, write_rows
 from benchmarks.turns import take_turns
 from kvgen.measure.job import TimingPolicy
 from kvgen.reference.attention import attend as reference
@@ -77,7 +77,7 @@ def main() -> int:
         variant = compiled(words)
         for word in options.workloads.split(","):
             rows += measure(words, problem(variant, workload_of(word)))
-    write_rows("h200_prompt", rows, gpu_facts(TimingPolicy(), "call"))
+    write_rows(of_gpu("prompt"), rows, gpu_facts(TimingPolicy(), "call"))
     return 0
 
 

@@ -9,7 +9,7 @@ turns, as soon as they are compiled, and keeps the fastest right one of each bac
 shape; it is that of the same back end, and for `best`, the faster back end, the faster of the sibling's. torch's time is that of its
 fastest 16-bit kernel for the same attention; for a ragged batch, the faster of one call per length and of its kernel for packed
 sequences. The back end's own default takes part everywhere: `default_ratio` is its time over the fastest schedule's, and what is above
-1.05 is told. Rows go to $OUT (or benchmarks/results) as h200_shapes.csv, after every case.
+1.05 is told. Rows go to $OUT (or benchmarks/results) as GPU_shapes.csv, after every case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.command import add_rounds, parser, processors
 from benchmarks.compiling import attend_usage, lower_all
 from benchmarks.gpu_measure import Caches, Runner, capture, make_caches, replayed
 from benchmarks.gpu_words import lengths_of, schedule_word, spec_of, workload_of
-from benchmarks.output import gpu_facts, write_rows
+from benchmarks.output import gpu_facts, of_gpu, write_rows
 from benchmarks.shape_cases import SHAPES, TARGET, Shape
 from benchmarks.turns import take_turns
 from kvgen.bench.case import Case
@@ -277,7 +277,7 @@ def _unquantized(key: tuple[Any, ...], batch: int, length: int) -> KernelSpec:
 
 def write(rows: list[Row]) -> None:
     """All rows so far."""
-    write_rows("h200_shapes", rows, gpu_facts(POLICY))
+    write_rows(of_gpu("shapes"), rows, gpu_facts(POLICY))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen._nvml import gpu_identity
 from kvgen.csvfile import CsvFile
+from kvgen.registry.paths import slug
 
 if TYPE_CHECKING:
     from kvgen.measure.job import TimingPolicy
@@ -21,6 +22,17 @@ RESULTS = Path(__file__).parent / "results"
 def folder() -> Path:
     """$OUT, or benchmarks/results."""
     return Path(os.environ.get("OUT") or RESULTS)
+
+
+def gpu_word(name: str | None = None) -> str:
+    """A GPU in a word, by default the visible one: `h100` for an NVIDIA H100 80GB HBM3. `gpu`, if there is none."""
+    words = slug(gpu_identity().get("name", "") if name is None else name).split("-")
+    return next((word for word in words if any(map(str.isdigit, word))), "gpu")
+
+
+def of_gpu(what: str) -> str:
+    """The name of results of the visible GPU."""
+    return f"{gpu_word()}_{what}"
 
 
 def gpu_today() -> dict[str, Any]:

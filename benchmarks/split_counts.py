@@ -6,7 +6,7 @@
 A case is a spec and schedules in the words of gpu_words.py, which have no clusters. Their modules are compiled from headers in which the
 environment overrules the model; nothing else differs. Numbers of splits go up to `--most`, as long as a launch has at most `--waves`
 times the CTAs that run at once. All of them are timed in turns, idle-rested. Rows go to $OUT (or benchmarks/results) as
-h200_split_counts.csv after every workload; `chosen` is the number that the model chooses. Workloads that do not fit into memory, and
+GPU_split_counts.csv after every workload; `chosen` is the number that the model chooses. Workloads that do not fit into memory, and
 those that `--seconds` has no time for, are told and left out. The last lines sum up what the choices of each schedule
 lose; `--read` measures nothing, and sums up a file, of which the column `chosen_before` has the choices of an earlier model.
 """
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import add_rounds, parser, processors
-from benchmarks.output import gpu_today, write_rows
+from benchmarks.output import gpu_today, of_gpu, write_rows
 from benchmarks.turns import Timer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def main() -> int:
     command.add_argument("--waves", type=int, default=8)
     command.add_argument("--most-tokens", type=int, default=1 << 21, help="of all sequences together")
     command.add_argument("--seconds", type=float, default=300.0)
-    command.add_argument("--name", default="h200_split_counts")
+    command.add_argument("--name", default=of_gpu("split_counts"))
     add_rounds(command)
     command.set_defaults(rounds=2)
     options = command.parse_args()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import output
 from benchmarks.gpu_evidence import DEFAULT, GRACE_S, ROOT, Task, collect, interrupt, pack, run, tasks
 from kvgen.spec import Workload, load_spec
 
@@ -145,14 +146,15 @@ def test_everything_is_packed_into_one_file(tmp_path: Path) -> None:
         assert archive.getnames() == ["registry/deep/entry.json"]
 
 
-def test_rows_and_reports_are_collected(tmp_path: Path) -> None:
+def test_rows_and_reports_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "gpu_identity", lambda: {"name": "NVIDIA H100 80GB HBM3"})
     report = "cuda on X, layout block=128\n1x4096  5 µs\n"
     for name in ("a", "b"):
         (tmp_path / f"bench.{name}.csv").write_text(f"provider,spec,us\nkvgen,{name},1\nflashinfer,{name},2\n")
-        (tmp_path / f"h200_plane.{name}.csv").write_text(f"spec,regret\n{name},1.01\n")
+        (tmp_path / f"h100_plane.{name}.csv").write_text(f"spec,regret\n{name},1.01\n")
         (tmp_path / f"build-{name}.txt").write_text(f"{name}: measuring\n{name}: {report}registered {name}\n")
     collect(tmp_path)
-    assert (tmp_path / "h200_attend.csv").read_text() == "provider,spec,us\nkvgen,a,1\nkvgen,b,1\n"
-    assert (tmp_path / "h200_flashinfer.csv").read_text() == "provider,spec,us\nflashinfer,a,2\nflashinfer,b,2\n"
-    assert (tmp_path / "h200_plane.csv").read_text() == "spec,regret\na,1.01\nb,1.01\n"
-    assert (tmp_path / "h200_tune.txt").read_text() == f"a: {report}\nb: {report}"
+    assert (tmp_path / "h100_attend.csv").read_text() == "provider,spec,us\nkvgen,a,1\nkvgen,b,1\n"
+    assert (tmp_path / "h100_flashinfer.csv").read_text() == "provider,spec,us\nflashinfer,a,2\nflashinfer,b,2\n"
+    assert (tmp_path / "h100_plane.csv").read_text() == "spec,regret\na,1.01\nb,1.01\n"
+    assert (tmp_path / "h100_tune.txt").read_text() == f"a: {report}\nb: {report}"
