@@ -4,8 +4,8 @@
 
 Over the *cells* of a table, each rested one that has another one within a doubling is left out in turn, and the launch that the rest of
 the table gives for it is compared with the fastest one of the table there. Over the *points* between the cells, the same with the whole
-table and the rested rows of h200_plane.csv, if they are of the launches that ship. Three rules: the launch that serves the nearest cell,
-the least mean loss, and the least mean loss with the model of waves, which `kvgen/spec/dispatch.py` has.
+table and the rested rows that gpu_plane.py measured on the entry's GPU, if they are of the launches that ship. Three rules: the launch that
+serves the nearest cell, the least mean loss, and the least mean loss with the model of waves, which `kvgen/spec/dispatch.py` has.
 
 Writes dispatch_rule.csv to $OUT or benchmarks/results, and prints it.
 """
@@ -31,6 +31,8 @@ from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.distance import mean_length
 from kvgen.spec.waves import Waves
 
+PLANES = ("h200_plane.csv", "h100_plane.csv")
+"""What gpu_plane.py measured of the entries that ship, by GPU."""
 Rule = Callable[[Sequence[Measured]], Dispatch]
 """A look-up over measured workloads."""
 
@@ -62,17 +64,17 @@ def compared(entry: Entry, measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 at, worst = max(regrets, key=lambda one: one[1])
                 mean = math.exp(sum(math.log(regret) for _, regret in regrets) / len(regrets))
                 yield {
-                    "entry": entry.spec.name, "over": over, "rule": name, "number": len(regrets), "worst_regret": round(worst, 3),
-                    "worst_at": at, "geometric_mean": round(mean, 4),
+                    "entry": entry.spec.name, "device": entry.device["name"], "over": over, "rule": name, "number": len(regrets),
+                    "worst_regret": round(worst, 3), "worst_at": at, "geometric_mean": round(mean, 4),
                 }  # fmt: skip
 
 
 def of_entry(entry: Entry, measured: Sequence[Row]) -> list[Row]:
-    """The rows of h200_plane.csv that are of the launches of an entry: none if another launch was the fastest of the entry's own. Where
-    the search space took part, the fastest one may be any.
+    """The rows that are of an entry's GPU and launches: none if another launch was the fastest of the entry's own. Where the search space
+    took part, the fastest one may be any.
     """
     known = {str(entry.schedule(launch)) for launch in entry.every_launch}
-    mine = [row for row in measured if row["spec"] == entry.spec.name]
+    mine = [row for row in measured if row["spec"] == entry.spec.name and row["device"] == entry.device["name"]]
     return mine if all(row["best_launch"] in known or row["whole"] == "True" for row in mine) else []
 
 
@@ -103,11 +105,11 @@ def main() -> int:
     """Print and write the rows."""
     parser(__doc__).parse_args()
     entries = [found.entry for found in packaged_store().all() if found.entry is not None and found.entry.dispatch is not None]
-    measured = rows("h200_plane.csv")
+    measured = [row for name in PLANES for row in rows(name)]
     found = [row for entry in entries for row in compared(entry, measured)]
     for row in found:
         where, worst = f"{row['number']:4} {row['over']:7}", f"worst {row['worst_regret']:.3f} ({row['worst_at']})"
-        print(f"{row['entry']:20}{row['rule']:16} at {where} {worst}, geometric mean {row['geometric_mean']:.4f}")
+        print(f"{row['entry']:20}{row['device']:24}{row['rule']:16} at {where} {worst}, geometric mean {row['geometric_mean']:.4f}")
     write_csv(folder() / "dispatch_rule.csv", found)
     return 0
 

@@ -1,11 +1,11 @@
-"""Looks up the points of h200_plane.csv again, after the look-up of launches or a dispatch table has changed: no GPU takes part.
+"""Looks up the measured points of shipped entries again, after the look-up of launches or a dispatch table has changed: no GPU takes part.
 
     python -m benchmarks.plane_look_up
 
 A row has the times of all launches of its entry, which were taken in turns. So what a call takes by today's look-up, and what that loses,
 follows without a measurement. Rows of launches that do not ship stay as they are. Watts and clocks are of the launch that served when the
-row was measured; they are dropped where another one serves now. Writes h200_plane.csv to $OUT or benchmarks/results, and prints the rows
-that changed.
+row was measured; they are dropped where another one serves now. Writes h200_plane.csv and h100_plane.csv to $OUT or benchmarks/results, and
+prints the rows that changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser
-from benchmarks.dispatch_rule import of_entry
+from benchmarks.dispatch_rule import PLANES, of_entry
 from benchmarks.figures import Row, rows
 from benchmarks.gpu_plane import under
 from benchmarks.output import folder, write_csv
@@ -55,17 +55,18 @@ def main() -> int:
     """Print what changed, and write all rows."""
     parser(__doc__).parse_args()
     entries = [found.entry for found in packaged_store().all() if found.entry is not None and found.entry.dispatch is not None]
-    measured = rows("h200_plane.csv")
-    look_ups = {
-        entry.spec.name: {load: entry.look_up(under(entry.spec, load)) for load in ("rested", "sustained")}
-        for entry in entries
-        if of_entry(entry, measured)
-    }
-    found = [looked_up(row, look_ups[row["spec"]]) if row["spec"] in look_ups else row for row in measured]
-    for row, again in zip(measured, found, strict=True):
-        if again["launch"] != row["launch"]:
-            print(f"{row['spec']:20}{row['point']:26}{row['traffic']:10} regret {row['regret_own']} -> {again['regret_own']}")
-    write_csv(folder() / "h200_plane.csv", found)
+    for name in PLANES:
+        measured = rows(name)
+        look_ups = {
+            entry.spec.name: {load: entry.look_up(under(entry.spec, load)) for load in ("rested", "sustained")}
+            for entry in entries
+            if of_entry(entry, measured)
+        }
+        found = [looked_up(row, look_ups[row["spec"]]) if row["spec"] in look_ups else row for row in measured]
+        for row, again in zip(measured, found, strict=True):
+            if again["launch"] != row["launch"]:
+                print(f"{row['spec']:20}{row['point']:26}{row['traffic']:10} regret {row['regret_own']} -> {again['regret_own']}")
+        write_csv(folder() / name, found)
     return 0
 
 

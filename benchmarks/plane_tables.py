@@ -1,5 +1,6 @@
 """Tables of h200_plane.csv and, for entries that shipped earlier, of h200_plane_space.csv: what calls lose between the measured
-workloads, and the traffic that the project's goals name.
+workloads, and the traffic that the project's goals name. The same of an H100: of the entries of the H200 (h100_transfer.csv), and of the
+one that was built there (h100_plane.csv).
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ TITLES = {
     "serving-kv8": "int8", "serving-kv4": "int4", "serving-kv2": "int2", "llama31-8b-k8v4": "K8V4",
     "serving-kv4-paged": "int4, pages of 128", "default-kv4": "int4, no workloads named",
 }  # fmt: skip
+REGRETS = (
+    "entry", "points", "worst regret", "geometric mean", "worst under load (points)", "worst with unknown tokens (points)",
+    "worst of the plain schedule", "worst beside the whole space (points)",
+)  # fmt: skip
 SHIPPED = TITLES.keys() - {"default-kv4"}
 TRAFFIC = {
     "64x1000": "64 × 1000", "256x1998": "256 × 1998", "128 of .2K to 16K": "128 of .2K to 16K tokens",
@@ -38,8 +43,16 @@ def regrets() -> str:
         [title, *_regrets([row for row in measured if row["spec"] in specs], [row for row in space if row["spec"] in specs])]
         for title, specs in ({title: {spec} for spec, title in titles.items()} | shipped).items()
     ]
-    columns = ["entry", "points", "worst regret", "geometric mean", "worst under load (points)", "worst with unknown tokens (points)"]
-    return table([*columns, "worst of the plain schedule", "worst beside the whole space (points)"], body)
+    return table(REGRETS, body)
+
+
+def transferred() -> str:
+    """The same of an H100."""
+    foreign = rows("h100_transfer.csv")
+    groups = {f"{title}, built on an H200": [row for row in foreign if row["spec"] == spec] for spec, title in _titles(foreign)}
+    groups["int4, built on an H100"] = rows("h100_plane.csv")
+    spaces = {title: [row for row in mine if row["whole"] == "True"] for title, mine in groups.items()}
+    return table(REGRETS, [[title, *_regrets(mine, spaces[title])] for title, mine in groups.items()])
 
 
 def _regrets(measured: Sequence[Row], space: Sequence[Row]) -> list[str]:
@@ -60,7 +73,15 @@ def _worst(regrets: Sequence[float]) -> str:
 
 def traffic() -> str:
     """µs and read fraction of the named points."""
-    measured = rows("h200_plane.csv")
+    return _traffic(rows("h200_plane.csv"))
+
+
+def traffic_of_transferred() -> str:
+    """The same of an H100, int4 by the entry that was built there."""
+    return _traffic([row for row in rows("h100_transfer.csv") if row["spec"] != "serving-kv4"] + rows("h100_plane.csv"))
+
+
+def _traffic(measured: Sequence[Row]) -> str:
     found = {(row["spec"], row["point"], row["traffic"]): row for row in measured}
     cells = [(point, load) for point in TRAFFIC for load in ("rested", "sustained") if any((s, point, load) in found for s in TITLES)]
     specs = dict(_titles(measured))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PAGES = ("performance.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
-MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 SERVING = [(1, 4096), (1, 32768), (1, 131072), (8, 32768), (32, 8192), (128, 8192)]
 SHAPES = {
     "plain": "plain, 8 × 32768",
@@ -129,10 +129,10 @@ def shapes() -> str:
     return table(["case", "time, µs", "read fraction", "relative speed"], body)
 
 
-def formats() -> str:
-    """Formats beside the plain one, on CUDA."""
-    found = {r["case"]: r for r in rows("h200_shapes.csv") if r["backend"] == "cuda"}
-    cells = ((title, found[case]) for case, title in FORMATS.items())
+def formats(gpu: str = "h200") -> str:
+    """Formats beside the plain one, on CUDA: those that were measured on the GPU."""
+    found = {r["case"]: r for r in rows(f"{gpu}_shapes.csv") if r["backend"] == "cuda"}
+    cells = ((title, found[case]) for case, title in FORMATS.items() if case in found)
     body = [
         [
             title,
@@ -145,10 +145,10 @@ def formats() -> str:
     return table(["format", "time, µs", "read, µs", "read fraction", "default over it"], body)
 
 
-def builds() -> str:
+def builds(gpu: str = "h200") -> str:
     """Winners of short builds, read fraction by batch, and how much slower the default is."""
     found: dict[str, list[Row]] = {}
-    for row in rows("h200_builds.csv"):
+    for row in rows(f"{gpu}_builds.csv"):
         found.setdefault(row["case"], []).append(row)
     body = []
     for case, mine in found.items():
@@ -160,12 +160,12 @@ def builds() -> str:
     return table(["case", "time, µs (read fraction)", "default over it, at most"], body)
 
 
-def ragged() -> str:
+def ragged(gpu: str = "h200") -> str:
     """Both back ends at unequal lengths."""
     cases = ("ragged, one long", "ragged, moderate", "ragged, 2K to 16K")
     found = {
         (row["case"], row["backend"]): [fraction(float(row[name])) for name in ("read_fraction", "relative")]
-        for row in rows("h200_shapes.csv")
+        for row in rows(f"{gpu}_shapes.csv")
         if row["case"] in cases
     }
     body = [[SHAPES[case].partition(" (")[0], *found[case, "cuda"], *found[case, "tilelang"]] for case in cases]
@@ -197,14 +197,16 @@ def cpu() -> str:
 
 
 def dots() -> str:
-    """The CPU's products in floating point and in integers, in ms of one thread's processor time."""
-    found = {(r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
+    """The CPUs' products in floating point and in integers, in ms of one thread's processor time."""
+    found = {(r["device"], r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
+    processors = list(dict.fromkeys(processor for processor, *_ in found))
     body = []
     for bits in (8, 4, 2):
         for length in ("4096", "32768"):
-            floating, integers = (found[f"llama31-8b-kv{bits}", length, dot] for dot in ("fp32", "int16"))
-            body.append([f"int{bits}, 1 × {length}", f"{floating:.2f}", f"{integers:.2f}", f"{floating / integers:.2f}"])
-    return table(["cache", "`dot: fp32`", "`dot: int16`", "times as fast"], body)
+            times = [[found[one, f"llama31-8b-kv{bits}", length, dot] for dot in ("fp32", "int16")] for one in processors]
+            cells = [f"{floating:.2f} → {integers:.2f} ({floating / integers:.2f})" for floating, integers in times]
+            body.append([f"int{bits}, 1 × {length}", *cells])
+    return table(["cache", *processors], body)
 
 
 def sizes() -> str:
@@ -286,12 +288,13 @@ def accuracy_source() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "builds": builds,
-    "ragged": ragged,
+    "ragged": ragged, "formats-h100": lambda: formats("h100"), "builds-h100": lambda: builds("h100"), "ragged-h100": lambda: ragged("h100"),
     "plans": plans, "generate": generate_table.generate, "generate-summary": generate_table.summary, "cpu": cpu, "dots": dots,
     "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
     "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
     "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
-    "regrets": plane_tables.regrets, "traffic": plane_tables.traffic,
+    "regrets": plane_tables.regrets, "traffic": plane_tables.traffic, "regrets-h100": plane_tables.transferred,
+    "traffic-h100": plane_tables.traffic_of_transferred,
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_figures_are_those_of_the_results():
 
     texts = [document.read_text() for document in tables.DOCUMENTS]
     assert [tables.filled(text) for text in texts] == texts, "run `python -m benchmarks.tables`"
-    named = re.findall(r"<!-- figures: ([a-z-]+) -->", "".join(texts))
+    named = re.findall(r"<!-- figures: ([a-z0-9-]+) -->", "".join(texts))
     assert sorted(named) == sorted(tables.TABLES)
 
 

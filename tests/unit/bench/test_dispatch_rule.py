@@ -27,7 +27,8 @@ def test_between_the_cells_the_whole_table_serves():
 
 
 def test_every_table_that_ships_is_compared_by_all_rules_over_its_cells_and_the_points_that_were_measured():
-    entry = next(found.entry for found in packaged_store().all() if found.entry is not None and found.entry.spec.name == "serving-kv4")
+    entries = [found.entry for found in packaged_store().all() if found.entry is not None and found.entry.spec.name == "serving-kv4"]
+    entry = next(entry for entry in entries if entry.device["name"] == "NVIDIA H200")
     found = list(compared(entry, rows("h200_plane.csv")))
     assert [(row["rule"], row["over"]) for row in found] == [
         (rule, over) for rule in ("nearest cell", "least mean loss", "with waves") for over in ("cells", "points")
@@ -36,3 +37,5 @@ def test_every_table_that_ships_is_compared_by_all_rules_over_its_cells_and_the_
     assert found[1]["number"] == sum((row["spec"], row["traffic"]) == ("serving-kv4", "rested") for row in rows("h200_plane.csv"))
     other = [{**row, "best_launch": "another one"} for row in rows("h200_plane.csv")]
     assert {row["over"] for row in compared(entry, other)} == {"cells"}
+    elsewhere = [{**row, "device": "another GPU"} for row in rows("h200_plane.csv")]
+    assert {row["over"] for row in compared(entry, elsewhere)} == {"cells"}
