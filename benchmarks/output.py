@@ -24,14 +24,14 @@ def folder() -> Path:
     return Path(os.environ.get("OUT") or RESULTS)
 
 
-def gpu_word(name: str | None = None) -> str:
-    """A GPU in a word, by default the visible one: `h100` for an NVIDIA H100 80GB HBM3. `gpu`, if there is none."""
-    words = slug(gpu_identity().get("name", "") if name is None else name).split("-")
+def gpu_word() -> str:
+    """The visible GPU in a word: `h100` for an NVIDIA H100 80GB HBM3; `gpu`, if there is none."""
+    words = slug(gpu_identity().get("name", "")).split("-")
     return next((word for word in words if any(map(str.isdigit, word))), "gpu")
 
 
 def of_gpu(what: str) -> str:
-    """The name of results of the visible GPU."""
+    """The name of results of the visible GPU, for which docstrings write GPU_WHAT: `h100_plan` for `plan`."""
     return f"{gpu_word()}_{what}"
 
 
