@@ -31,7 +31,7 @@ from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.distance import mean_length
 from kvgen.spec.waves import Waves
 
-PLANES = ("h200_plane.csv", "h100_plane.csv")
+PLANE_FILES = ("h200_plane.csv", "h100_plane.csv")
 """What gpu_plane.py measured of the entries that ship, by GPU."""
 Rule = Callable[[Sequence[Measured]], Dispatch]
 """A look-up over measured workloads."""
@@ -105,7 +105,7 @@ def main() -> int:
     """Print and write the rows."""
     parser(__doc__).parse_args()
     entries = [found.entry for found in packaged_store().all() if found.entry is not None and found.entry.dispatch is not None]
-    measured = [row for name in PLANES for row in rows(name)]
+    measured = [row for name in PLANE_FILES for row in rows(name)]
     found = [row for entry in entries for row in compared(entry, measured)]
     for row in found:
         where, worst = f"{row['number']:4} {row['over']:7}", f"worst {row['worst_regret']:.3f} ({row['worst_at']})"

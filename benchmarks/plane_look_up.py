@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser
-from benchmarks.dispatch_rule import PLANES, of_entry
+from benchmarks.dispatch_rule import PLANE_FILES, of_entry
 from benchmarks.figures import Row, rows
 from benchmarks.gpu_plane import under
 from benchmarks.output import folder, write_csv
@@ -55,7 +55,7 @@ def main() -> int:
     """Print what changed, and write all rows."""
     parser(__doc__).parse_args()
     entries = [found.entry for found in packaged_store().all() if found.entry is not None and found.entry.dispatch is not None]
-    for name in PLANES:
+    for name in PLANE_FILES:
         measured = rows(name)
         look_ups = {
             entry.spec.name: {load: entry.look_up(under(entry.spec, load)) for load in ("rested", "sustained")}
