@@ -1,7 +1,8 @@
 """The plan of a step: which KV tiles each worker attends to. The oracle of `templates/common/include/kvgen/schedule/plan.hpp`.
 
 All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a work unit) has an
-equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step.
+equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step. Where
+that makes ranges shorter, no worker has tiles of two heads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,24 @@ HEADER = 8
 """int32 before the ranges of a plan; the first is the number of empty sequences."""
 WORK_TILE = 8
 """int32 of a work tile."""
+OWN_RANGES = 32
+"""Lengths of ranges that are tried, at most, where every head has workers of its own."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of KV tiles, and how it is cut: several heads may lie in one range, or every head has workers of its own."""
+
+    each: int
+    """Positions of a worker's range."""
+    head_cost: int
+    """Empty positions before the tiles of a head."""
+    multiple: int
+    """What the positions of a head's tiles are rounded up to."""
+
+    def positions(self, tiles: int) -> int:
+        """Positions of a head of so many tiles. A head without tiles has the position of one, for its residual."""
+        return self.head_cost + -(-max(tiles, 1) // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True)
@@ -48,9 +67,25 @@ class PlanShape:
             return range(end)
         return range(token // self.tile_tokens if token < packed else end, end)
 
-    def cost(self, length: int) -> int:
-        """Places of a head in the row."""
-        return self.head_cost + max(len(self.tiles(length)), 1)
+    def each(self, positions: int) -> int:
+        """Positions of a worker's range, in a row of `positions`."""
+        return max(-(-positions // self.workers), self.least_tiles)
+
+    def row(self, heads: Sequence[int]) -> Row:
+        """The row for heads of so many tiles. Every head has workers of its own if they suffice for ranges that are not longer than
+        those in which heads follow one another: then no worker starts on a second head. The shortest such range is taken, of as many
+        as are tried.
+        """
+        positions = sum(max(tiles, 1) for tiles in heads)
+        shared = Row(self.each(positions + len(heads) * self.head_cost), self.head_cost, 1)
+        if self.head_cost == 0 or len(heads) > self.workers:
+            return shared
+        least = self.each(positions)
+        for each in range(least, shared.each + 1, (shared.each - least) // OWN_RANGES + 1):
+            own = Row(each, 0, each)
+            if sum(own.positions(tiles) for tiles in heads) <= each * self.workers:
+                return own
+        return shared
 
     @property
     def tiles_at(self) -> int:
@@ -99,21 +134,21 @@ def make_plan(shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: 
     empty = [b for b, n in enumerate(lengths) if n <= 0 and (shape.fresh == 0 or skip_empty)]
     overflowing = [b for b, n in enumerate(lengths) if b not in empty and n + shape.fresh > limit]
     heads = [(b, head) for b in range(shape.batch) if b not in empty and b not in overflowing for head in range(shape.heads)]
-    total = sum(shape.cost(lengths[b]) for b, _ in heads)
-    each = max(-(-total // shape.workers), shape.least_tiles)
+    row = shape.row([len(shape.tiles(lengths[b])) for b, _ in heads])
+    each = row.each
     workers: list[list[WorkTile]] = [[] for _ in range(shape.workers)]
     at = 0
     for number, (b, head) in enumerate(heads):
         tiles = shape.tiles(lengths[b])
-        first_place = at + shape.head_cost
-        having = range(first_place // each, (first_place + max(len(tiles), 1) - 1) // each + 1)
+        first_place, end_place = at + row.head_cost, at + row.positions(len(tiles))
+        having = range(first_place // each, (end_place - 1) // each + 1)
         for worker in having:
             first = max(worker * each - first_place, 0)
             end = min((worker + 1) * each - first_place, len(tiles))
             workers[worker].append(
                 WorkTile(b, head, tiles.start + first, tiles.start + end, worker - having.start, len(having), number + worker, lengths[b])
             )
-        at += shape.cost(lengths[b])
+        at = end_place
     return Plan(tuple(map(tuple, workers)), tuple(empty), tuple(overflowing))
 
 

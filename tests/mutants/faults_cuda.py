@@ -142,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
         "schedule/plan_kernel",
         (
             "plan-heads", "planned", "tiles of the later heads of a sequence lie one place early in the row of work",
-            "sequence.at + head * shape.cost(sequence.length)", "sequence.at + head * (shape.cost(sequence.length) - 1)",
+            "sequence.at + head * row.positions(sequence.tiles)", "sequence.at + head * (row.positions(sequence.tiles) - 1)",
         ),
         (
             "plan-warps", "planned-batch", "heads of the first 32 sequences do not count for where those that follow begin",
@@ -150,7 +150,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-chunk", "planned-many", "work tiles of sequences from the 1,025th on lie over those of the first",
-            "heads + (sums.before[1] & 0xffff) * shape.heads};", "(sums.before[1] & 0xffff) * shape.heads};",
+            "= positions + sums.before[0];", "= sums.before[0];",
         ),
         (
             "plan-empty", "planned", "empty sequences that are to be skipped take part in the step",
@@ -185,7 +185,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-no-tiles", "planned", "a head without packed tokens has no work tile",
-            "return head_cost + (n > 1 ? n : 1);", "return head_cost + n;",
+            "multiple * multiple : multiple);", "multiple * multiple : 0);",
         ),
         (
             "plan-end", "planned", "a work tile that another worker goes on with ends one KV tile early",

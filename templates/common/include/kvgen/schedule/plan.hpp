@@ -1,8 +1,8 @@
 // The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a unit of work on the CPU.
 //
 // All KV tiles of all heads lie in one row, ordered by sequence and head, and each worker has an equal range of the row (stream-K, Osama et
-// al., 2023). `head_cost` empty positions precede the tiles of a head: the tiles that a worker could read while it starts on a head. The
-// plan is a pure function of the sequence lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
+// al., 2023). Where that makes ranges shorter, no worker has tiles of two heads (see Row). The plan is a pure function of the sequence
+// lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
 #pragma once
 #include <cstdint>
 
@@ -31,6 +31,26 @@ struct WorkRange {
   int begin = 0, end = 0;
 };
 
+// The row of KV tiles, and how it is cut. Either several heads may lie in a worker's range: then `head_cost` empty positions precede the
+// tiles of each head, which are as many as a worker could read while it starts on a head. Or every head has workers of its own: then its
+// positions are a multiple of a range, and there is nothing to start on within a range.
+struct Row {
+  int each = 0;       // positions of a worker's range
+  int head_cost = 0;  // empty positions before the tiles of a head
+  int multiple = 1;   // what the positions of a head's tiles are rounded up to
+
+  // Positions of a head of so many tiles. A head without tiles has the position of one, for its residual.
+  KVGEN_HOST_DEVICE int positions(int tiles) const { return head_cost + (tiles > 1 ? (tiles + multiple - 1) / multiple * multiple : multiple); }
+};
+
+// Ranges to try where every head has workers of its own: equally spaced, from that which the KV tiles fill to that of the shared row.
+struct OwnRanges {
+  static constexpr int kTried = 32;
+  int least = 1, step = 1, count = 0;
+
+  KVGEN_HOST_DEVICE int operator[](int i) const { return least + i * step; }
+};
+
 // The inputs of a plan besides the lengths.
 struct PlanShape {
   int batch = 0;
@@ -56,15 +76,32 @@ struct PlanShape {
     return token < packed(length) ? token / tile_tokens : end_tile(length);
   }
   KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
-  // Positions of a head in the row.
-  KVGEN_HOST_DEVICE int cost(int length) const {
-    const int n = tiles(length);
-    return head_cost + (n > 1 ? n : 1);
-  }
   // Positions per worker in a row of `total`.
   KVGEN_HOST_DEVICE int positions_per_worker(int total) const {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : least_tiles;
+  }
+  // The row of `number` heads which several of may lie in one range. Without empty positions these have `positions` positions.
+  KVGEN_HOST_DEVICE Row shared_row(int number, int positions) const {
+    Row row;
+    row.each = positions_per_worker(positions + number * head_cost), row.head_cost = head_cost;
+    return row;
+  }
+  // The row in which every head has workers of its own.
+  KVGEN_HOST_DEVICE Row own_row(int each) const {
+    Row row;
+    row.each = row.multiple = each;
+    return row;
+  }
+  // There are none with more heads than workers, and where nothing is saved because starting on a head costs nothing.
+  KVGEN_HOST_DEVICE OwnRanges own_ranges(int number, int positions) const {
+    OwnRanges ranges;
+    if (head_cost == 0 || number > workers) return ranges;
+    const int most = shared_row(number, positions).each;
+    ranges.least = positions_per_worker(positions);
+    ranges.step = (most - ranges.least) / OwnRanges::kTried + 1;
+    ranges.count = (most - ranges.least) / ranges.step + 1;
+    return ranges;
   }
   KVGEN_HOST_DEVICE int most_work_tiles() const { return batch * heads + workers; }
   // Whether an int holds the positions of all heads of sequences of `max_len` tokens.
@@ -94,9 +131,9 @@ struct HeadRange {
   int at, tiles_at, end;
   int first_worker, last_worker;
 
-  KVGEN_HOST_DEVICE HeadRange(const PlanShape& shape, int number_, int at_, int length, int each)
-      : number(number_), at(at_), tiles_at(at_ + shape.head_cost), end(at_ + shape.cost(length)) {
-    first_worker = tiles_at / each, last_worker = (end - 1) / each;
+  KVGEN_HOST_DEVICE HeadRange(const Row& row, int number_, int at_, int tiles)
+      : number(number_), at(at_), tiles_at(at_ + row.head_cost), end(at_ + row.positions(tiles)) {
+    first_worker = tiles_at / row.each, last_worker = (end - 1) / row.each;
   }
   // The index of the worker's work tile, and the slot of its partial result. From one work tile to the next either the head or the worker
   // advances, so number + worker is unique.
@@ -104,8 +141,8 @@ struct HeadRange {
   // Whether it is the worker's first work tile: the previous head ends before the worker's range.
   KVGEN_HOST_DEVICE bool is_first_of(int worker, int each) const { return at <= worker * each; }
   // Whether it is the worker's last work tile: the next head's tiles begin after the worker's range.
-  KVGEN_HOST_DEVICE bool is_last_of(const PlanShape& shape, int worker, int each, int total) const {
-    return end == total || end + shape.head_cost >= (worker + 1) * each;
+  KVGEN_HOST_DEVICE bool is_last_of(const Row& row, int worker, int total) const {
+    return end == total || end + row.head_cost >= (worker + 1) * row.each;
   }
   // The first of the workers before `first_worker` that have no work tile, because their ranges lie in the empty positions before this
   // head.
@@ -124,14 +161,15 @@ struct HeadRange {
 
   // Writes the work tiles of every `step`-th worker from `first_worker + start` on, and the ranges of workers of which they are the first
   // or the last. With `start` 0 it also writes the empty ranges of workers before the head and, if the head is the last one, after it.
-  KVGEN_HOST_DEVICE void write(const PlanShape& shape, int* plan, int each, int total, int sequence, int head, int length, int start,
+  KVGEN_HOST_DEVICE void write(const PlanShape& shape, const Row& row, int* plan, int total, int sequence, int head, int length, int start,
                                int step) const {
+    const int each = row.each;
     WorkRange* ranges = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
     WorkTile* tiles = reinterpret_cast<WorkTile*>(plan + shape.tiles_at());
     for (int w = first_worker + start; w <= last_worker; w += step) {
       tiles[index(w)] = work_tile(shape, w, each, sequence, head, length);
       if (is_first_of(w, each)) ranges[w].begin = index(w);
-      if (is_last_of(shape, w, each, total)) ranges[w].end = index(w) + 1;
+      if (is_last_of(row, w, total)) ranges[w].end = index(w) + 1;
     }
     if (start > 0) return;
     for (int w = first_idle(each); w < first_worker; ++w) ranges[w] = WorkRange{};
@@ -155,21 +193,34 @@ KVGEN_HOST_DEVICE SequenceStep step_of(int length, int fresh, int limit, bool sk
 
 // Writes the plan of `lengths`, by one thread. Returns whether a sequence overflows.
 inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, bool skip_empty, int* plan) {
-  int total = 0, empty = 0, number = 0, at = 0;
+  const auto step = [&](int b) { return step_of(lengths[b], shape.fresh, limit, skip_empty); };
+  // The sum over all heads of `count` of a head's tiles.
+  const auto sum = [&](auto count) {
+    int total = 0;
+    for (int b = 0; b < shape.batch; ++b)
+      if (step(b) == SequenceStep::attends) total += shape.heads * count(shape.tiles(lengths[b]));
+    return total;
+  };
+  int empty = 0;
   bool overflow = false;
   for (int b = 0; b < shape.batch; ++b) {
-    const SequenceStep step = step_of(lengths[b], shape.fresh, limit, skip_empty);
-    if (step == SequenceStep::attends) total += shape.heads * shape.cost(lengths[b]);
-    if (step == SequenceStep::empty) plan[shape.empty_at() + empty++] = b;
-    overflow |= step == SequenceStep::overflows;
+    if (step(b) == SequenceStep::empty) plan[shape.empty_at() + empty++] = b;
+    overflow |= step(b) == SequenceStep::overflows;
   }
+  const int heads = sum([](int) { return 1; }), positions = sum([](int tiles) { return Row{}.positions(tiles); });
+  Row row = shape.shared_row(heads, positions);
+  const OwnRanges ranges = shape.own_ranges(heads, positions);
+  for (int i = ranges.count - 1; i >= 0; --i) {
+    const Row own = shape.own_row(ranges[i]);
+    if (sum([&](int tiles) { return own.positions(tiles) / own.each; }) <= shape.workers) row = own;
+  }
+  const int total = sum([&](int tiles) { return row.positions(tiles); });
   shape.begin(plan, empty, total);
-  const int each = shape.positions_per_worker(total);
-  for (int b = 0; b < shape.batch; ++b) {
-    if (step_of(lengths[b], shape.fresh, limit, skip_empty) != SequenceStep::attends) continue;
+  for (int b = 0, number = 0, at = 0; b < shape.batch; ++b) {
+    if (step(b) != SequenceStep::attends) continue;
     for (int head = 0; head < shape.heads; ++head, ++number) {
-      const HeadRange range(shape, number, at, lengths[b], each);
-      range.write(shape, plan, each, total, b, head, lengths[b], 0, 1);
+      const HeadRange range(row, number, at, shape.tiles(lengths[b]));
+      range.write(shape, row, plan, total, b, head, lengths[b], 0, 1);
       at = range.end;
     }
   }

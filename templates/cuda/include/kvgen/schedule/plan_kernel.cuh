@@ -48,53 +48,97 @@ struct BlockSums {
   }
 };
 
-// The position of a sequence's heads in the row. `length` is negative for sequences that do not attend.
-struct SequenceRange {
-  int length, at, number;
+// A sequence's KV tiles, the position of its first head in the row, and the number of that head. `length` is negative for sequences that
+// do not attend.
+struct PlannedSequence {
+  int length, tiles, at, number;
 };
 
 struct PlanShared {
   int warps[2][32];
-  SequenceRange sequences[kMaxPlanBatch];
+  int workers[32][OwnRanges::kTried];
+  PlannedSequence sequences[kMaxPlanBatch];
 };
 
-// Reads the lengths and computes the positions of all heads; every CTA does so for itself. CTA 0 also lists empty sequences and reports
-// overflows. Returns the length of the row.
-__device__ inline int lay_out_sequences(const PlanArgs& args, PlanShared& shared) {
+// What the heads of a step need together.
+struct PlanTotals {
+  int heads = 0, positions = 0;
+};
+
+// Reads the lengths; every CTA does so for itself. CTA 0 also writes the plan's header, lists empty sequences and reports overflows.
+__device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int threads = static_cast<int>(blockDim.x);
   const bool writes = blockIdx.x == 0;
-  int positions = 0, heads = 0, empty = 0;
+  PlanTotals totals;
+  int empty = 0;
   for (int base = 0; base < shape.batch; base += threads) {
     const int b = base + static_cast<int>(threadIdx.x);
     const int length = b < shape.batch ? args.lengths[b] : 0;
     const SequenceStep step = b < shape.batch ? step_of(length, shape.fresh, args.limit, args.skip_empty) : SequenceStep::overflows;
     const bool works = step == SequenceStep::attends, is_empty = step == SequenceStep::empty;
-    const BlockSums sums(works ? shape.heads * shape.cost(length) : 0, works + (is_empty << 16), shared.warps);
+    const int tiles = works ? shape.tiles(length) : 0;
+    const BlockSums sums(works ? Row{}.positions(tiles) : 0, works + (is_empty << 16), shared.warps);
     if (b < shape.batch) {
-      shared.sequences[b] = {works ? length : -1, positions + sums.before[0], heads + (sums.before[1] & 0xffff) * shape.heads};
+      shared.sequences[b] = {works ? length : -1, tiles, 0, totals.heads + (sums.before[1] & 0xffff) * shape.heads};
       if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
-    positions += sums.total[0], heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
+    totals.positions += shape.heads * sums.total[0], totals.heads += (sums.total[1] & 0xffff) * shape.heads;
+    empty += sums.total[1] >> 16;
   }
-  if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, positions);
+  if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, totals.heads);
+  return totals;
+}
+
+// The row that the host's make_plan chooses, too. Lane i counts the workers that the i-th of the own ranges needs.
+__device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& totals, PlanShared& shared) {
+  const OwnRanges ranges = shape.own_ranges(totals.heads, totals.positions);
+  const Row shared_row = shape.shared_row(totals.heads, totals.positions);
+  if (ranges.count == 0) return shared_row;
+  __syncthreads();  // all sequences are read
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
+  const Row mine = shape.own_row(ranges[lane]);
+  int needed = 0;
+  for (int b = warp; b < shape.batch; b += warps)
+    if (shared.sequences[b].length >= 0) needed += shape.heads * (mine.positions(shared.sequences[b].tiles) / mine.each);
+  shared.workers[warp][lane] = needed;
+  __syncthreads();
+  for (int i = 0; i < ranges.count; ++i) {
+    int workers = 0;
+    for (int w = 0; w < warps; ++w) workers += shared.workers[w][i];
+    if (workers <= shape.workers) return shape.own_row(ranges[i]);
+  }
+  return shared_row;
+}
+
+// Computes the positions of all sequences; every CTA does so for itself. Returns the length of the row.
+__device__ inline int place_sequences(const PlanShape& shape, const Row& row, PlanShared& shared) {
+  const int threads = static_cast<int>(blockDim.x);
+  int positions = 0;
+  for (int base = 0; base < shape.batch; base += threads) {
+    const int b = base + static_cast<int>(threadIdx.x);
+    const bool works = b < shape.batch && shared.sequences[b].length >= 0;
+    const BlockSums sums(works ? shape.heads * row.positions(shared.sequences[b].tiles) : 0, 0, shared.warps);
+    if (works) shared.sequences[b].at = positions + sums.before[0];
+    positions += sums.total[0];
+  }
   return positions;
 }
 
 // Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its workers.
-__device__ inline void write_work_tiles(const PlanArgs& args, const PlanShared& shared, int total) {
+__device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, const PlanShared& shared, int total) {
   const PlanShape& shape = args.shape;
-  const int heads = shape.batch * shape.heads, each = shape.positions_per_worker(total);
+  const int heads = shape.batch * shape.heads;
   const int threads = static_cast<int>(gridDim.x * blockDim.x), thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   int lanes = 1;
   while (lanes < 32 && 2 * lanes * heads <= threads) lanes *= 2;
   for (int i = thread / lanes; i < heads; i += threads / lanes) {
     const int b = i / shape.heads, head = i % shape.heads;
-    const SequenceRange sequence = shared.sequences[b];
+    const PlannedSequence sequence = shared.sequences[b];
     if (sequence.length < 0) continue;
-    const HeadRange range(shape, sequence.number + head, sequence.at + head * shape.cost(sequence.length), sequence.length, each);
-    range.write(shape, args.plan, each, total, b, head, sequence.length, thread % lanes, lanes);
+    const HeadRange range(row, sequence.number + head, sequence.at + head * row.positions(sequence.tiles), sequence.tiles);
+    range.write(shape, row, args.plan, total, b, head, sequence.length, thread % lanes, lanes);
   }
 }
 
@@ -102,9 +146,11 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   __shared__ PlanShared shared;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int total = lay_out_sequences(args, shared);
+  const PlanTotals totals = read_sequences(args, shared);
+  const Row row = choose_row(args.shape, totals, shared);
+  const int total = place_sequences(args.shape, row, shared);
   __syncthreads();
-  write_work_tiles(args, shared, total);
+  write_work_tiles(args, row, shared, total);
 }
 
 struct AdvanceArgs {
