@@ -104,12 +104,10 @@ __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& total
     if (shared.sequences[b].length >= 0) needed += shape.heads * (mine.positions(shared.sequences[b].tiles) / mine.each);
   shared.workers[warp][lane] = needed;
   __syncthreads();
-  for (int i = 0; i < ranges.count; ++i) {
-    int workers = 0;
-    for (int w = 0; w < warps; ++w) workers += shared.workers[w][i];
-    if (workers <= shape.workers) return shape.own_row(ranges[i]);
-  }
-  return shared_row;
+  needed = 0;
+  for (int i = 0; i < warps; ++i) needed += shared.workers[i][lane];
+  const int first = __reduce_min_sync(~0u, lane < ranges.count && needed <= shape.workers ? lane : OwnRanges::kTried);
+  return first < OwnRanges::kTried ? shape.own_row(ranges[first]) : shared_row;
 }
 
 // Computes the positions of all sequences; every CTA does so for itself. Returns the length of the row.
