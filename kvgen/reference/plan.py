@@ -1,8 +1,7 @@
 """The plan of a step: which KV tiles each worker attends to. The oracle of `templates/common/include/kvgen/schedule/plan.hpp`.
 
 All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a work unit) has an
-equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step. Where
-that makes ranges shorter, no worker has tiles of two heads.
+equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step.
 """
 
 from __future__ import annotations
@@ -14,24 +13,25 @@ HEADER = 8
 """int32 before the ranges of a plan; the first is the number of empty sequences."""
 WORK_TILE = 8
 """int32 of a work tile."""
-OWN_RANGES = 32
-"""Lengths of ranges that are tried, at most, where every head has workers of its own."""
+RANGE_LENGTHS = 32
+"""Lengths of own ranges that are tried, at most."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The row of KV tiles, and how it is cut: several heads may lie in one range, or every head has workers of its own."""
+    """How the heads lie in the row, and how the row is cut. Shared ranges may hold tiles of several heads; otherwise every head has ranges
+    of its own, the last of which may be partly empty.
+    """
 
     each: int
-    """Positions of a worker's range."""
+    """Positions of a range."""
     head_cost: int
     """Empty positions before the tiles of a head."""
-    multiple: int
-    """What the positions of a head's tiles are rounded up to."""
+    shared: bool
 
     def positions(self, tiles: int) -> int:
-        """Positions of a head of so many tiles. A head without tiles has the position of one, for its residual."""
-        return self.head_cost + -(-max(tiles, 1) // self.multiple) * self.multiple
+        """Positions of a head of so many KV tiles. One without any has the position of one, because its residual needs a worker."""
+        return self.head_cost + max(tiles, 1) if self.shared else -(-max(tiles, 1) // self.each) * self.each
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,24 @@ class PlanShape:
             return range(end)
         return range(token // self.tile_tokens if token < packed else end, end)
 
-    def each(self, positions: int) -> int:
-        """Positions of a worker's range, in a row of `positions`."""
-        return max(-(-positions // self.workers), self.least_tiles)
+    def range_length(self, total: int) -> int:
+        """Positions of a range, in a row of `total`."""
+        return max(-(-total // self.workers), self.least_tiles)
 
     def row(self, heads: Sequence[int]) -> Row:
-        """The row for heads of so many tiles. Every head has workers of its own if they suffice for ranges that are not longer than
-        those in which heads follow one another: then no worker starts on a second head. The shortest such range is taken, of as many
-        as are tried.
+        """The row for heads of so many KV tiles.
+
+        Heads have ranges of their own if there are workers for as many and the ranges are not longer than shared ones: then no worker
+        starts on a second head. The shortest length is taken that is a multiple of `least_tiles`; if there are many, some are tried.
         """
-        positions = sum(max(tiles, 1) for tiles in heads)
-        shared = Row(self.each(positions + len(heads) * self.head_cost), self.head_cost, 1)
+        tiles = sum(max(n, 1) for n in heads)
+        shared = Row(self.range_length(tiles + len(heads) * self.head_cost), self.head_cost, True)
         if self.head_cost == 0 or len(heads) > self.workers:
             return shared
-        least = self.each(positions)
-        for each in range(least, shared.each + 1, (shared.each - least) // OWN_RANGES + 1):
-            own = Row(each, 0, each)
-            if sum(own.positions(tiles) for tiles in heads) <= each * self.workers:
+        first, most = -(-self.range_length(tiles) // self.least_tiles), shared.each // self.least_tiles
+        for multiple in range(first, most + 1, max(0, most - first) // RANGE_LENGTHS + 1):
+            own = Row(multiple * self.least_tiles, 0, False)
+            if sum(own.positions(n) for n in heads) <= own.each * self.workers:
                 return own
         return shared
 
@@ -135,18 +136,20 @@ def make_plan(shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: 
     overflowing = [b for b, n in enumerate(lengths) if b not in empty and n + shape.fresh > limit]
     heads = [(b, head) for b in range(shape.batch) if b not in empty and b not in overflowing for head in range(shape.heads)]
     row = shape.row([len(shape.tiles(lengths[b])) for b, _ in heads])
-    each = row.each
+    ranges = -(-sum(row.positions(len(shape.tiles(lengths[b]))) for b, _ in heads) // row.each)
     workers: list[list[WorkTile]] = [[] for _ in range(shape.workers)]
     at = 0
     for number, (b, head) in enumerate(heads):
         tiles = shape.tiles(lengths[b])
         first_place, end_place = at + row.head_cost, at + row.positions(len(tiles))
-        having = range(first_place // each, (end_place - 1) // each + 1)
-        for worker in having:
-            first = max(worker * each - first_place, 0)
-            end = min((worker + 1) * each - first_place, len(tiles))
-            workers[worker].append(
-                WorkTile(b, head, tiles.start + first, tiles.start + end, worker - having.start, len(having), number + worker, lengths[b])
+        having = range(first_place // row.each, (end_place - 1) // row.each + 1)
+        for index in having:
+            first = max(index * row.each - first_place, 0)
+            end = min((index + 1) * row.each - first_place, len(tiles))
+            split = (index - having.start, len(having))
+            # Where there are fewer ranges than workers they are spread evenly.
+            workers[index * shape.workers // ranges].append(
+                WorkTile(b, head, tiles.start + first, tiles.start + end, *split, number + index, lengths[b])
             )
         at = end_place
     return Plan(tuple(map(tuple, workers)), tuple(empty), tuple(overflowing))

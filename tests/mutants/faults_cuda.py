@@ -153,6 +153,10 @@ FAULTS: tuple[Fault, ...] = (
             "= positions + sums.before[0];", "= sums.before[0];",
         ),
         (
+            "plan-own", "planned", "heads get ranges of their own although there are fewer workers than such ranges",
+            "ranges <= shape.workers ? lane", "ranges <= 2 * shape.workers ? lane",
+        ),
+        (
             "plan-empty", "planned", "empty sequences that are to be skipped take part in the step",
             "step_of(length, shape.fresh, args.limit, args.skip_empty)", "step_of(length, shape.fresh, args.limit, false)",
         ),
@@ -177,15 +181,19 @@ FAULTS: tuple[Fault, ...] = (
         "schedule/plan.hpp",
         (
             "plan-range", "planned", "the last work tile of a worker is not in its range",
-            "ranges[w].end = index(w) + 1;", "ranges[w].end = index(w);",
+            "workers[worker(r)].end = index(r) + 1;", "workers[worker(r)].end = index(r);",
         ),
         (
             "plan-lanes", "planned", "of the splits of a head every second run of as many as it has threads is not written",
-            "w <= last_worker; w += step)", "w <= last_worker; w += 2 * step)",
+            "r <= last; r += step)", "r <= last; r += 2 * step)",
+        ),
+        (
+            "plan-idle", "planned", "a worker that has no range keeps the range of an earlier step",
+            "w < worker(r + 1); ++w) workers[w] = WorkRange{};", "w < worker(r + 1); ++w) {}",
         ),
         (
             "plan-no-tiles", "planned", "a head without packed tokens has no work tile",
-            "multiple * multiple : multiple);", "multiple * multiple : 0);",
+            "head_cost + at_least_one(tiles) :", "head_cost + tiles :",
         ),
         (
             "plan-end", "planned", "a work tile that another worker goes on with ends one KV tile early",
@@ -193,7 +201,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-slots", "planned", "partial results and work tiles of neighbouring heads lie over each other",
-            "return number + worker; }", "return worker; }",
+            "return number + range; }", "return range; }",
         ),
         (
             "plan-room", "planned", "a plan has work for sequences without room for the step's tokens",

@@ -74,7 +74,7 @@ def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> 
     assert len(had) == len(set(had))
     assert set(had) == {(b, head, i) for b, length in enumerate(lengths) for head in range(shape.heads) for i in shape.tiles(length)}
     places = sum(shape.heads * (shape.head_cost + max(len(shape.tiles(length)), 1)) for length in lengths if length > 0)
-    assert all(sum(tile.end - tile.first for tile in tiles) <= shape.each(places) for tiles in plan.workers)
+    assert all(sum(tile.end - tile.first for tile in tiles) <= shape.range_length(places) for tiles in plan.workers)
     slots = [tile.slot for tile in work]
     assert len(slots) == len(set(slots))
     assert max(slots) < shape.batch * shape.heads + shape.workers

@@ -52,11 +52,11 @@ struct StepShape {
 
   // Packed tokens of the first split where all lengths are `max_len`; 0 where no head is split.
   int64_t split_tokens(int max_len) const {
-    const int heads = plan.batch * plan.heads, tiles = plan.tiles(max_len), positions = Row{}.positions(tiles);
-    const Row row = plan.shared_row(heads, heads * positions);
+    const int heads = plan.batch * plan.heads, tiles = plan.tiles(max_len);
+    const Row row = plan.shared_row(heads, heads * Row::at_least_one(tiles));
     for (int number = 0; number < heads; ++number) {
-      const HeadRange range(row, number, number * positions, tiles);
-      if (range.first_worker < range.last_worker) return int64_t{(range.first_worker + 1) * row.each - range.tiles_at} * plan.tile_tokens;
+      const HeadRange range(row, number, number * row.positions(tiles), tiles);
+      if (range.first < range.last) return int64_t{(range.first + 1) * row.each - range.tiles_at} * plan.tile_tokens;
     }
     return 0;
   }

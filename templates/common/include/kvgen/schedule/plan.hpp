@@ -1,8 +1,7 @@
 // The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a unit of work on the CPU.
 //
-// All KV tiles of all heads lie in one row, ordered by sequence and head, and each worker has an equal range of the row (stream-K, Osama et
-// al., 2023). Where that makes ranges shorter, no worker has tiles of two heads (see Row). The plan is a pure function of the sequence
-// lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
+// All KV tiles of all heads lie in one row, ordered by sequence and head. The row is cut into equal ranges, one for each worker (stream-K,
+// Osama et al., 2023). The plan is a pure function of the sequence lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
 #pragma once
 #include <cstdint>
 
@@ -31,24 +30,34 @@ struct WorkRange {
   int begin = 0, end = 0;
 };
 
-// The row of KV tiles, and how it is cut. Either several heads may lie in a worker's range: then `head_cost` empty positions precede the
-// tiles of each head, which are as many as a worker could read while it starts on a head. Or every head has workers of its own: then its
-// positions are a multiple of a range, and there is nothing to start on within a range.
+// How the heads lie in the row, and how the row is cut.
+//
+// Shared ranges may hold tiles of several heads. Then `head_cost` empty positions precede the tiles of each head: as many tiles as a worker
+// could read while it starts on a head. Otherwise every head has ranges of its own, and the last one of a head may be partly empty.
 struct Row {
-  int each = 0;       // positions of a worker's range
-  int head_cost = 0;  // empty positions before the tiles of a head
-  int multiple = 1;   // what the positions of a head's tiles are rounded up to
+  int each = 1;       // positions of a range
+  int total = 0;      // positions of the row
+  int head_cost = 0;  // in KV tiles
+  bool shared = true;
 
-  // Positions of a head of so many tiles. A head without tiles has the position of one, for its residual.
-  KVGEN_HOST_DEVICE int positions(int tiles) const { return head_cost + (tiles > 1 ? (tiles + multiple - 1) / multiple * multiple : multiple); }
+  // Positions of a head. A head without KV tiles has the position of one, because its residual needs a worker.
+  KVGEN_HOST_DEVICE int positions(int tiles) const { return shared ? head_cost + at_least_one(tiles) : own_ranges(tiles) * each; }
+  // Ranges of a head that shares none.
+  KVGEN_HOST_DEVICE int own_ranges(int tiles) const { return (at_least_one(tiles) + each - 1) / each; }
+  KVGEN_HOST_DEVICE int ranges() const { return (total + each - 1) / each; }
+  // The worker of a range. Where there are fewer ranges than workers they are spread evenly, because consecutive CTAs may share a
+  // multiprocessor.
+  KVGEN_HOST_DEVICE int worker(int range, int workers) const { return range * workers / ranges(); }
+
+  KVGEN_HOST_DEVICE static int at_least_one(int tiles) { return tiles > 1 ? tiles : 1; }
 };
 
-// Ranges to try where every head has workers of its own: equally spaced, from that which the KV tiles fill to that of the shared row.
-struct OwnRanges {
-  static constexpr int kTried = 32;
-  int least = 1, step = 1, count = 0;
+// The lengths of own ranges that are tried: `first`, `first + step`, …
+struct RangeLengths {
+  static constexpr int kMost = 32;
+  int first = 1, step = 1, count = 0;
 
-  KVGEN_HOST_DEVICE int operator[](int i) const { return least + i * step; }
+  KVGEN_HOST_DEVICE int operator[](int i) const { return first + i * step; }
 };
 
 // The inputs of a plan besides the lengths.
@@ -76,32 +85,32 @@ struct PlanShape {
     return token < packed(length) ? token / tile_tokens : end_tile(length);
   }
   KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
-  // Positions per worker in a row of `total`.
-  KVGEN_HOST_DEVICE int positions_per_worker(int total) const {
+  // Positions of a range, in a row of `total`.
+  KVGEN_HOST_DEVICE int range_length(int total) const {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : least_tiles;
   }
-  // The row of `number` heads which several of may lie in one range. Without empty positions these have `positions` positions.
-  KVGEN_HOST_DEVICE Row shared_row(int number, int positions) const {
+  // The row of `number` heads with shared ranges. `tiles` is the sum of their KV tiles, where a head without any counts one.
+  KVGEN_HOST_DEVICE Row shared_row(int number, int tiles) const {
     Row row;
-    row.each = positions_per_worker(positions + number * head_cost), row.head_cost = head_cost;
+    row.total = tiles + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;
     return row;
   }
-  // The row in which every head has workers of its own.
-  KVGEN_HOST_DEVICE Row own_row(int each) const {
+  KVGEN_HOST_DEVICE Row own_row(int each, int ranges) const {
     Row row;
-    row.each = row.multiple = each;
+    row.each = each, row.total = each * ranges, row.shared = false;
     return row;
   }
-  // There are none with more heads than workers, and where nothing is saved because starting on a head costs nothing.
-  KVGEN_HOST_DEVICE OwnRanges own_ranges(int number, int positions) const {
-    OwnRanges ranges;
-    if (head_cost == 0 || number > workers) return ranges;
-    const int most = shared_row(number, positions).each;
-    ranges.least = positions_per_worker(positions);
-    ranges.step = (most - ranges.least) / OwnRanges::kTried + 1;
-    ranges.count = (most - ranges.least) / ranges.step + 1;
-    return ranges;
+  // The lengths of own ranges that are not longer than shared ones. They are multiples of `least_tiles`, so that all warps of a CTA have
+  // equally many tiles. There is none if there are more heads than workers, or if a start costs nothing that own ranges could save.
+  KVGEN_HOST_DEVICE RangeLengths own_lengths(int number, int tiles) const {
+    RangeLengths lengths;
+    if (head_cost == 0 || number > workers) return lengths;
+    const int most = shared_row(number, tiles).each / least_tiles, first = (range_length(tiles) + least_tiles - 1) / least_tiles;
+    if (most < first) return lengths;
+    const int step = (most - first) / RangeLengths::kMost + 1;
+    lengths.first = first * least_tiles, lengths.step = step * least_tiles, lengths.count = (most - first) / step + 1;
+    return lengths;
   }
   KVGEN_HOST_DEVICE int most_work_tiles() const { return batch * heads + workers; }
   // Whether an int holds the positions of all heads of sequences of `max_len` tokens.
@@ -117,64 +126,63 @@ struct PlanShape {
   KVGEN_HOST_DEVICE int empty_at() const { return tiles_at() + 8 * most_work_tiles(); }
   KVGEN_HOST_DEVICE int64_t size() const { return static_cast<int64_t>(empty_at()) + batch; }
 
-  // Writes the header. If no sequence attends, also writes the ranges, which are empty.
-  KVGEN_HOST_DEVICE void begin(int* plan, int empty, int total) const {
+  // Writes the header. If no head attends, also writes the ranges, which are empty.
+  KVGEN_HOST_DEVICE void begin(int* plan, int empty, int number) const {
     for (int i = 0; i < kHeader; ++i) plan[i] = i == 0 ? empty : 0;
-    if (total > 0) return;
+    if (number > 0) return;
     for (int i = ranges_at(); i < tiles_at(); ++i) plan[i] = 0;
   }
 };
 
-// The position of a head in the row, and the workers that share it.
+// The position of a head in the row, and the ranges that hold its tiles.
 struct HeadRange {
   int number;  // index of the head among those that attend
   int at, tiles_at, end;
-  int first_worker, last_worker;
+  int first, last;  // ranges
 
   KVGEN_HOST_DEVICE HeadRange(const Row& row, int number_, int at_, int tiles)
       : number(number_), at(at_), tiles_at(at_ + row.head_cost), end(at_ + row.positions(tiles)) {
-    first_worker = tiles_at / row.each, last_worker = (end - 1) / row.each;
+    first = tiles_at / row.each, last = (end - 1) / row.each;
   }
-  // The index of the worker's work tile, and the slot of its partial result. From one work tile to the next either the head or the worker
-  // advances, so number + worker is unique.
-  KVGEN_HOST_DEVICE int index(int worker) const { return number + worker; }
-  // Whether it is the worker's first work tile: the previous head ends before the worker's range.
-  KVGEN_HOST_DEVICE bool is_first_of(int worker, int each) const { return at <= worker * each; }
-  // Whether it is the worker's last work tile: the next head's tiles begin after the worker's range.
-  KVGEN_HOST_DEVICE bool is_last_of(const Row& row, int worker, int total) const {
-    return end == total || end + row.head_cost >= (worker + 1) * row.each;
+  // The index of the work tile in a range, and the slot of its partial result. From one work tile to the next either the head or the range
+  // advances, so number + range is unique.
+  KVGEN_HOST_DEVICE int index(int range) const { return number + range; }
+  // Whether it is the first work tile of the range: the previous head ends before the range.
+  KVGEN_HOST_DEVICE bool is_first_of(const Row& row, int range) const { return at <= range * row.each; }
+  // Whether it is the last work tile of the range: the next head's tiles begin after the range.
+  KVGEN_HOST_DEVICE bool is_last_of(const Row& row, int range) const {
+    return end == row.total || end + row.head_cost >= (range + 1) * row.each;
   }
-  // The first of the workers before `first_worker` that have no work tile, because their ranges lie in the empty positions before this
-  // head.
-  KVGEN_HOST_DEVICE int first_idle(int each) const { return at == 0 ? 0 : (at - 1) / each + 1; }
+  // The first of the ranges before `first` that hold no tile, because they lie in the empty positions before this head.
+  KVGEN_HOST_DEVICE int first_empty(const Row& row) const { return at == 0 ? 0 : (at - 1) / row.each + 1; }
 
-  KVGEN_HOST_DEVICE WorkTile work_tile(const PlanShape& shape, int worker, int each, int sequence, int head, int length) const {
+  KVGEN_HOST_DEVICE WorkTile work_tile(const PlanShape& shape, const Row& row, int range, int sequence, int head, int length) const {
     const int skipped = shape.first_tile(length), n = shape.end_tile(length) - skipped;
-    const int from = worker * each - tiles_at, to = from + each;
+    const int from = range * row.each - tiles_at, to = from + row.each;
     WorkTile tile;
     tile.sequence = sequence, tile.head = head, tile.length = length;
     tile.first = skipped + (from > 0 ? from : 0), tile.end = skipped + (to < n ? to : n);
-    tile.split_idx = worker - first_worker, tile.num_splits = last_worker - first_worker + 1;
-    tile.slot = index(worker);
+    tile.split_idx = range - first, tile.num_splits = last - first + 1;
+    tile.slot = index(range);
     return tile;
   }
 
-  // Writes the work tiles of every `step`-th worker from `first_worker + start` on, and the ranges of workers of which they are the first
-  // or the last. With `start` 0 it also writes the empty ranges of workers before the head and, if the head is the last one, after it.
-  KVGEN_HOST_DEVICE void write(const PlanShape& shape, const Row& row, int* plan, int total, int sequence, int head, int length, int start,
+  // Writes the work tiles of every `step`-th range from `first + start` on, and the workers of those of which they are the first or the
+  // last. With `start` 0 it also writes the workers of empty ranges before the head.
+  KVGEN_HOST_DEVICE void write(const PlanShape& shape, const Row& row, int* plan, int sequence, int head, int length, int start,
                                int step) const {
-    const int each = row.each;
-    WorkRange* ranges = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
+    WorkRange* workers = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
     WorkTile* tiles = reinterpret_cast<WorkTile*>(plan + shape.tiles_at());
-    for (int w = first_worker + start; w <= last_worker; w += step) {
-      tiles[index(w)] = work_tile(shape, w, each, sequence, head, length);
-      if (is_first_of(w, each)) ranges[w].begin = index(w);
-      if (is_last_of(row, w, total)) ranges[w].end = index(w) + 1;
+    const auto worker = [&](int range) { return row.worker(range, shape.workers); };
+    for (int r = first + start; r <= last; r += step) {
+      tiles[index(r)] = work_tile(shape, row, r, sequence, head, length);
+      if (is_first_of(row, r)) workers[worker(r)].begin = index(r);
+      if (!is_last_of(row, r)) continue;
+      workers[worker(r)].end = index(r) + 1;
+      for (int w = worker(r) + 1; w < worker(r + 1); ++w) workers[w] = WorkRange{};
     }
     if (start > 0) return;
-    for (int w = first_idle(each); w < first_worker; ++w) ranges[w] = WorkRange{};
-    if (end == total)
-      for (int w = last_worker + 1; w < shape.workers; ++w) ranges[w] = WorkRange{};
+    for (int w = worker(first_empty(row)); w < worker(first); ++w) workers[w] = WorkRange{};
   }
 };
 
@@ -194,12 +202,11 @@ KVGEN_HOST_DEVICE SequenceStep step_of(int length, int fresh, int limit, bool sk
 // Writes the plan of `lengths`, by one thread. Returns whether a sequence overflows.
 inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, bool skip_empty, int* plan) {
   const auto step = [&](int b) { return step_of(lengths[b], shape.fresh, limit, skip_empty); };
-  // The sum over all heads of `count` of a head's tiles.
-  const auto sum = [&](auto count) {
-    int total = 0;
+  const auto sum_over_heads = [&](auto term) {  // term(KV tiles of a head)
+    int sum = 0;
     for (int b = 0; b < shape.batch; ++b)
-      if (step(b) == SequenceStep::attends) total += shape.heads * count(shape.tiles(lengths[b]));
-    return total;
+      if (step(b) == SequenceStep::attends) sum += shape.heads * term(shape.tiles(lengths[b]));
+    return sum;
   };
   int empty = 0;
   bool overflow = false;
@@ -207,20 +214,19 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
     if (step(b) == SequenceStep::empty) plan[shape.empty_at() + empty++] = b;
     overflow |= step(b) == SequenceStep::overflows;
   }
-  const int heads = sum([](int) { return 1; }), positions = sum([](int tiles) { return Row{}.positions(tiles); });
-  Row row = shape.shared_row(heads, positions);
-  const OwnRanges ranges = shape.own_ranges(heads, positions);
-  for (int i = ranges.count - 1; i >= 0; --i) {
-    const Row own = shape.own_row(ranges[i]);
-    if (sum([&](int tiles) { return own.positions(tiles) / own.each; }) <= shape.workers) row = own;
+  const int heads = sum_over_heads([](int) { return 1; }), sum = sum_over_heads(Row::at_least_one);
+  shape.begin(plan, empty, heads);
+  Row row = shape.shared_row(heads, sum);
+  const RangeLengths own = shape.own_lengths(heads, sum);
+  for (int i = 0; i < own.count && row.shared; ++i) {
+    const int ranges = sum_over_heads([&](int tiles) { return shape.own_row(own[i], 0).own_ranges(tiles); });
+    if (ranges <= shape.workers) row = shape.own_row(own[i], ranges);
   }
-  const int total = sum([&](int tiles) { return row.positions(tiles); });
-  shape.begin(plan, empty, total);
   for (int b = 0, number = 0, at = 0; b < shape.batch; ++b) {
     if (step(b) != SequenceStep::attends) continue;
     for (int head = 0; head < shape.heads; ++head, ++number) {
       const HeadRange range(row, number, at, shape.tiles(lengths[b]));
-      range.write(shape, row, plan, total, b, head, lengths[b], 0, 1);
+      range.write(shape, row, plan, b, head, lengths[b], 0, 1);
       at = range.end;
     }
   }

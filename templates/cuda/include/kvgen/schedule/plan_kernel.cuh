@@ -56,13 +56,13 @@ struct PlannedSequence {
 
 struct PlanShared {
   int warps[2][32];
-  int workers[32][OwnRanges::kTried];
+  int ranges[32][RangeLengths::kMost];
   PlannedSequence sequences[kMaxPlanBatch];
 };
 
-// What the heads of a step need together.
+// The number of heads that attend, and the sum of their KV tiles, where a head without any counts one.
 struct PlanTotals {
-  int heads = 0, positions = 0;
+  int heads = 0, tiles = 0;
 };
 
 // Reads the lengths; every CTA does so for itself. CTA 0 also writes the plan's header, lists empty sequences and reports overflows.
@@ -78,40 +78,40 @@ __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& sh
     const SequenceStep step = b < shape.batch ? step_of(length, shape.fresh, args.limit, args.skip_empty) : SequenceStep::overflows;
     const bool works = step == SequenceStep::attends, is_empty = step == SequenceStep::empty;
     const int tiles = works ? shape.tiles(length) : 0;
-    const BlockSums sums(works ? Row{}.positions(tiles) : 0, works + (is_empty << 16), shared.warps);
+    const BlockSums sums(works ? Row::at_least_one(tiles) : 0, works + (is_empty << 16), shared.warps);
     if (b < shape.batch) {
       shared.sequences[b] = {works ? length : -1, tiles, 0, totals.heads + (sums.before[1] & 0xffff) * shape.heads};
       if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
-    totals.positions += shape.heads * sums.total[0], totals.heads += (sums.total[1] & 0xffff) * shape.heads;
+    totals.tiles += shape.heads * sums.total[0], totals.heads += (sums.total[1] & 0xffff) * shape.heads;
     empty += sums.total[1] >> 16;
   }
   if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, totals.heads);
   return totals;
 }
 
-// The row that the host's make_plan chooses, too. Lane i counts the workers that the i-th of the own ranges needs.
+// Chooses between shared ranges and own ones as the host's make_plan does. Lane i counts the ranges of the i-th length.
 __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& totals, PlanShared& shared) {
-  const OwnRanges ranges = shape.own_ranges(totals.heads, totals.positions);
-  const Row shared_row = shape.shared_row(totals.heads, totals.positions);
-  if (ranges.count == 0) return shared_row;
+  const Row shared_row = shape.shared_row(totals.heads, totals.tiles);
+  const RangeLengths own = shape.own_lengths(totals.heads, totals.tiles);
+  if (own.count == 0) return shared_row;
   __syncthreads();  // all sequences are read
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
-  const Row mine = shape.own_row(ranges[lane]);
-  int needed = 0;
+  const Row mine = shape.own_row(own[lane], 0);
+  int ranges = 0;
   for (int b = warp; b < shape.batch; b += warps)
-    if (shared.sequences[b].length >= 0) needed += shape.heads * (mine.positions(shared.sequences[b].tiles) / mine.each);
-  shared.workers[warp][lane] = needed;
+    if (shared.sequences[b].length >= 0) ranges += shape.heads * mine.own_ranges(shared.sequences[b].tiles);
+  shared.ranges[warp][lane] = ranges;
   __syncthreads();
-  needed = 0;
-  for (int i = 0; i < warps; ++i) needed += shared.workers[i][lane];
-  const int first = __reduce_min_sync(~0u, lane < ranges.count && needed <= shape.workers ? lane : OwnRanges::kTried);
-  return first < OwnRanges::kTried ? shape.own_row(ranges[first]) : shared_row;
+  ranges = 0;
+  for (int i = 0; i < warps; ++i) ranges += shared.ranges[i][lane];
+  const int shortest = __reduce_min_sync(~0u, lane < own.count && ranges <= shape.workers ? lane : RangeLengths::kMost);
+  return shortest < RangeLengths::kMost ? shape.own_row(own[shortest], __shfl_sync(~0u, ranges, shortest)) : shared_row;
 }
 
-// Computes the positions of all sequences; every CTA does so for itself. Returns the length of the row.
-__device__ inline int place_sequences(const PlanShape& shape, const Row& row, PlanShared& shared) {
+// Computes the positions of all sequences; every CTA does so for itself.
+__device__ inline void place_sequences(const PlanShape& shape, const Row& row, PlanShared& shared) {
   const int threads = static_cast<int>(blockDim.x);
   int positions = 0;
   for (int base = 0; base < shape.batch; base += threads) {
@@ -121,11 +121,10 @@ __device__ inline int place_sequences(const PlanShape& shape, const Row& row, Pl
     if (works) shared.sequences[b].at = positions + sums.before[0];
     positions += sums.total[0];
   }
-  return positions;
 }
 
-// Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its workers.
-__device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, const PlanShared& shared, int total) {
+// Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its ranges.
+__device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, const PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int heads = shape.batch * shape.heads;
   const int threads = static_cast<int>(gridDim.x * blockDim.x), thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -136,7 +135,7 @@ __device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, co
     const PlannedSequence sequence = shared.sequences[b];
     if (sequence.length < 0) continue;
     const HeadRange range(row, sequence.number + head, sequence.at + head * row.positions(sequence.tiles), sequence.tiles);
-    range.write(shape, row, args.plan, total, b, head, sequence.length, thread % lanes, lanes);
+    range.write(shape, row, args.plan, b, head, sequence.length, thread % lanes, lanes);
   }
 }
 
@@ -146,9 +145,9 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   ptx::griddepcontrol_wait();
   const PlanTotals totals = read_sequences(args, shared);
   const Row row = choose_row(args.shape, totals, shared);
-  const int total = place_sequences(args.shape, row, shared);
+  place_sequences(args.shape, row, shared);
   __syncthreads();
-  write_work_tiles(args, row, shared, total);
+  write_work_tiles(args, row, shared);
 }
 
 struct AdvanceArgs {
