@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 HEADER = 8
 """int32 before the ranges of a plan; the first is the number of empty sequences."""
@@ -15,6 +16,14 @@ WORK_TILE = 8
 """int32 of a work tile."""
 RANGE_LENGTHS = 32
 """Lengths of own ranges that are tried, at most."""
+
+
+class HeadLoad(NamedTuple):
+    """What a head has to be read, in KV tiles. A head without tiles counts as one, because its residual needs a worker."""
+
+    tiles: int
+    residual: int
+    """As many tiles as have the bytes of its unquantized tokens."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +35,12 @@ class Row:
     each: int
     """Positions of a range."""
     head_cost: int
-    """Empty positions before the tiles of a head."""
+    """Empty positions before the tiles of a head; others, which stand for its residual, follow them."""
     shared: bool
 
-    def positions(self, tiles: int) -> int:
-        """Positions of a head of so many KV tiles. One without any has the position of one, because its residual needs a worker."""
-        return self.head_cost + max(tiles, 1) if self.shared else -(-max(tiles, 1) // self.each) * self.each
+    def positions(self, load: HeadLoad) -> int:
+        """Positions of a head."""
+        return self.head_cost + sum(load) if self.shared else -(-load.tiles // self.each) * self.each
 
 
 @dataclass(frozen=True)
@@ -57,34 +66,45 @@ class PlanShape:
     """Tokens that the step appends: `q_len` for decode, 0 for attend."""
     unpacked: int = 0
     """Sink and local tokens, which are never in a packed block."""
+    tile_residual: int = 0
+    """Unquantized tokens that have as many bytes as a KV tile; 0: they do not count."""
+
+    def packed(self, length: int) -> int:
+        """Tokens of a sequence that are packed."""
+        return max(0, length - self.unpacked) // self.block_tokens * self.block_tokens
 
     def tiles(self, length: int) -> range:
         """KV tiles of a sequence that a query of the step sees something of. A window never goes with sink tokens."""
-        packed = max(0, length - self.unpacked) // self.block_tokens * self.block_tokens
+        packed = self.packed(length)
         end = -(-packed // self.tile_tokens)
         token = length + self.fresh - self.q_len - self.window + 1
         if self.window == 0 or token <= 0:
             return range(end)
         return range(token // self.tile_tokens if token < packed else end, end)
 
+    def load(self, length: int) -> HeadLoad:
+        """What each head of a sequence has to be read."""
+        rest = length + self.fresh - self.packed(length)
+        return HeadLoad(max(len(self.tiles(length)), 1), rest // self.tile_residual if self.tile_residual else 0)
+
     def range_length(self, total: int) -> int:
         """Positions of a range, in a row of `total`."""
         return max(-(-total // self.workers), self.least_tiles)
 
-    def row(self, heads: Sequence[int]) -> Row:
-        """The row for heads of so many KV tiles.
+    def row(self, heads: Sequence[HeadLoad]) -> Row:
+        """The row for heads that have so much to be read.
 
         Heads have ranges of their own if there are workers for as many and the ranges are not longer than shared ones: then no worker
         starts on a second head. The shortest length is taken that is a multiple of `least_tiles`; if there are many, some are tried.
         """
-        tiles = sum(max(n, 1) for n in heads)
-        shared = Row(self.range_length(tiles + len(heads) * self.head_cost), self.head_cost, True)
+        tiles = sum(load.tiles for load in heads)
+        shared = Row(self.range_length(sum(map(sum, heads)) + len(heads) * self.head_cost), self.head_cost, True)
         if self.head_cost == 0 or len(heads) > self.workers:
             return shared
         first, most = -(-self.range_length(tiles) // self.least_tiles), shared.each // self.least_tiles
         for multiple in range(first, most + 1, max(0, most - first) // RANGE_LENGTHS + 1):
             own = Row(multiple * self.least_tiles, 0, False)
-            if sum(own.positions(n) for n in heads) <= own.each * self.workers:
+            if sum(map(own.positions, heads)) <= own.each * self.workers:
                 return own
         return shared
 
@@ -135,14 +155,17 @@ def make_plan(shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: 
     empty = [b for b, n in enumerate(lengths) if n <= 0 and (shape.fresh == 0 or skip_empty)]
     overflowing = [b for b, n in enumerate(lengths) if b not in empty and n + shape.fresh > limit]
     heads = [(b, head) for b in range(shape.batch) if b not in empty and b not in overflowing for head in range(shape.heads)]
-    row = shape.row([len(shape.tiles(lengths[b])) for b, _ in heads])
-    ranges = -(-sum(row.positions(len(shape.tiles(lengths[b]))) for b, _ in heads) // row.each)
+    loads = [shape.load(lengths[b]) for b, _ in heads]
+    row = shape.row(loads)
+    ranges = -(-sum(map(row.positions, loads)) // row.each)
     workers: list[list[WorkTile]] = [[] for _ in range(shape.workers)]
     at = 0
-    for number, (b, head) in enumerate(heads):
+    for number, ((b, head), load) in enumerate(zip(heads, loads, strict=True)):
         tiles = shape.tiles(lengths[b])
-        first_place, end_place = at + row.head_cost, at + row.positions(len(tiles))
-        having = range(first_place // row.each, (end_place - 1) // row.each + 1)
+        first_place = at + row.head_cost
+        at += row.positions(load)
+        last_place = (first_place + load.tiles if row.shared else at) - 1
+        having = range(first_place // row.each, last_place // row.each + 1)
         for index in having:
             first = max(index * row.each - first_place, 0)
             end = min((index + 1) * row.each - first_place, len(tiles))
@@ -151,7 +174,6 @@ def make_plan(shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: 
             workers[index * shape.workers // ranges].append(
                 WorkTile(b, head, tiles.start + first, tiles.start + end, *split, number + index, lengths[b])
             )
-        at = end_place
     return Plan(tuple(map(tuple, workers)), tuple(empty), tuple(overflowing))
 
 

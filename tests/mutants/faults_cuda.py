@@ -142,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
         "schedule/plan_kernel",
         (
             "plan-heads", "planned", "tiles of the later heads of a sequence lie one place early in the row of work",
-            "sequence.at + head * row.positions(sequence.tiles)", "sequence.at + head * (row.positions(sequence.tiles) - 1)",
+            "sequence.at + head * row.positions(sequence.load)", "sequence.at + head * (row.positions(sequence.load) - 1)",
         ),
         (
             "plan-warps", "planned-batch", "heads of the first 32 sequences do not count for where those that follow begin",
@@ -189,11 +189,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-idle", "planned", "a worker that has no range keeps the range of an earlier step",
-            "w < worker(r + 1); ++w) workers[w] = WorkRange{};", "w < worker(r + 1); ++w) {}",
+            "row.ranges() : r + 1); ++w) workers[w] = WorkRange{};", "row.ranges() : r + 1); ++w) {}",
         ),
         (
             "plan-no-tiles", "planned", "a head without packed tokens has no work tile",
-            "head_cost + at_least_one(tiles) :", "head_cost + tiles :",
+            "return {tiles > 1 ? tiles : 1,", "return {tiles,",
         ),
         (
             "plan-end", "planned", "a work tile that another worker goes on with ends one KV tile early",

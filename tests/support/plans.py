@@ -24,6 +24,7 @@ def steps(draw: st.DrawFn, window: bool = False) -> tuple[PlanShape, list[int], 
         q_len=q_len,
         fresh=draw(st.sampled_from((0, q_len))),
         unpacked=draw(st.one_of(st.just(0), st.integers(0, 600))),
+        tile_residual=draw(st.sampled_from((0, 5, 40))),
     )
     lengths = draw(st.lists(lengths_up_to(40 * tile), min_size=shape.batch, max_size=shape.batch))
     return shape, lengths, draw(st.sampled_from((20 * tile, 1 << 20))), draw(st.booleans())

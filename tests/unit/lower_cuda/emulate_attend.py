@@ -27,8 +27,8 @@ extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max
 }
 extern "C" void shape(int batch, int heads, int q_len, bool append, int* to) {
   const kvgen::PlanShape s = Attend_::plan_shape(batch, heads, q_len, append);
-  const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window, s.unpacked};
-  std::copy(numbers, numbers + 7, to);
+  const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window, s.unpacked, s.tile_residual};
+  std::copy(numbers, numbers + 8, to);
 }
 extern "C" int64_t prefetched() { return emulator::prefetched; }
 extern "C" void limit_memory(int per_sm) { emulator::shared_per_sm = per_sm; }
@@ -75,9 +75,11 @@ class Emulated:
     def plan_shape(self, batch: int, q_len: int, append: bool) -> PlanShape:
         """What the plan of a step depends on, beside the lengths."""
         heads = self.spec.attention.kv_heads
-        numbers = (ctypes.c_int * 7)()
+        numbers = (ctypes.c_int * 8)()
         self.library.shape(batch, heads, q_len, ctypes.c_bool(append), numbers)
-        return PlanShape(batch, heads, *numbers[:6], q_len=q_len, fresh=q_len if append else 0, unpacked=numbers[6])
+        return PlanShape(
+            batch, heads, *numbers[:6], q_len=q_len, fresh=q_len if append else 0, unpacked=numbers[6], tile_residual=numbers[7]
+        )
 
 
 NO_NUMBER = -1_000_000_007

@@ -15,11 +15,12 @@ STALE = -1_000_000_007
 """What a plan's memory holds before it is made."""
 SHAPE_FIELDS = (
     "batch", "heads", "workers", "tile_tokens", "block_tokens", "head_cost", "least_tiles", "window", "q_len", "fresh", "unpacked",
+    "tile_residual",
 )  # fmt: skip
 CALLS = """
 #include "kvgen/host/launch.cuh"
 using namespace kvgen;
-PlanShape shape_of(const int* n) { return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10]}; }
+PlanShape shape_of(const int* n) { return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11]}; }
 extern "C" int64_t size(const int* numbers) { return shape_of(numbers).size(); }
 extern "C" bool host_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
   return make_plan(shape_of(numbers), lengths, limit, skip_empty, plan);

@@ -35,6 +35,7 @@ def shapes(draw: st.DrawFn) -> PlanShape:
         q_len=q_len,
         fresh=draw(st.sampled_from([0, q_len])),
         unpacked=draw(st.sampled_from([0, 0, 5, 160])),
+        tile_residual=draw(st.sampled_from([0, 1, 17, 34])),
     )
 
 
@@ -73,7 +74,7 @@ def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> 
     had = [(tile.sequence, tile.head, number) for tile in work for number in range(tile.first, tile.end)]
     assert len(had) == len(set(had))
     assert set(had) == {(b, head, i) for b, length in enumerate(lengths) for head in range(shape.heads) for i in shape.tiles(length)}
-    places = sum(shape.heads * (shape.head_cost + max(len(shape.tiles(length)), 1)) for length in lengths if length > 0)
+    places = sum(shape.heads * (shape.head_cost + sum(shape.load(length))) for length in lengths if length > 0)
     assert all(sum(tile.end - tile.first for tile in tiles) <= shape.range_length(places) for tiles in plan.workers)
     slots = [tile.slot for tile in work]
     assert len(slots) == len(set(slots))

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.reference.plan import Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
+from kvgen.reference.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
 from tests.support.plans import steps
 
 Step = tuple[PlanShape, list[int], int, bool]
@@ -48,8 +48,8 @@ def test_no_tile_before_the_window_and_none_that_a_query_sees_is_left_out(step: 
 def test_no_worker_has_more_than_the_mean_and_a_tile(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
-    heads = [shape.head_cost + max(len(shape.tiles(lengths[b])), 1) for b, _ in by_head(plan)]
-    most = max(sum(heads) / shape.workers, shape.least_tiles) + 1 + shape.head_cost
+    heads = [shape.load(lengths[b]) for b, _ in by_head(plan)]
+    most = max(sum(shape.head_cost + sum(load) for load in heads) / shape.workers, shape.least_tiles) + 1 + shape.head_cost
     for worker in plan.workers:
         assert sum(tile.end - tile.first for tile in worker) <= most
         assert sum(tile.end - tile.first + shape.head_cost * (tile.split_idx == 0) for tile in worker) <= most
@@ -95,11 +95,16 @@ def test_a_plan_is_read_back_as_it_was_written(step: Step) -> None:
     assert read_plan(shape, numbers) == Plan(plan.workers, plan.empty, ())
 
 
+def loads(*tiles: int) -> list[HeadLoad]:
+    """Of sequences of four heads, without a residual."""
+    return [HeadLoad(count, 0) for count in tiles for _ in range(4)]
+
+
 def test_heads_have_ranges_of_their_own_where_that_makes_ranges_shorter() -> None:
     """On 12 workers, shared ranges for 36 tiles and 8 starts that cost 3 each have 5 positions, and own ones suffice with 4."""
     shape = PlanShape(2, 4, 12, tile_tokens=128, block_tokens=128, head_cost=3, least_tiles=1)
-    assert replace(shape, workers=7).row([1, 1, 1, 1, 8, 8, 8, 8]).shared  # more heads than workers
-    assert shape.row([1, 1, 1, 1, 8, 8, 8, 8]) == Row(4, 0, False)
+    assert replace(shape, workers=7).row(loads(1, 8)).shared  # more heads than workers
+    assert shape.row(loads(1, 8)) == Row(4, 0, False)
     plan = make_plan(shape, [128, 8 * 128], 1 << 20)
     assert [[(tile.sequence, tile.head, tile.first, tile.end) for tile in worker] for worker in plan.workers] == [
         [(0, 0, 0, 1)], [(0, 1, 0, 1)], [(0, 2, 0, 1)], [(0, 3, 0, 1)], [(1, 0, 0, 4)], [(1, 0, 4, 8)],
@@ -109,20 +114,20 @@ def test_heads_have_ranges_of_their_own_where_that_makes_ranges_shorter() -> Non
 
 def test_ranges_are_shared_where_starting_on_a_head_costs_nothing_or_heads_are_long() -> None:
     shape = PlanShape(2, 4, 12, tile_tokens=128, block_tokens=128, head_cost=0, least_tiles=1)
-    assert shape.row([1, 1, 1, 1, 8, 8, 8, 8]).shared
-    assert replace(shape, head_cost=3).row([100, 100, 100, 100, 160, 160, 160, 160]) == Row(89, 3, True)
+    assert shape.row(loads(1, 8)).shared
+    assert replace(shape, head_cost=3).row(loads(100, 160)) == Row(89, 3, True)
 
 
 @given(steps())
 def test_own_ranges_are_multiples_of_the_fewest_tiles_and_no_longer_than_shared_ones(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
-    heads = [len(shape.tiles(lengths[b])) for b, _ in by_head(plan)]
+    heads = [shape.load(lengths[b]) for b, _ in by_head(plan)]
     row = shape.row(heads)
     if not heads or row.shared:
         return
     assert row.each % shape.least_tiles == 0
-    assert row.each <= max(-(-sum(shape.head_cost + max(n, 1) for n in heads) // shape.workers), shape.least_tiles)
+    assert row.each <= shape.range_length(sum(shape.head_cost + sum(load) for load in heads))
     assert all(len(worker) <= 1 for worker in plan.workers)
     assert all(tile.end - tile.first <= row.each for tile in all_tiles(plan))
 
@@ -132,7 +137,7 @@ def test_ranges_are_spread_evenly_over_the_workers(step: Step) -> None:
     """Consecutive CTAs may share a multiprocessor, so a launch that needs few workers does not take the first ones."""
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
-    row = shape.row([len(shape.tiles(lengths[b])) for b, _ in by_head(plan)])
+    row = shape.row([shape.load(lengths[b]) for b, _ in by_head(plan)])
     if row.shared:
         return
     busy = [number for number, worker in enumerate(plan.workers) if worker]

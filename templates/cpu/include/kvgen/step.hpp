@@ -52,10 +52,11 @@ struct StepShape {
 
   // Packed tokens of the first split where all lengths are `max_len`; 0 where no head is split.
   int64_t split_tokens(int max_len) const {
-    const int heads = plan.batch * plan.heads, tiles = plan.tiles(max_len);
-    const Row row = plan.shared_row(heads, heads * Row::at_least_one(tiles));
+    const int heads = plan.batch * plan.heads;
+    const HeadLoad load = plan.load(max_len);
+    const Row row = plan.shared_row(heads, {heads * load.tiles, heads * load.residual});
     for (int number = 0; number < heads; ++number) {
-      const HeadRange range(row, number, number * row.positions(tiles), tiles);
+      const HeadRange range(row, number, number * row.positions(load), row.gap(load), load);
       if (range.first < range.last) return int64_t{(range.first + 1) * row.each - range.tiles_at} * plan.tile_tokens;
     }
     return 0;

@@ -88,6 +88,7 @@ struct TileHost {
     shape.tile_tokens = Schedule::kTileTokens, shape.block_tokens = Format::kTokens, shape.unpacked = Format::ResidualRows::kUnpacked;
     shape.head_cost = ceil_div(start_bytes(Schedule::kCtasPerSm, Schedule::kRingBytes), Schedule::kTileBytes);
     shape.least_tiles = Schedule::kThreads / 32;
+    shape.tile_residual = tile_residual(Schedule::kTileBytes, Format::kHeadDim);
     shape.window = Schedule::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
     return shape;
   }

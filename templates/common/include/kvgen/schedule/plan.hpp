@@ -30,26 +30,34 @@ struct WorkRange {
   int begin = 0, end = 0;
 };
 
+// What a head has to be read, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
+struct HeadLoad {
+  int tiles;
+  int residual;  // as many tiles as have the bytes of its unquantized tokens
+};
+
 // How the heads lie in the row, and how the row is cut.
 //
 // Shared ranges may hold tiles of several heads. Then `head_cost` empty positions precede the tiles of each head: as many tiles as a worker
-// could read while it starts on a head. Otherwise every head has ranges of its own, and the last one of a head may be partly empty.
+// could read while it starts on a head. Other empty positions follow the tiles and stand for the residual. Otherwise every head has ranges
+// of its own, and the last one of a head may be partly empty.
 struct Row {
   int each = 1;       // positions of a range
   int total = 0;      // positions of the row
   int head_cost = 0;  // in KV tiles
   bool shared = true;
 
-  // Positions of a head. A head without KV tiles has the position of one, because its residual needs a worker.
-  KVGEN_HOST_DEVICE int positions(int tiles) const { return shared ? head_cost + at_least_one(tiles) : own_ranges(tiles) * each; }
+  KVGEN_HOST_DEVICE int positions(const HeadLoad& load) const {
+    return shared ? head_cost + load.tiles + load.residual : own_ranges(load) * each;
+  }
+  // The last ones of them, which stand for the residual.
+  KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }
   // Ranges of a head that shares none.
-  KVGEN_HOST_DEVICE int own_ranges(int tiles) const { return (at_least_one(tiles) + each - 1) / each; }
+  KVGEN_HOST_DEVICE int own_ranges(const HeadLoad& load) const { return (load.tiles + each - 1) / each; }
   KVGEN_HOST_DEVICE int ranges() const { return (total + each - 1) / each; }
   // The worker of a range. Where there are fewer ranges than workers they are spread evenly, because consecutive CTAs may share a
   // multiprocessor.
   KVGEN_HOST_DEVICE int worker(int range, int workers) const { return range * workers / ranges(); }
-
-  KVGEN_HOST_DEVICE static int at_least_one(int tiles) { return tiles > 1 ? tiles : 1; }
 };
 
 // The lengths of own ranges that are tried: `first`, `first + step`, …
@@ -65,14 +73,15 @@ struct PlanShape {
   int batch = 0;
   int heads = 0;  // KV heads of a sequence, times the runs of query rows that are CTAs of their own
   int workers = 0;
-  int tile_tokens = 0;   // tokens of a KV tile; tile t of a head holds the packed tokens from t * tile_tokens on, counted after the sink
-  int block_tokens = 0;  // tokens of a packed block: tokens that no block holds are in no KV tile
-  int head_cost = 0;     // in KV tiles
-  int least_tiles = 0;   // fewest KV tiles per worker
-  int window = 0;        // tokens of the sliding window; 0: none
-  int q_len = 0;         // query tokens of the step
-  int fresh = 0;         // tokens that the step appends: q_len for decode, 0 for attend
-  int unpacked = 0;      // sink and local tokens (ResidualRows::kUnpacked), which are never in a packed block
+  int tile_tokens = 0;    // tokens of a KV tile; tile t of a head holds the packed tokens from t * tile_tokens on, counted after the sink
+  int block_tokens = 0;   // tokens of a packed block: tokens that no block holds are in no KV tile
+  int head_cost = 0;      // in KV tiles
+  int least_tiles = 0;    // fewest KV tiles per worker
+  int window = 0;         // tokens of the sliding window; 0: none
+  int q_len = 0;          // query tokens of the step
+  int fresh = 0;          // tokens that the step appends: q_len for decode, 0 for attend
+  int unpacked = 0;       // sink and local tokens (ResidualRows::kUnpacked), which are never in a packed block
+  int tile_residual = 0;  // unquantized tokens that have as many bytes as a KV tile; 0: they do not count
 
   // Tokens of a sequence that are packed.
   KVGEN_HOST_DEVICE int packed(int length) const { return length > unpacked ? (length - unpacked) / block_tokens * block_tokens : 0; }
@@ -84,16 +93,19 @@ struct PlanShape {
     if (window == 0 || token <= 0) return 0;
     return token < packed(length) ? token / tile_tokens : end_tile(length);
   }
-  KVGEN_HOST_DEVICE int tiles(int length) const { return end_tile(length) - first_tile(length); }
+  KVGEN_HOST_DEVICE HeadLoad load(int length) const {
+    const int tiles = end_tile(length) - first_tile(length);
+    return {tiles > 1 ? tiles : 1, tile_residual > 0 ? (length + fresh - packed(length)) / tile_residual : 0};
+  }
   // Positions of a range, in a row of `total`.
   KVGEN_HOST_DEVICE int range_length(int total) const {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : least_tiles;
   }
-  // The row of `number` heads with shared ranges. `tiles` is the sum of their KV tiles, where a head without any counts one.
-  KVGEN_HOST_DEVICE Row shared_row(int number, int tiles) const {
+  // The row of `number` heads with shared ranges, which have `sum` to be read.
+  KVGEN_HOST_DEVICE Row shared_row(int number, const HeadLoad& sum) const {
     Row row;
-    row.total = tiles + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;
+    row.total = sum.tiles + sum.residual + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;
     return row;
   }
   KVGEN_HOST_DEVICE Row own_row(int each, int ranges) const {
@@ -103,10 +115,10 @@ struct PlanShape {
   }
   // The lengths of own ranges that are not longer than shared ones. They are multiples of `least_tiles`, so that all warps of a CTA have
   // equally many tiles. There is none if there are more heads than workers, or if a start costs nothing that own ranges could save.
-  KVGEN_HOST_DEVICE RangeLengths own_lengths(int number, int tiles) const {
+  KVGEN_HOST_DEVICE RangeLengths own_lengths(int number, const HeadLoad& sum) const {
     RangeLengths lengths;
     if (head_cost == 0 || number > workers) return lengths;
-    const int most = shared_row(number, tiles).each / least_tiles, first = (range_length(tiles) + least_tiles - 1) / least_tiles;
+    const int most = shared_row(number, sum).each / least_tiles, first = (range_length(sum.tiles) + least_tiles - 1) / least_tiles;
     if (most < first) return lengths;
     const int step = (most - first) / RangeLengths::kMost + 1;
     lengths.first = first * least_tiles, lengths.step = step * least_tiles, lengths.count = (most - first) / step + 1;
@@ -115,7 +127,8 @@ struct PlanShape {
   KVGEN_HOST_DEVICE int most_work_tiles() const { return batch * heads + workers; }
   // Whether an int holds the positions of all heads of sequences of `max_len` tokens.
   bool countable(int max_len) const {
-    const int64_t positions = head_cost + static_cast<int64_t>(max_len) / tile_tokens + 1;
+    const int residual = tile_residual > 0 ? (block_tokens + unpacked + fresh) / tile_residual : 0;
+    const int64_t positions = head_cost + static_cast<int64_t>(max_len) / tile_tokens + residual + 1;
     return static_cast<int64_t>(batch) * heads * positions <= INT32_MAX / 2;
   }
 
@@ -137,24 +150,28 @@ struct PlanShape {
 // The position of a head in the row, and the ranges that hold its tiles.
 struct HeadRange {
   int number;  // index of the head among those that attend
-  int at, tiles_at, end;
+  int before;  // where the tiles of the previous head end
+  int tiles_at, end;
   int first, last;  // ranges
 
-  KVGEN_HOST_DEVICE HeadRange(const Row& row, int number_, int at_, int tiles)
-      : number(number_), at(at_), tiles_at(at_ + row.head_cost), end(at_ + row.positions(tiles)) {
-    first = tiles_at / row.each, last = (end - 1) / row.each;
+  // `at` is the end of the previous head, of which the last `gap` positions stand for a residual.
+  KVGEN_HOST_DEVICE HeadRange(const Row& row, int number_, int at, int gap, const HeadLoad& load)
+      : number(number_), before(at - gap), tiles_at(at + row.head_cost), end(at + row.positions(load)) {
+    first = tiles_at / row.each, last = (end - row.gap(load) - 1) / row.each;
   }
   // The index of the work tile in a range, and the slot of its partial result. From one work tile to the next either the head or the range
   // advances, so number + range is unique.
   KVGEN_HOST_DEVICE int index(int range) const { return number + range; }
-  // Whether it is the first work tile of the range: the previous head ends before the range.
-  KVGEN_HOST_DEVICE bool is_first_of(const Row& row, int range) const { return at <= range * row.each; }
+  // Whether it is the first work tile of the range: the previous head's tiles end before the range.
+  KVGEN_HOST_DEVICE bool is_first_of(const Row& row, int range) const { return before <= range * row.each; }
   // Whether it is the last work tile of the range: the next head's tiles begin after the range.
   KVGEN_HOST_DEVICE bool is_last_of(const Row& row, int range) const {
-    return end == row.total || end + row.head_cost >= (range + 1) * row.each;
+    return is_end(row, range) || end + row.head_cost >= (range + 1) * row.each;
   }
+  // Whether no later range holds tiles.
+  KVGEN_HOST_DEVICE bool is_end(const Row& row, int range) const { return end == row.total && range == last; }
   // The first of the ranges before `first` that hold no tile, because they lie in the empty positions before this head.
-  KVGEN_HOST_DEVICE int first_empty(const Row& row) const { return at == 0 ? 0 : (at - 1) / row.each + 1; }
+  KVGEN_HOST_DEVICE int first_empty(const Row& row) const { return before == 0 ? 0 : (before - 1) / row.each + 1; }
 
   KVGEN_HOST_DEVICE WorkTile work_tile(const PlanShape& shape, const Row& row, int range, int sequence, int head, int length) const {
     const int skipped = shape.first_tile(length), n = shape.end_tile(length) - skipped;
@@ -179,7 +196,7 @@ struct HeadRange {
       if (is_first_of(row, r)) workers[worker(r)].begin = index(r);
       if (!is_last_of(row, r)) continue;
       workers[worker(r)].end = index(r) + 1;
-      for (int w = worker(r) + 1; w < worker(r + 1); ++w) workers[w] = WorkRange{};
+      for (int w = worker(r) + 1; w < worker(is_end(row, r) ? row.ranges() : r + 1); ++w) workers[w] = WorkRange{};
     }
     if (start > 0) return;
     for (int w = worker(first_empty(row)); w < worker(first); ++w) workers[w] = WorkRange{};
@@ -202,10 +219,10 @@ KVGEN_HOST_DEVICE SequenceStep step_of(int length, int fresh, int limit, bool sk
 // Writes the plan of `lengths`, by one thread. Returns whether a sequence overflows.
 inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, bool skip_empty, int* plan) {
   const auto step = [&](int b) { return step_of(lengths[b], shape.fresh, limit, skip_empty); };
-  const auto sum_over_heads = [&](auto term) {  // term(KV tiles of a head)
+  const auto sum_over_heads = [&](auto term) {  // term(load of a head)
     int sum = 0;
     for (int b = 0; b < shape.batch; ++b)
-      if (step(b) == SequenceStep::attends) sum += shape.heads * term(shape.tiles(lengths[b]));
+      if (step(b) == SequenceStep::attends) sum += shape.heads * term(shape.load(lengths[b]));
     return sum;
   };
   int empty = 0;
@@ -214,20 +231,23 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
     if (step(b) == SequenceStep::empty) plan[shape.empty_at() + empty++] = b;
     overflow |= step(b) == SequenceStep::overflows;
   }
-  const int heads = sum_over_heads([](int) { return 1; }), sum = sum_over_heads(Row::at_least_one);
+  const int heads = sum_over_heads([](const HeadLoad&) { return 1; });
+  const HeadLoad sum{sum_over_heads([](const HeadLoad& load) { return load.tiles; }),
+                     sum_over_heads([](const HeadLoad& load) { return load.residual; })};
   shape.begin(plan, empty, heads);
   Row row = shape.shared_row(heads, sum);
   const RangeLengths own = shape.own_lengths(heads, sum);
   for (int i = 0; i < own.count && row.shared; ++i) {
-    const int ranges = sum_over_heads([&](int tiles) { return shape.own_row(own[i], 0).own_ranges(tiles); });
+    const int ranges = sum_over_heads([&](const HeadLoad& load) { return shape.own_row(own[i], 0).own_ranges(load); });
     if (ranges <= shape.workers) row = shape.own_row(own[i], ranges);
   }
-  for (int b = 0, number = 0, at = 0; b < shape.batch; ++b) {
+  for (int b = 0, number = 0, at = 0, gap = 0; b < shape.batch; ++b) {
     if (step(b) != SequenceStep::attends) continue;
+    const HeadLoad load = shape.load(lengths[b]);
     for (int head = 0; head < shape.heads; ++head, ++number) {
-      const HeadRange range(row, number, at, shape.tiles(lengths[b]));
+      const HeadRange range(row, number, at, gap, load);
       range.write(shape, row, plan, b, head, lengths[b], 0, 1);
-      at = range.end;
+      at = range.end, gap = row.gap(load);
     }
   }
   return overflow;

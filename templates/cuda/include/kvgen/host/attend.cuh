@@ -50,6 +50,7 @@ struct Attend {
     shape.head_cost = ceil_div(kHeadBytes, PlannedTraits::kTileBytes), shape.least_tiles = PlannedTraits::kWarps;
     shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
     shape.unpacked = Format::ResidualRows::kUnpacked;
+    shape.tile_residual = tile_residual(PlannedTraits::kTileBytes, Format::kHeadDim);
     return shape;
   }
 

@@ -26,43 +26,46 @@ __device__ __forceinline__ int inclusive_sum(int mine, int lane) {
   return mine;
 }
 
-// Exclusive prefix sums over the CTA of two numbers per thread, and their totals.
+// Exclusive prefix sums over the CTA of some numbers per thread, and their totals.
+template <int kNumbers>
 struct BlockSums {
-  int before[2], total[2];
+  int before[kNumbers], total[kNumbers];
 
-  __device__ BlockSums(int first, int second, int (&warps)[2][32]) {
+  __device__ BlockSums(const int (&mine)[kNumbers], int (*warps)[32]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int mine[2] = {first, second};
-    int upto[2];
+    int upto[kNumbers];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kNumbers; ++i) {
       upto[i] = inclusive_sum(mine[i], lane);
       if (lane == 31) warps[i][warp] = upto[i];
     }
     __syncthreads();
-    if (warp < 2) warps[warp][lane] = inclusive_sum(lane < static_cast<int>(blockDim.x) / 32 ? warps[warp][lane] : 0, lane);
+    if (warp < kNumbers) warps[warp][lane] = inclusive_sum(lane < static_cast<int>(blockDim.x) / 32 ? warps[warp][lane] : 0, lane);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
+    for (int i = 0; i < kNumbers; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
     __syncthreads();
   }
 };
 
-// A sequence's KV tiles, the position of its first head in the row, and the number of that head. `length` is negative for sequences that
-// do not attend.
+// What each head of a sequence has to be read, the position of the first one in the row, and its number. `length` is negative for
+// sequences that do not attend.
 struct PlannedSequence {
-  int length, tiles, at, number;
+  int length;
+  HeadLoad load;
+  int at, number;
 };
 
 struct PlanShared {
-  int warps[2][32];
+  int warps[3][32];
   int ranges[32][RangeLengths::kMost];
   PlannedSequence sequences[kMaxPlanBatch];
 };
 
-// The number of heads that attend, and the sum of their KV tiles, where a head without any counts one.
+// The number of heads that attend, and what they have to be read together.
 struct PlanTotals {
-  int heads = 0, tiles = 0;
+  int heads = 0;
+  HeadLoad load{};
 };
 
 // Reads the lengths; every CTA does so for itself. CTA 0 also writes the plan's header, lists empty sequences and reports overflows.
@@ -77,15 +80,15 @@ __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& sh
     const int length = b < shape.batch ? args.lengths[b] : 0;
     const SequenceStep step = b < shape.batch ? step_of(length, shape.fresh, args.limit, args.skip_empty) : SequenceStep::overflows;
     const bool works = step == SequenceStep::attends, is_empty = step == SequenceStep::empty;
-    const int tiles = works ? shape.tiles(length) : 0;
-    const BlockSums sums(works ? Row::at_least_one(tiles) : 0, works + (is_empty << 16), shared.warps);
+    const HeadLoad load = works ? shape.load(length) : HeadLoad{};
+    const BlockSums<3> sums({works + (is_empty << 16), load.tiles, load.residual}, shared.warps);
     if (b < shape.batch) {
-      shared.sequences[b] = {works ? length : -1, tiles, 0, totals.heads + (sums.before[1] & 0xffff) * shape.heads};
-      if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
+      shared.sequences[b] = {works ? length : -1, load, 0, totals.heads + (sums.before[0] & 0xffff) * shape.heads};
+      if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[0] >> 16)] = b;
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
-    totals.tiles += shape.heads * sums.total[0], totals.heads += (sums.total[1] & 0xffff) * shape.heads;
-    empty += sums.total[1] >> 16;
+    totals.heads += (sums.total[0] & 0xffff) * shape.heads, empty += sums.total[0] >> 16;
+    totals.load.tiles += shape.heads * sums.total[1], totals.load.residual += shape.heads * sums.total[2];
   }
   if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, totals.heads);
   return totals;
@@ -93,15 +96,15 @@ __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& sh
 
 // Chooses between shared ranges and own ones as the host's make_plan does. Lane i counts the ranges of the i-th length.
 __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& totals, PlanShared& shared) {
-  const Row shared_row = shape.shared_row(totals.heads, totals.tiles);
-  const RangeLengths own = shape.own_lengths(totals.heads, totals.tiles);
+  const Row shared_row = shape.shared_row(totals.heads, totals.load);
+  const RangeLengths own = shape.own_lengths(totals.heads, totals.load);
   if (own.count == 0) return shared_row;
   __syncthreads();  // all sequences are read
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
   const Row mine = shape.own_row(own[lane], 0);
   int ranges = 0;
   for (int b = warp; b < shape.batch; b += warps)
-    if (shared.sequences[b].length >= 0) ranges += shape.heads * mine.own_ranges(shared.sequences[b].tiles);
+    if (shared.sequences[b].length >= 0) ranges += shape.heads * mine.own_ranges(shared.sequences[b].load);
   shared.ranges[warp][lane] = ranges;
   __syncthreads();
   ranges = 0;
@@ -117,10 +120,17 @@ __device__ inline void place_sequences(const PlanShape& shape, const Row& row, P
   for (int base = 0; base < shape.batch; base += threads) {
     const int b = base + static_cast<int>(threadIdx.x);
     const bool works = b < shape.batch && shared.sequences[b].length >= 0;
-    const BlockSums sums(works ? shape.heads * row.positions(shared.sequences[b].tiles) : 0, 0, shared.warps);
+    const BlockSums<1> sums({works ? shape.heads * row.positions(shared.sequences[b].load) : 0}, shared.warps);
     if (works) shared.sequences[b].at = positions + sums.before[0];
     positions += sums.total[0];
   }
+}
+
+// The positions that stand for the residual of the head before the first one of sequence `b`.
+__device__ inline int gap_before(const Row& row, const PlanShared& shared, int b) {
+  while (--b >= 0)
+    if (shared.sequences[b].length >= 0) return row.gap(shared.sequences[b].load);
+  return 0;
 }
 
 // Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its ranges.
@@ -134,7 +144,9 @@ __device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, co
     const int b = i / shape.heads, head = i % shape.heads;
     const PlannedSequence sequence = shared.sequences[b];
     if (sequence.length < 0) continue;
-    const HeadRange range(row, sequence.number + head, sequence.at + head * row.positions(sequence.tiles), sequence.tiles);
+    const int at = sequence.at + head * row.positions(sequence.load);
+    const int gap = head > 0 ? row.gap(sequence.load) : gap_before(row, shared, b);
+    const HeadRange range(row, sequence.number + head, at, gap, sequence.load);
     range.write(shape, row, args.plan, b, head, sequence.length, thread % lanes, lanes);
   }
 }

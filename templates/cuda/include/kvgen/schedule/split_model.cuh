@@ -11,6 +11,9 @@ namespace kvgen {
 // them, because they are refilled.
 constexpr int start_bytes(int ctas_per_sm, int ring_bytes) { return 96 * 1024 / ctas_per_sm + ring_bytes; }
 
+// Unquantized tokens that have as many bytes as a KV tile.
+constexpr int tile_residual(int tile_bytes, int head_dim) { return std::max(1, tile_bytes / (2 * head_dim * 2)); }
+
 // A launch of `heads` heads (or runs of their query rows), `resident` CTAs at a time, over KV tiles of `tile_bytes`.
 struct SplitModel {
   static constexpr int kMostWaves = 8;
