@@ -19,11 +19,11 @@ RANGE_LENGTHS = 32
 
 
 class HeadLoad(NamedTuple):
-    """What a head has to be read, in KV tiles. A head without tiles counts as one, because its residual needs a worker."""
+    """What there is to read of a head, in KV tiles. A head without tiles counts as one, because its residual needs a worker."""
 
     tiles: int
     residual: int
-    """As many tiles as have the bytes of its unquantized tokens."""
+    """The KV tiles that have as many bytes as its unquantized tokens."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PlanShape:
         return range(token // self.tile_tokens if token < packed else end, end)
 
     def load(self, length: int) -> HeadLoad:
-        """What each head of a sequence has to be read."""
+        """What there is to read of each head of a sequence."""
         rest = length + self.fresh - self.packed(length)
         return HeadLoad(max(len(self.tiles(length)), 1), rest // self.tile_residual if self.tile_residual else 0)
 
@@ -92,16 +92,16 @@ class PlanShape:
         return max(-(-total // self.workers), self.least_tiles)
 
     def row(self, heads: Sequence[HeadLoad]) -> Row:
-        """The row for heads that have so much to be read.
+        """The row of heads of which there is so much to read.
 
         Heads have ranges of their own if there are workers for as many and the ranges are not longer than shared ones: then no worker
         starts on a second head. The shortest length is taken that is a multiple of `least_tiles`; if there are many, some are tried.
         """
-        tiles = sum(load.tiles for load in heads)
-        shared = Row(self.range_length(sum(map(sum, heads)) + len(heads) * self.head_cost), self.head_cost, True)
+        loads = sum(map(sum, heads))
+        shared = Row(self.range_length(loads + len(heads) * self.head_cost), self.head_cost, True)
         if self.head_cost == 0 or len(heads) > self.workers:
             return shared
-        first, most = -(-self.range_length(tiles) // self.least_tiles), shared.each // self.least_tiles
+        first, most = -(-self.range_length(loads) // self.least_tiles), shared.each // self.least_tiles
         for multiple in range(first, most + 1, max(0, most - first) // RANGE_LENGTHS + 1):
             own = Row(multiple * self.least_tiles, 0, False)
             if sum(map(own.positions, heads)) <= own.each * self.workers:

@@ -150,7 +150,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-chunk", "planned-many", "work tiles of sequences from the 1,025th on lie over those of the first",
-            "= positions + sums.before[0];", "= sums.before[0];",
+            "totals.loads + sums.before[0] + number", "sums.before[0] + number",
         ),
         (
             "plan-own", "planned", "heads get ranges of their own although there are fewer workers than such ranges",
@@ -189,7 +189,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-idle", "planned", "a worker that has no range keeps the range of an earlier step",
-            "row.ranges() : r + 1); ++w) workers[w] = WorkRange{};", "row.ranges() : r + 1); ++w) {}",
+            "row.ranges : r + 1); ++w) workers[w] = WorkRange{};", "row.ranges : r + 1); ++w) {}",
         ),
         (
             "plan-no-tiles", "planned", "a head without packed tokens has no work tile",

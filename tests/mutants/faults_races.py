@@ -110,9 +110,9 @@ FAULTS: tuple[Fault, ...] = (
         "schedule/plan_kernel",
         ("sums-warps", "all", "sums over warps are made before all warps have stored theirs", "~;\n    if (warp < 2)"),
         ("sums-again", "all", "the next sums are stored while other warps read these", "total[i] = warps[i][31];\n    ~;"),
-        ("plan-read", "planned", "ranges are counted of sequences that other threads have not read yet", "return shared_row;\n  ~;"),
+        ("plan-read", "planned", "ranges are counted of sequences that other threads have not read yet", "~;\n  return totals;"),
         ("plan-counted", "planned", "the ranges that warps count are added before all have counted", "[lane] = ranges;\n  ~;"),
-        ("plan-laid-out", "all", "work tiles are written before all positions are known", "place_sequences(args.shape, row, shared);\n  ~;"),
+        ("plan-laid-out", "all", "work tiles are written before all positions are known", "positions += sums.total[0];\n  }\n  ~;"),
     ),
     *_without(
         CTA,

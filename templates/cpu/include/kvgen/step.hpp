@@ -54,7 +54,7 @@ struct StepShape {
   int64_t split_tokens(int max_len) const {
     const int heads = plan.batch * plan.heads;
     const HeadLoad load = plan.load(max_len);
-    const Row row = plan.shared_row(heads, {heads * load.tiles, heads * load.residual});
+    const Row row = plan.shared_row(heads, heads * load.all());
     for (int number = 0; number < heads; ++number) {
       const HeadRange range(row, number, number * row.positions(load), row.gap(load), load);
       if (range.first < range.last) return int64_t{(range.first + 1) * row.each - range.tiles_at} * plan.tile_tokens;

@@ -30,37 +30,38 @@ struct WorkRange {
   int begin = 0, end = 0;
 };
 
-// What a head has to be read, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
+// What there is to read of a head, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
 struct HeadLoad {
   int tiles;
-  int residual;  // as many tiles as have the bytes of its unquantized tokens
+  int residual;  // the KV tiles that have as many bytes as its unquantized tokens
+
+  KVGEN_HOST_DEVICE int all() const { return tiles + residual; }
 };
 
 // How the heads lie in the row, and how the row is cut.
 //
-// Shared ranges may hold tiles of several heads. Then `head_cost` empty positions precede the tiles of each head: as many tiles as a worker
-// could read while it starts on a head. Other empty positions follow the tiles and stand for the residual. Otherwise every head has ranges
-// of its own, and the last one of a head may be partly empty.
+// A shared range may hold tiles of several heads. In a row with shared ranges, `head_cost` empty positions precede the tiles of each head,
+// as many as a worker could read while it starts on a head, and other empty positions follow them, which stand for the residual. In the
+// other kind of row every head has ranges of its own, of which the last one may be partly empty.
 struct Row {
   int each = 1;       // positions of a range
   int total = 0;      // positions of the row
-  int head_cost = 0;  // in KV tiles
+  int ranges = 0;     // ranges of the row
+  int head_cost = 0;  // empty positions before the tiles of a head
   bool shared = true;
 
-  KVGEN_HOST_DEVICE int positions(const HeadLoad& load) const {
-    return shared ? head_cost + load.tiles + load.residual : own_ranges(load) * each;
-  }
-  // The last ones of them, which stand for the residual.
+  // Positions of a head.
+  KVGEN_HOST_DEVICE int positions(const HeadLoad& load) const { return shared ? head_cost + load.all() : own_ranges(load) * each; }
+  // The last positions of a head, which stand for its residual.
   KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }
-  // Ranges of a head that shares none.
+  // Ranges of a head that has its own.
   KVGEN_HOST_DEVICE int own_ranges(const HeadLoad& load) const { return (load.tiles + each - 1) / each; }
-  KVGEN_HOST_DEVICE int ranges() const { return (total + each - 1) / each; }
   // The worker of a range. Where there are fewer ranges than workers they are spread evenly, because consecutive CTAs may share a
   // multiprocessor.
-  KVGEN_HOST_DEVICE int worker(int range, int workers) const { return range * workers / ranges(); }
+  KVGEN_HOST_DEVICE int worker(int range, int workers) const { return ranges == workers ? range : range * workers / ranges; }
 };
 
-// The lengths of own ranges that are tried: `first`, `first + step`, …
+// The lengths of ranges that are tried where every head has its own: `first`, `first + step`, and so on.
 struct RangeLengths {
   static constexpr int kMost = 32;
   int first = 1, step = 1, count = 0;
@@ -102,23 +103,25 @@ struct PlanShape {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : least_tiles;
   }
-  // The row of `number` heads with shared ranges, which have `sum` to be read.
-  KVGEN_HOST_DEVICE Row shared_row(int number, const HeadLoad& sum) const {
+  // The row of `number` heads with shared ranges. `loads` is the sum of what there is to read of them.
+  KVGEN_HOST_DEVICE Row shared_row(int number, int loads) const {
     Row row;
-    row.total = sum.tiles + sum.residual + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;
+    row.total = loads + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;
+    row.ranges = (row.total + row.each - 1) / row.each;
     return row;
   }
+  // The row in which every head has ranges of its own.
   KVGEN_HOST_DEVICE Row own_row(int each, int ranges) const {
     Row row;
-    row.each = each, row.total = each * ranges, row.shared = false;
+    row.each = each, row.total = each * ranges, row.ranges = ranges, row.shared = false;
     return row;
   }
-  // The lengths of own ranges that are not longer than shared ones. They are multiples of `least_tiles`, so that all warps of a CTA have
-  // equally many tiles. There is none if there are more heads than workers, or if a start costs nothing that own ranges could save.
-  KVGEN_HOST_DEVICE RangeLengths own_lengths(int number, const HeadLoad& sum) const {
+  // The lengths of own ranges that are not longer than shared ones: multiples of `least_tiles`, so that the warps of a CTA have equally
+  // many tiles. There are none if there are more heads than workers, or if a start costs nothing, since own ranges save starts.
+  KVGEN_HOST_DEVICE RangeLengths own_lengths(int number, int loads) const {
     RangeLengths lengths;
     if (head_cost == 0 || number > workers) return lengths;
-    const int most = shared_row(number, sum).each / least_tiles, first = (range_length(sum.tiles) + least_tiles - 1) / least_tiles;
+    const int most = shared_row(number, loads).each / least_tiles, first = (range_length(loads) + least_tiles - 1) / least_tiles;
     if (most < first) return lengths;
     const int step = (most - first) / RangeLengths::kMost + 1;
     lengths.first = first * least_tiles, lengths.step = step * least_tiles, lengths.count = (most - first) / step + 1;
@@ -196,7 +199,7 @@ struct HeadRange {
       if (is_first_of(row, r)) workers[worker(r)].begin = index(r);
       if (!is_last_of(row, r)) continue;
       workers[worker(r)].end = index(r) + 1;
-      for (int w = worker(r) + 1; w < worker(is_end(row, r) ? row.ranges() : r + 1); ++w) workers[w] = WorkRange{};
+      for (int w = worker(r) + 1; w < worker(is_end(row, r) ? row.ranges : r + 1); ++w) workers[w] = WorkRange{};
     }
     if (start > 0) return;
     for (int w = worker(first_empty(row)); w < worker(first); ++w) workers[w] = WorkRange{};
@@ -219,7 +222,7 @@ KVGEN_HOST_DEVICE SequenceStep step_of(int length, int fresh, int limit, bool sk
 // Writes the plan of `lengths`, by one thread. Returns whether a sequence overflows.
 inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, bool skip_empty, int* plan) {
   const auto step = [&](int b) { return step_of(lengths[b], shape.fresh, limit, skip_empty); };
-  const auto sum_over_heads = [&](auto term) {  // term(load of a head)
+  const auto sum_over_heads = [&](auto term) {  // of term(HeadLoad)
     int sum = 0;
     for (int b = 0; b < shape.batch; ++b)
       if (step(b) == SequenceStep::attends) sum += shape.heads * term(shape.load(lengths[b]));
@@ -232,11 +235,10 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
     overflow |= step(b) == SequenceStep::overflows;
   }
   const int heads = sum_over_heads([](const HeadLoad&) { return 1; });
-  const HeadLoad sum{sum_over_heads([](const HeadLoad& load) { return load.tiles; }),
-                     sum_over_heads([](const HeadLoad& load) { return load.residual; })};
+  const int loads = sum_over_heads([](const HeadLoad& load) { return load.all(); });
   shape.begin(plan, empty, heads);
-  Row row = shape.shared_row(heads, sum);
-  const RangeLengths own = shape.own_lengths(heads, sum);
+  Row row = shape.shared_row(heads, loads);
+  const RangeLengths own = shape.own_lengths(heads, loads);
   for (int i = 0; i < own.count && row.shared; ++i) {
     const int ranges = sum_over_heads([&](const HeadLoad& load) { return shape.own_row(own[i], 0).own_ranges(load); });
     if (ranges <= shape.workers) row = shape.own_row(own[i], ranges);

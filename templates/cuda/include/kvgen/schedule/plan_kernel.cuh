@@ -26,29 +26,29 @@ __device__ __forceinline__ int inclusive_sum(int mine, int lane) {
   return mine;
 }
 
-// Exclusive prefix sums over the CTA of some numbers per thread, and their totals.
-template <int kNumbers>
+// Exclusive prefix sums over the CTA of two numbers per thread, and their totals.
 struct BlockSums {
-  int before[kNumbers], total[kNumbers];
+  int before[2], total[2];
 
-  __device__ BlockSums(const int (&mine)[kNumbers], int (*warps)[32]) {
+  __device__ BlockSums(int first, int second, int (&warps)[2][32]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int upto[kNumbers];
+    const int mine[2] = {first, second};
+    int upto[2];
 #pragma unroll
-    for (int i = 0; i < kNumbers; ++i) {
+    for (int i = 0; i < 2; ++i) {
       upto[i] = inclusive_sum(mine[i], lane);
       if (lane == 31) warps[i][warp] = upto[i];
     }
     __syncthreads();
-    if (warp < kNumbers) warps[warp][lane] = inclusive_sum(lane < static_cast<int>(blockDim.x) / 32 ? warps[warp][lane] : 0, lane);
+    if (warp < 2) warps[warp][lane] = inclusive_sum(lane < static_cast<int>(blockDim.x) / 32 ? warps[warp][lane] : 0, lane);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kNumbers; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
+    for (int i = 0; i < 2; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
     __syncthreads();
   }
 };
 
-// What each head of a sequence has to be read, the position of the first one in the row, and its number. `length` is negative for
+// What there is to read of each head of a sequence, the position of the first head in the row, and its number. `length` is negative for
 // sequences that do not attend.
 struct PlannedSequence {
   int length;
@@ -57,18 +57,18 @@ struct PlannedSequence {
 };
 
 struct PlanShared {
-  int warps[3][32];
+  int warps[2][32];
   int ranges[32][RangeLengths::kMost];
   PlannedSequence sequences[kMaxPlanBatch];
 };
 
-// The number of heads that attend, and what they have to be read together.
+// The number of heads that attend, and the sum of what there is to read of them.
 struct PlanTotals {
-  int heads = 0;
-  HeadLoad load{};
+  int heads = 0, loads = 0;
 };
 
-// Reads the lengths; every CTA does so for itself. CTA 0 also writes the plan's header, lists empty sequences and reports overflows.
+// Reads the lengths and computes the positions of all heads in a row with shared ranges; every CTA does so for itself. CTA 0 also writes
+// the plan's header, lists empty sequences and reports overflows.
 __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int threads = static_cast<int>(blockDim.x);
@@ -81,25 +81,25 @@ __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& sh
     const SequenceStep step = b < shape.batch ? step_of(length, shape.fresh, args.limit, args.skip_empty) : SequenceStep::overflows;
     const bool works = step == SequenceStep::attends, is_empty = step == SequenceStep::empty;
     const HeadLoad load = works ? shape.load(length) : HeadLoad{};
-    const BlockSums<3> sums({works + (is_empty << 16), load.tiles, load.residual}, shared.warps);
+    const BlockSums sums(shape.heads * load.all(), works + (is_empty << 16), shared.warps);
     if (b < shape.batch) {
-      shared.sequences[b] = {works ? length : -1, load, 0, totals.heads + (sums.before[0] & 0xffff) * shape.heads};
-      if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[0] >> 16)] = b;
+      const int number = totals.heads + (sums.before[1] & 0xffff) * shape.heads;
+      shared.sequences[b] = {works ? length : -1, load, totals.loads + sums.before[0] + number * shape.head_cost, number};
+      if (writes && is_empty) args.plan[shape.empty_at() + empty + (sums.before[1] >> 16)] = b;
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
-    totals.heads += (sums.total[0] & 0xffff) * shape.heads, empty += sums.total[0] >> 16;
-    totals.load.tiles += shape.heads * sums.total[1], totals.load.residual += shape.heads * sums.total[2];
+    totals.loads += sums.total[0], totals.heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
   }
   if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, totals.heads);
+  __syncthreads();
   return totals;
 }
 
 // Chooses between shared ranges and own ones as the host's make_plan does. Lane i counts the ranges of the i-th length.
 __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& totals, PlanShared& shared) {
-  const Row shared_row = shape.shared_row(totals.heads, totals.load);
-  const RangeLengths own = shape.own_lengths(totals.heads, totals.load);
+  const Row shared_row = shape.shared_row(totals.heads, totals.loads);
+  const RangeLengths own = shape.own_lengths(totals.heads, totals.loads);
   if (own.count == 0) return shared_row;
-  __syncthreads();  // all sequences are read
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
   const Row mine = shape.own_row(own[lane], 0);
   int ranges = 0;
@@ -113,17 +113,18 @@ __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& total
   return shortest < RangeLengths::kMost ? shape.own_row(own[shortest], __shfl_sync(~0u, ranges, shortest)) : shared_row;
 }
 
-// Computes the positions of all sequences; every CTA does so for itself.
-__device__ inline void place_sequences(const PlanShape& shape, const Row& row, PlanShared& shared) {
+// Computes the positions of all heads in a row where each has ranges of its own.
+__device__ inline void place_own_ranges(const PlanShape& shape, const Row& row, PlanShared& shared) {
   const int threads = static_cast<int>(blockDim.x);
   int positions = 0;
   for (int base = 0; base < shape.batch; base += threads) {
     const int b = base + static_cast<int>(threadIdx.x);
     const bool works = b < shape.batch && shared.sequences[b].length >= 0;
-    const BlockSums<1> sums({works ? shape.heads * row.positions(shared.sequences[b].load) : 0}, shared.warps);
+    const BlockSums sums(works ? shape.heads * row.positions(shared.sequences[b].load) : 0, 0, shared.warps);
     if (works) shared.sequences[b].at = positions + sums.before[0];
     positions += sums.total[0];
   }
+  __syncthreads();
 }
 
 // The positions that stand for the residual of the head before the first one of sequence `b`.
@@ -157,8 +158,7 @@ static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __gr
   ptx::griddepcontrol_wait();
   const PlanTotals totals = read_sequences(args, shared);
   const Row row = choose_row(args.shape, totals, shared);
-  place_sequences(args.shape, row, shared);
-  __syncthreads();
+  if (!row.shared) place_own_ranges(args.shape, row, shared);
   write_work_tiles(args, row, shared);
 }
 

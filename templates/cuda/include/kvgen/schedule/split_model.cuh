@@ -9,7 +9,7 @@ namespace kvgen {
 
 // Bytes that a CTA with a plan could read, at its share of the SM's rate, while it goes from one head to the next. Its rings are among
 // them, because they are refilled.
-constexpr int start_bytes(int ctas_per_sm, int ring_bytes) { return 96 * 1024 / ctas_per_sm + ring_bytes; }
+constexpr int start_bytes(int ctas_per_sm, int ring_bytes) { return 48 * 1024 / ctas_per_sm + ring_bytes; }
 
 // Unquantized tokens that have as many bytes as a KV tile.
 constexpr int tile_residual(int tile_bytes, int head_dim) { return std::max(1, tile_bytes / (2 * head_dim * 2)); }
