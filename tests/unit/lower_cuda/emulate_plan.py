@@ -13,6 +13,8 @@ from tests.unit.lower_cuda.emulate import library
 NO_LIMIT = 2**30
 STALE = -1_000_000_007
 """What a plan's memory holds before it is made."""
+MARGIN = 1 << 18
+"""Bytes on either side of a plan, so that a faulty plan kernel that writes there can be told."""
 SHAPE_FIELDS = (
     "batch", "heads", "workers", "tile_tokens", "block_tokens", "head_cost", "least_tiles", "window", "q_len", "fresh", "unpacked",
     "tile_residual",
@@ -46,11 +48,12 @@ extern "C" int crop(int* lengths, int* least, int batch, const int* counts, int 
 
 @dataclass(frozen=True)
 class Made:
-    """What a call wrote: a plan's numbers (of `advance`, none), whether a sequence overflows, and the lengths."""
+    """What a call wrote: a plan's numbers (of `advance`, none), whether a sequence overflows, the lengths, and whether it wrote outside."""
 
     plan: list[int]
     overflow: bool
     lengths: list[int]
+    outside: bool = False
 
 
 class Planner:
@@ -66,9 +69,12 @@ class Planner:
 
     def device(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
         """The plan kernel's plan."""
-        held, plan = _ints(lengths), _ints([STALE] * shape.size)
+        held, memory = _ints(lengths), ctypes.create_string_buffer(2 * MARGIN + 4 * shape.size)
+        plan = (ctypes.c_int * shape.size).from_buffer(memory, MARGIN)
+        plan[:] = [STALE] * shape.size
         overflow = self._library.device_plan(_shape(shape), held, limit, ctypes.c_bool(skip_empty), plan)
-        return Made(list(plan), bool(overflow), list(held))
+        outside = memory.raw[:MARGIN] + memory.raw[-MARGIN:]
+        return Made(list(plan), bool(overflow), list(held), outside != bytes(2 * MARGIN))
 
     def host(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
         """The host function's plan."""
@@ -104,6 +110,7 @@ def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limi
             found.append(f"{name}: work tiles")
         if made.overflow != bool(want.overflowing):
             found.append(f"{name}: overflow")
+    found += ["device: memory outside the plan"] * device.outside
     return found if device.lengths == list(lengths) else [*found, "lengths"]
 
 
