@@ -152,7 +152,8 @@ __device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, co
   }
 }
 
-static __global__ void __launch_bounds__(kMaxPlanThreads) plan_kernel(const __grid_constant__ PlanArgs args) {
+// One CTA per SM is enough; unless told so, the compiler spills registers to let two run.
+static __global__ void __launch_bounds__(kMaxPlanThreads, 1) plan_kernel(const __grid_constant__ PlanArgs args) {
   __shared__ PlanShared shared;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
