@@ -37,7 +37,7 @@ def pairs(before: Sequence[Row], after: Sequence[Row], equal: bool) -> Iterator[
 def ratios(before: Row, after: Row) -> dict[str, list[float]]:
     """After over before, of the launch that calls take, of the fastest one, and of all that were timed in both rows."""
     faster_read = float(before["read_us"]) / float(after["read_us"])
-    own = zip(json.loads(before["own_us"]), json.loads(after["own_us"]), strict=True)
+    own = zip(json.loads(before["own_us"]), json.loads(after["own_us"]), strict=True)  # of the same entry
     return {
         "taken": [float(after["us"]) / float(before["us"]) * faster_read],
         "fastest": [float(after["best_own_us"]) / float(before["best_own_us"]) * faster_read],
@@ -47,13 +47,13 @@ def ratios(before: Row, after: Row) -> dict[str, list[float]]:
 
 def summary(found: Sequence[tuple[Row, Row]]) -> list[str]:
     """Lines about one spec."""
-    compared = {after["point"]: ratios(before, after) for before, after in found}
+    compared = {f"{after['point']}, {after['traffic']}": ratios(before, after) for before, after in found}
     lines = [f"{found[0][0]['spec']}: {len(compared)} points"]
     for name in ("taken", "fastest", "all"):
         values = [value for ratio in compared.values() for value in ratio[name]]
         lines.append(f"  {name:8} mean {geometric_mean(values):.4f}, {min(values):.3f} to {max(values):.3f}")
     order = sorted(compared, key=lambda point: compared[point]["taken"][0])
-    lines += [f"  {point:28}{compared[point]['taken'][0]:.3f}" for point in dict.fromkeys([*order[:MOST], *order[-MOST:]])]
+    lines += [f"  {point:38}{compared[point]['taken'][0]:.3f}" for point in dict.fromkeys([*order[:MOST], *order[-MOST:]])]
     return lines
 
 

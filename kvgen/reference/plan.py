@@ -1,7 +1,8 @@
 """The plan of a step: which KV tiles each worker attends to. The oracle of `templates/common/include/kvgen/schedule/plan.hpp`.
 
-All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a work unit) has an
-equal range of it: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once per decode step.
+All KV tiles of all heads lie in one row, sequence by sequence, and each worker (a CTA of a launch, on the CPU a work unit) has at
+most one range of it, all of equal length: stream-K (Osama et al., 2023), as FlashAttention-3, FlashMLA and FlashInfer compute it once
+per decode step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ HEADER = 8
 """int32 before the ranges of a plan; the first is the number of empty sequences."""
 WORK_TILE = 8
 """int32 of a work tile."""
-RANGE_LENGTHS = 32
+OWN_LENGTHS = 32
 """Lengths of own ranges that are tried, at most."""
 
 
@@ -51,14 +52,14 @@ class PlanShape:
 
     batch: int
     heads: int
-    """KV heads of a sequence, times the runs of query rows that are CTAs of their own."""
+    """Of a sequence: KV heads or, where their runs of query rows have work tiles of their own, runs of all KV heads."""
     workers: int
     tile_tokens: int
     block_tokens: int
     head_cost: int
     """Cost of starting a head, in KV tiles that a worker could read meanwhile."""
     least_tiles: int
-    """Fewest KV tiles that are worth a worker."""
+    """Least length of a range."""
     window: int = 0
     """Tokens of the sliding window; 0: none."""
     q_len: int = 1
@@ -74,7 +75,7 @@ class PlanShape:
         return max(0, length - self.unpacked) // self.block_tokens * self.block_tokens
 
     def tiles(self, length: int) -> range:
-        """KV tiles of a sequence that a query of the step sees something of. A window never goes with sink tokens."""
+        """KV tiles of a sequence that hold a token which a query of the step attends to. A window never goes with sink tokens."""
         packed = self.packed(length)
         end = -(-packed // self.tile_tokens)
         token = length + self.fresh - self.q_len - self.window + 1
@@ -92,21 +93,19 @@ class PlanShape:
         return max(-(-total // self.workers), self.least_tiles)
 
     def row(self, heads: Sequence[HeadLoad]) -> Row:
-        """The row of heads of which there is so much to read.
+        """Chooses the row for heads of these loads.
 
-        Heads have ranges of their own if there are workers for as many and the ranges are not longer than shared ones: then no worker
-        starts on a second head. The shortest length is taken that is a multiple of `least_tiles`; if there are many, some are tried.
+        Heads have ranges of their own if there are workers enough for all ranges and the ranges are not longer than shared ones: then no
+        worker starts on a second head. Their length is the least multiple of `least_tiles` for which the workers suffice, or the
+        least of the OWN_LENGTHS longest ones.
         """
         loads = sum(map(sum, heads))
         shared = Row(self.range_length(loads + len(heads) * self.head_cost), self.head_cost, True)
         if self.head_cost == 0 or len(heads) > self.workers:
             return shared
-        first, most = -(-self.range_length(loads) // self.least_tiles), shared.each // self.least_tiles
-        for multiple in range(first, most + 1, max(0, most - first) // RANGE_LENGTHS + 1):
-            own = Row(multiple * self.least_tiles, 0, False)
-            if sum(map(own.positions, heads)) <= own.each * self.workers:
-                return own
-        return shared
+        longest = shared.each // self.least_tiles
+        rows = [Row(multiple * self.least_tiles, 0, False) for multiple in range(longest, max(0, longest - OWN_LENGTHS), -1)]
+        return [shared, *(row for row in rows if sum(map(row.positions, heads)) <= row.each * self.workers)][-1]
 
     @property
     def tiles_at(self) -> int:

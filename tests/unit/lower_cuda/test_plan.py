@@ -66,6 +66,14 @@ def test_plans_of_many_sequences(planner: Planner, batch: int, heads: int, worke
     assert len(plan.empty) > 10
 
 
+def test_a_plan_of_many_sequences_with_ranges_of_their_own(planner: Planner) -> None:
+    """More sequences than the kernel has threads, of which few attend, and each with another residual."""
+    lengths = [0 if b % 15 else b * 7 % 3000 + 1 for b in range(1500)]
+    shape = PlanShape(len(lengths), 2, 264, 64, 128, 13, 4, q_len=2, tile_residual=17)
+    assert not shape.row([shape.load(length) for length in lengths if length for _ in range(shape.heads)]).shared
+    assert differences(planner, shape, lengths, NO_LIMIT, False) == []
+
+
 def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> None:
     lengths = unlike(40)
     shape = PlanShape(len(lengths), 2, 66, 64, 128, 13, 8)

@@ -1,7 +1,8 @@
 // The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a unit of work on the CPU.
 //
-// All KV tiles of all heads lie in one row, ordered by sequence and head. The row is cut into equal ranges, one for each worker (stream-K,
-// Osama et al., 2023). The plan is a pure function of the sequence lengths and of PlanShape; kvgen/reference/plan.py is its oracle.
+// All KV tiles of all heads lie in one row, ordered by sequence and head. The row is cut into ranges of equal length, at most one for each
+// worker (stream-K, Osama et al., 2023). The plan is a pure function of the sequence lengths, which are not negative, and of PlanShape;
+// kvgen/reference/plan.py is its oracle.
 #pragma once
 #include <cstdint>
 
@@ -40,9 +41,9 @@ struct HeadLoad {
 
 // How the heads lie in the row, and how the row is cut.
 //
-// A shared range may hold tiles of several heads. In a row with shared ranges, `head_cost` empty positions precede the tiles of each head,
-// as many as a worker could read while it starts on a head, and other empty positions follow them, which stand for the residual. In the
-// other kind of row every head has ranges of its own, of which the last one may be partly empty.
+// There are two kinds of rows. A shared range may hold tiles of several heads. Then `head_cost` empty positions precede the tiles of each
+// head, as many tiles as a worker could read while it starts on a head, and empty positions for the residual follow the tiles. Otherwise
+// every head has ranges of its own: a row of these has neither kind of empty positions, but the last range of a head may be partly empty.
 struct Row {
   int each = 1;       // positions of a range
   int total = 0;      // positions of the row
@@ -56,28 +57,27 @@ struct Row {
   KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }
   // Ranges of a head that has its own.
   KVGEN_HOST_DEVICE int own_ranges(const HeadLoad& load) const { return (load.tiles + each - 1) / each; }
-  // The worker of a range. Where there are fewer ranges than workers they are spread evenly, because consecutive CTAs may share a
-  // multiprocessor.
+  // The worker of a range. Fewer ranges than workers are spread evenly, because consecutive CTAs may share a multiprocessor.
   KVGEN_HOST_DEVICE int worker(int range, int workers) const { return ranges == workers ? range : range * workers / ranges; }
 };
 
-// The lengths of ranges that are tried where every head has its own: `first`, `first + step`, and so on.
-struct RangeLengths {
-  static constexpr int kMost = 32;
-  int first = 1, step = 1, count = 0;
+// The range lengths that are tried where every head has its own ranges: multiples of `unit`, from the longest one downwards.
+struct OwnLengths {
+  static constexpr int kMost = 32;  // one for each lane of a warp
+  int longest = 0, unit = 1, count = 0;
 
-  KVGEN_HOST_DEVICE int operator[](int i) const { return first + i * step; }
+  KVGEN_HOST_DEVICE int operator[](int i) const { return longest - i * unit; }
 };
 
 // The inputs of a plan besides the lengths.
 struct PlanShape {
   int batch = 0;
-  int heads = 0;  // KV heads of a sequence, times the runs of query rows that are CTAs of their own
+  int heads = 0;  // of a sequence: KV heads or, where their runs of query rows have work tiles of their own, runs of all KV heads
   int workers = 0;
   int tile_tokens = 0;    // tokens of a KV tile; tile t of a head holds the packed tokens from t * tile_tokens on, counted after the sink
   int block_tokens = 0;   // tokens of a packed block: tokens that no block holds are in no KV tile
   int head_cost = 0;      // in KV tiles
-  int least_tiles = 0;    // fewest KV tiles per worker
+  int least_tiles = 0;    // least length of a range
   int window = 0;         // tokens of the sliding window; 0: none
   int q_len = 0;          // query tokens of the step
   int fresh = 0;          // tokens that the step appends: q_len for decode, 0 for attend
@@ -116,15 +116,15 @@ struct PlanShape {
     row.each = each, row.total = each * ranges, row.ranges = ranges, row.shared = false;
     return row;
   }
-  // The lengths of own ranges that are not longer than shared ones: multiples of `least_tiles`, so that the warps of a CTA have equally
-  // many tiles. There are none if there are more heads than workers, or if a start costs nothing, since own ranges save starts.
-  KVGEN_HOST_DEVICE RangeLengths own_lengths(int number, int loads) const {
-    RangeLengths lengths;
+  // The lengths of own ranges that are not longer than those of `row`, which are shared. They are multiples of `least_tiles`, so that the
+  // warps of a CTA have equally many tiles. There are none if there are more heads than workers, or if a start costs nothing, since own
+  // ranges save starts.
+  KVGEN_HOST_DEVICE OwnLengths own_lengths(int number, const Row& row) const {
+    OwnLengths lengths;
     if (head_cost == 0 || number > workers) return lengths;
-    const int most = shared_row(number, loads).each / least_tiles, first = (range_length(loads) + least_tiles - 1) / least_tiles;
-    if (most < first) return lengths;
-    const int step = (most - first) / RangeLengths::kMost + 1;
-    lengths.first = first * least_tiles, lengths.step = step * least_tiles, lengths.count = (most - first) / step + 1;
+    const int multiples = row.each / least_tiles;
+    lengths.longest = multiples * least_tiles, lengths.unit = least_tiles;
+    lengths.count = multiples < OwnLengths::kMost ? multiples : OwnLengths::kMost;
     return lengths;
   }
   KVGEN_HOST_DEVICE int most_work_tiles() const { return batch * heads + workers; }
@@ -152,18 +152,19 @@ struct PlanShape {
 
 // The position of a head in the row, and the ranges that hold its tiles.
 struct HeadRange {
-  int number;  // index of the head among those that attend
-  int before;  // where the tiles of the previous head end
-  int tiles_at, end;
-  int first, last;  // ranges
+  int number;       // index of the head among those that attend
+  int before;       // where the tiles of the previous head end
+  int tiles_at;     // where those of this head begin
+  int end;          // where this head's positions end, with those for its residual
+  int first, last;  // ranges, both included
 
-  // `at` is the end of the previous head, of which the last `gap` positions stand for a residual.
+  // `at` is where the positions of the previous head end, of which the last `gap` stand for its residual.
   KVGEN_HOST_DEVICE HeadRange(const Row& row, int number_, int at, int gap, const HeadLoad& load)
       : number(number_), before(at - gap), tiles_at(at + row.head_cost), end(at + row.positions(load)) {
     first = tiles_at / row.each, last = (end - row.gap(load) - 1) / row.each;
   }
-  // The index of the work tile in a range, and the slot of its partial result. From one work tile to the next either the head or the range
-  // advances, so number + range is unique.
+  // The index of the work tile in a range, and the slot of its partial result. From one work tile to the next the head, the range or both
+  // advance, and neither goes back, so number + range is unique.
   KVGEN_HOST_DEVICE int index(int range) const { return number + range; }
   // Whether it is the first work tile of the range: the previous head's tiles end before the range.
   KVGEN_HOST_DEVICE bool is_first_of(const Row& row, int range) const { return before <= range * row.each; }
@@ -187,8 +188,9 @@ struct HeadRange {
     return tile;
   }
 
-  // Writes the work tiles of every `step`-th range from `first + start` on, and the workers of those of which they are the first or the
-  // last. With `start` 0 it also writes the workers of empty ranges before the head.
+  // Writes the work tiles of the ranges first + start, first + start + step, and so on. Where one is the first of its range it sets the
+  // begin of the worker's WorkRange, and where it is the last one, the end; then it also clears the workers between this range's and the
+  // next range's. With `start` 0, the workers of empty ranges before the head are cleared, too.
   KVGEN_HOST_DEVICE void write(const PlanShape& shape, const Row& row, int* plan, int sequence, int head, int length, int start,
                                int step) const {
     WorkRange* workers = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());
@@ -238,10 +240,11 @@ inline bool make_plan(const PlanShape& shape, const int* lengths, int limit, boo
   const int loads = sum_over_heads([](const HeadLoad& load) { return load.all(); });
   shape.begin(plan, empty, heads);
   Row row = shape.shared_row(heads, loads);
-  const RangeLengths own = shape.own_lengths(heads, loads);
-  for (int i = 0; i < own.count && row.shared; ++i) {
+  const OwnLengths own = shape.own_lengths(heads, row);
+  for (int i = 0; i < own.count; ++i) {
     const int ranges = sum_over_heads([&](const HeadLoad& load) { return shape.own_row(own[i], 0).own_ranges(load); });
-    if (ranges <= shape.workers) row = shape.own_row(own[i], ranges);
+    if (ranges > shape.workers) break;
+    row = shape.own_row(own[i], ranges);
   }
   for (int b = 0, number = 0, at = 0, gap = 0; b < shape.batch; ++b) {
     if (step(b) != SequenceStep::attends) continue;

@@ -6,7 +6,7 @@
 namespace kvgen {
 
 constexpr int kMaxPlanThreads = 1024;
-constexpr int kMaxPlanBatch = 2048;  // every CTA keeps their positions in the row in shared memory
+constexpr int kMaxPlanBatch = 2048;  // every CTA keeps the positions of all sequences in shared memory
 
 struct PlanArgs {
   PlanShape shape;
@@ -58,7 +58,7 @@ struct PlannedSequence {
 
 struct PlanShared {
   int warps[2][32];
-  int ranges[32][RangeLengths::kMost];
+  int ranges[32][OwnLengths::kMost];
   PlannedSequence sequences[kMaxPlanBatch];
 };
 
@@ -95,13 +95,14 @@ __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& sh
   return totals;
 }
 
-// Chooses between shared ranges and own ones as the host's make_plan does. Lane i counts the ranges of the i-th length.
+// Chooses between shared ranges and own ones as the host's make_plan does: the shortest own length for which the workers suffice. Lane i
+// of every warp counts the ranges that the i-th length needs, for some of the sequences.
 __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& totals, PlanShared& shared) {
   const Row shared_row = shape.shared_row(totals.heads, totals.loads);
-  const RangeLengths own = shape.own_lengths(totals.heads, totals.loads);
+  const OwnLengths own = shape.own_lengths(totals.heads, shared_row);
   if (own.count == 0) return shared_row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
-  const Row mine = shape.own_row(own[lane], 0);
+  const Row mine = shape.own_row(own[lane < own.count ? lane : 0], 0);
   int ranges = 0;
   for (int b = warp; b < shape.batch; b += warps)
     if (shared.sequences[b].length >= 0) ranges += shape.heads * mine.own_ranges(shared.sequences[b].load);
@@ -109,8 +110,8 @@ __device__ inline Row choose_row(const PlanShape& shape, const PlanTotals& total
   __syncthreads();
   ranges = 0;
   for (int i = 0; i < warps; ++i) ranges += shared.ranges[i][lane];
-  const int shortest = __reduce_min_sync(~0u, lane < own.count && ranges <= shape.workers ? lane : RangeLengths::kMost);
-  return shortest < RangeLengths::kMost ? shape.own_row(own[shortest], __shfl_sync(~0u, ranges, shortest)) : shared_row;
+  const int shortest = __reduce_max_sync(~0u, lane < own.count && ranges <= shape.workers ? lane : -1);
+  return shortest >= 0 ? shape.own_row(own[shortest], __shfl_sync(~0u, ranges, shortest)) : shared_row;
 }
 
 // Computes the positions of all heads in a row where each has ranges of its own.
