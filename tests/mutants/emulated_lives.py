@@ -23,7 +23,7 @@ from kvgen.spec import KernelSpec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch, packed_cache
-from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, differences, unlike
+from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, differences, sparse, unlike
 
 Lengths = tuple[int, ...]
 EQUAL: Lengths = (300, 290, 310)
@@ -133,12 +133,7 @@ PLANS: tuple[Plan, ...] = (
     (PlanShape(4, 2, 60, 128, 32, 3, 1, window=300, q_len=3, fresh=3), (20, 290, 303, 7000), NO_LIMIT, False),
     (PlanShape(200, 2, 132, 64, 128, 13, 8, q_len=2, fresh=2), tuple(unlike(200)), 29000, True),
     (PlanShape(1500, 1, 264, 64, 128, 13, 8, tile_residual=17), tuple(unlike(1500)), NO_LIMIT, False),
-    (
-        PlanShape(1500, 1, 264, 64, 128, 13, 4, tile_residual=17),
-        tuple(b % 15 == 0 and b * 7 % 3000 + 1 for b in range(1500)),
-        NO_LIMIT,
-        False,
-    ),
+    (PlanShape(1500, 1, 264, 64, 128, 13, 4, tile_residual=17), tuple(sparse(1500)), NO_LIMIT, False),
 )
 """Shape, lengths, limit, and whether empty sequences are skipped."""
 

@@ -139,6 +139,11 @@ def unlike(batch: int) -> list[int]:
     return [0 if b % 17 == 3 else 30000 if b == batch - 2 else b * 37 % 3000 for b in range(batch)]
 
 
+def sparse(batch: int) -> list[int]:
+    """Lengths of which one in 15 is not 0; these have unlike residuals."""
+    return [0 if b % 15 else b * 7 % 3000 + 1 for b in range(batch)]
+
+
 def _ints(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int]:
     return (ctypes.c_int * len(numbers))(*numbers)
 

@@ -85,6 +85,12 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return lambda case: compiled(CASES.index(case))
 
 
+@pytest.mark.parametrize(("case", "tokens"), [(PLAIN, 33), (CASES[1], 9), (CASES[2], 16)])
+def test_a_plan_counts_unquantized_tokens_by_their_bytes(kernel: Make, case: Case, tokens: int) -> None:
+    """As many tokens of 16-bit K and V as have the bytes of a KV tile: of 16896 (128 tokens), 4608 (64) and 4224 (32 of head_dim 64)."""
+    assert kernel(case).plan_shape(3, 1, False).tile_residual == tokens
+
+
 @by_scheduler
 @by_words
 @pytest.mark.parametrize(("lengths", "processors", "hard"), [(EQUAL, 4, True), (RAGGED, 7, False)], ids=["equal", "ragged"])

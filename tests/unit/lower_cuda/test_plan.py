@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvgen.reference.plan import PlanShape, make_plan, read_plan
-from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, cropped, differences, unlike
+from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, cropped, differences, sparse, unlike
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,7 @@ def test_device_and_host_make_the_oracles_plan(planner: Planner) -> None:
     @example(PlanShape(0, 2, 8, 64, 128, 13, 8, fresh=1), [300, 0, 4000], 4000, True)
     @example(PlanShape(0, 3, 400, 64, 128, 13, 1), [0, 0], NO_LIMIT, False)
     @example(PlanShape(0, 1, 400, 64, 128, 0, 1), [60000], NO_LIMIT, False)
+    @example(PlanShape(0, 1, 2, 128, 128, 0, 1, tile_residual=16), [1151, 0, 1152], NO_LIMIT, False)  # a range begins in a residual
     def check(shape: PlanShape, lengths: list[int], limit: int, skip_empty: bool) -> None:
         assert differences(planner, replace(shape, batch=len(lengths)), lengths, limit, skip_empty) == []
 
@@ -67,8 +68,8 @@ def test_plans_of_many_sequences(planner: Planner, batch: int, heads: int, worke
 
 
 def test_a_plan_of_many_sequences_with_ranges_of_their_own(planner: Planner) -> None:
-    """More sequences than the kernel has threads, of which few attend, and each with another residual."""
-    lengths = [0 if b % 15 else b * 7 % 3000 + 1 for b in range(1500)]
+    """More sequences than the kernel has threads, of which few attend."""
+    lengths = sparse(1500)
     shape = PlanShape(len(lengths), 2, 264, 64, 128, 13, 4, q_len=2, tile_residual=17)
     assert not shape.row([shape.load(length) for length in lengths if length for _ in range(shape.heads)]).shared
     assert differences(planner, shape, lengths, NO_LIMIT, False) == []

@@ -118,6 +118,16 @@ def test_ranges_are_shared_where_starting_on_a_head_costs_nothing_or_heads_are_l
     assert replace(shape, head_cost=3).row(loads(100, 160)) == Row(89, 3, True)
 
 
+def test_unquantized_tokens_count_where_their_head_ends() -> None:
+    """The first head has 127 of them, as much to read as 7 tiles, so its worker takes fewer tiles of the second head."""
+    shape = PlanShape(2, 1, 2, tile_tokens=128, block_tokens=128, head_cost=0, least_tiles=1)
+    for tile_residual, tiles in ((0, 4), (18, 1)):
+        plan = make_plan(replace(shape, tile_residual=tile_residual), [8 * 128 + 127, 16 * 128], 1 << 20)
+        (first, second), (rest,) = plan.workers
+        assert (first.first, first.end, first.num_splits) == (0, 8, 1)
+        assert (second.end, rest.first, rest.end) == (tiles, tiles, 16)
+
+
 @given(steps())
 def test_own_ranges_are_multiples_of_the_fewest_tiles_and_no_longer_than_shared_ones(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
