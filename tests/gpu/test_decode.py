@@ -17,7 +17,7 @@ DECODED = ("k4v4", "k8v8", "k2v2", "k4v4:token", "k4v4:bf16:page128", "k2v2:q3:k
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """Standard normal numbers on the GPU."""
-    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
+    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda", dtype=dtype)
 
 
 def filled(v: Variant, lengths: list[int], room: int, seed: int = 0) -> KVCache:
