@@ -41,12 +41,18 @@ def check(
 
     keys, archs = key or [], arch or []
     results: list[Result] = []
-    with Worker() as worker:
-        for store, files in _read(registry, keys, archs):
-            if isinstance(files, Exception):
-                results.append(unreachable(store.name, files))
-            else:
-                results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=_compiling)
+    try:
+        with Worker() as worker:
+            for store, files in _read(registry, keys, archs):
+                if isinstance(files, Exception):
+                    results.append(unreachable(store.name, files))
+                else:
+                    results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=_compiling)
+    except KeyboardInterrupt:
+        if results and not as_json:  # half of a JSON array would pass for all of it
+            _print(results)
+            typer.echo(f"so far: {summary(results, accept=accept)}")
+        raise
     if archs and not results:
         raise typer.BadParameter(f"no {'such entry' if keys else 'entry'} is for {' or '.join(archs)}")
     if as_json:

@@ -20,6 +20,7 @@ from kvgen.tune.regression import entry as entry_check
 from kvgen.tune.regression import registry as registry_check
 from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import Checked
+from kvgen.tune.regression.registry import RegistryFiles
 from kvgen.tune.regression.source import render
 from tests.support.checking import Place
 
@@ -234,3 +235,15 @@ def test_what_must_be_compiled_is_compiled_before_the_first_entry_is_checked(che
     assert (seen, counts) == ([True], [1])
     check()
     assert (seen, counts) == ([True, True], [1])
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
+def test_an_interrupted_check_tells_what_it_has_checked(check: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]):
+    def interrupted(self: RegistryFiles, wanted: object) -> list[Checked]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RegistryFiles, "entry_problems", interrupted)
+    code, told = check(*words)
+    assert code == 130
+    assert ("so far: 1 entry, 1 good" in told) == (not words)
+    assert told.endswith("kvgen: interrupted\n")
