@@ -22,7 +22,7 @@ class Attention {
     load_rows(state, head);
     const int64_t packed = step_.shape.plan.packed(step_.lengths[head.b]);
     const int64_t begin = int64_t{tile.first} * C::chunk, end = int64_t{tile.end} * C::chunk;
-    if (tile.first < tile.end) over_packed(state, head, begin, end < packed ? end : packed);
+    if (tile.first < tile.end) over_packed(state, head, begin, end < packed ? end : packed, packed);
     if (tile.split_idx == tile.num_splits - 1) {
       const int64_t total = step_.lengths[head.b] + (decoding() ? call_.q_len : 0);
       if constexpr (sink > 0) over_residual(state, head, 0, total < sink ? total : sink);
@@ -117,23 +117,23 @@ class Attention {
   }
 
   // The packed tokens [begin, end), which count from the end of the sink.
-  void over_packed(Rows<C>& state, const Head& head, int64_t begin, int64_t end) const {
-    if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, head, begin, end);
+  void over_packed(Rows<C>& state, const Head& head, int64_t begin, int64_t end, int64_t packed) const {
+    if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, head, begin, end, packed);
     narrow(state, sink, C::subtile, begin, end);
     Chunk<C> chunk;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
-      cache_.locate(head.b, head.kv_head, position, end, C::chunk, chunk);
+      cache_.locate(head.b, head.kv_head, position, end, packed, C::chunk, chunk);
       step(state, PackedKeys<C>{chunk}, PackedValues<C>{chunk}, sink + position, chunk.tokens);
     }
   }
 
   // For formats whose groups fit no vector.
-  __attribute__((noinline)) void over_expanded(Rows<C>& state, const Head& head, int64_t begin, int64_t end) const {
+  __attribute__((noinline)) void over_expanded(Rows<C>& state, const Head& head, int64_t begin, int64_t end, int64_t packed) const {
     narrow(state, sink, C::subtile, begin, end);
     Chunk<C> chunk;
     Floats<C> floats;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
-      cache_.locate(head.b, head.kv_head, position, end, Floats<C>::most, chunk);
+      cache_.locate(head.b, head.kv_head, position, end, packed, Floats<C>::most, chunk);
       floats.set_packed(chunk);
       step(state, floats, floats, sink + position, chunk.tokens);
     }

@@ -44,8 +44,9 @@ struct CacheView {
   Element* k_row(int64_t batch, int64_t head, int64_t position) const { return residual_row(cache.k_residual, batch, head, position); }
   Element* v_row(int64_t batch, int64_t head, int64_t position) const { return residual_row(cache.v_residual, batch, head, position); }
 
-  // Fills `chunk` with up to `most` packed tokens of [position, end), which count from the end of the sink.
-  void locate(int64_t batch, int64_t head, int64_t position, int64_t end, int most, Chunk<C>& chunk) const {
+  // Fills `chunk` with up to `most` packed tokens of [position, end), which count from the end of the sink. Prefetches go on to `packed`,
+  // the end of the sequence's packed tokens: most often the next work tile begins at `end`.
+  void locate(int64_t batch, int64_t head, int64_t position, int64_t end, int64_t packed, int most, Chunk<C>& chunk) const {
     chunk.position = position;
     chunk.tokens = static_cast<int>(end - position < most ? end - position : most);
     for (int i = 0; i * C::subtile < chunk.tokens; ++i) {
@@ -53,8 +54,8 @@ struct CacheView {
       chunk.block[i] = block(batch, head, at / C::block);
       chunk.subtile[i] = chunk.block[i] + within(at);
       if constexpr (C::prefetch > 0) {
-        chunk.prefetch_offset[i] = later < end ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
-        if (later < end) prefetch_params(chunk.subtile[i] + chunk.prefetch_offset[i], later);
+        chunk.prefetch_offset[i] = later < packed ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
+        if (later < packed) prefetch_params(chunk.subtile[i] + chunk.prefetch_offset[i], later);
       }
     }
   }
@@ -94,7 +95,7 @@ struct CacheView {
   // The scales and zeros of a sub-tile, and of its block where it is the block's first; the inner loop prefetches codes alone.
   static void prefetch_params(const uint8_t* subtile, int64_t position) {
     const auto lines = [](const uint8_t* from, int bytes) {
-      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, kSecondLevel);
     };
     if (position % C::block == 0) lines(subtile - C::header_bytes, C::header_bytes);
     if constexpr (!C::Key::per_channel) lines(subtile + C::Key::params_offset, Operand<C, typename C::Key>::subtile_params_bytes);

@@ -52,6 +52,9 @@ inline void store(void* to, V v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
+// The locality of a prefetch into the second-level cache, whose own prefetches then run ahead; the first level holds what is worked on.
+constexpr int kSecondLevel = 2;
+
 // x in every lane; subtracting zero changes no number, and GCC leaves it out.
 template <int N>
 inline typename Vec<N>::F spread(float x) {

@@ -50,7 +50,7 @@ struct TileWords {
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
       for (int p = 0; p < kRegisters; ++p) word[t][p] = kvgen::load<U>(tile[t] + w * 64 + p * sizeof(U));
-      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset);
+      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset, 0, kSecondLevel);
     }
   }
 
