@@ -5,13 +5,24 @@
 
 namespace kvgen {
 
-// sum + a.low * b.low + a.high * b.high in every lane, of the signed halves of a and b.
+// How a product of codes and weights of 16 bits is made. AVX-512 VNNI multiplies four codes by four bytes in every lane; the upper and the
+// lower byte of a weight have sums of their own, which meet at the end. Others multiply two codes by two weights.
+#ifdef __AVX512VNNI__
+constexpr int kParts = 2;
+#else
+constexpr int kParts = 1;
+#endif
+constexpr int kCodes = 2 * kParts;  // in a lane
+
+// sum + the products of the codes in a lane of `a` and the parts of weights in that of `b`.
 template <int N>
-inline typename Vec<N>::I add_pairs(typename Vec<N>::I sum, typename Vec<N>::U a, typename Vec<N>::U b) {
+inline typename Vec<N>::I add_products(typename Vec<N>::I sum, typename Vec<N>::U a, typename Vec<N>::U b) {
   using I = typename Vec<N>::I;
 #if defined(__AVX512VNNI__)
-  if constexpr (N == 16) return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512BW__)
+  static_assert(N == 16);
+  return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+#if defined(__AVX512BW__)
   if constexpr (N == 16) return sum + (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #endif
 #if defined(__AVXVNNI__)
@@ -20,53 +31,75 @@ inline typename Vec<N>::I add_pairs(typename Vec<N>::I sum, typename Vec<N>::U a
   if constexpr (N == 8) return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #endif
   return sum + ((I)(a << 16) >> 16) * ((I)(b << 16) >> 16) + ((I)a >> 16) * ((I)b >> 16);
+#endif
 }
 
-// Pair j of a word with P codes: codes j and j + P / 2, in the low and the high half. One shift and one mask for both.
+// Codes j, j + P / kCodes, ... of a word with P codes, each in a part of the lane. One shift and one mask for all of them.
 template <int Bits, class U>
-inline U code_pair(U word, int j) {
-  return (word >> (Bits * j)) & (((1u << Bits) - 1) * 0x10001u);
+inline U codes_of(U word, int j) {
+  constexpr uint32_t ones = kParts == 2 ? 0x01010101u : 0x10001u;
+  return (word >> (Bits * j)) & (((1u << Bits) - 1) * ones);
 }
 
-// The numbers for P codes in the order of `code_pair`, word by word.
-template <int P>
-inline I32 in_pairs(I32 v) {
-  constexpr auto from = [](int i) { return i / P * P + i % 2 * (P / 2) + i % P / 2; };
-  return __builtin_shuffle(v, I32{from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8), from(9), from(10),
-                                  from(11), from(12), from(13), from(14), from(15)});
-}
-
-// sums(m, t) += sum over k of weight[m * N + k] * stored code(tile t, k), over `words` words of 16 rows each. The weights of a word stand
-// in pairs. See `multiply`.
+// sums(part * M + m, t) += sum over k of that part of weight[m][k] * stored code(tile t, k), over `words` words of 16 rows each. A row of
+// weights takes 2 * N bytes: word by word, part by part, in the order of `codes_of`. See `multiply`.
 template <int Bits, bool Prefetch, int N, int M, int T>
 inline __attribute__((always_inline)) void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset,
-                                                             const int16_t* weight, int words, Sums<M, T, I32>& sums) {
+                                                             const uint8_t* weight, int words, Sums<kParts * M, T, I32>& sums) {
   using U = typename Register::U;
-  constexpr int pairs = 16 / Bits, step = pairs < kStep / 2 ? pairs : kStep / 2;
+  constexpr int per_word = 32 / Bits, steps = per_word / kCodes, step = steps < kStep / 2 ? steps : kStep / 2;
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;
     packed.template load<Prefetch>(tile, w, prefetch_offset);
 #pragma GCC unroll 1
-    for (int first = 0; first < pairs; first += step) {
+    for (int first = 0; first < steps; first += step) {
 #pragma GCC unroll 16
       for (int j = 0; j < step; ++j) {
         U code[T][kRegisters];
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-          for (int p = 0; p < kRegisters; ++p) code[t][p] = code_pair<Bits>(packed.word[t][p], j);
+          for (int p = 0; p < kRegisters; ++p) code[t][p] = codes_of<Bits>(packed.word[t][p], j);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-          const U b = load<uint32_t>(weight + m * N + (w * pairs + first + j) * 2) - U{};
+        for (int r = 0; r < kParts * M; ++r) {
+          const U b = load<uint32_t>(weight + r % M * 2 * N + w * 2 * per_word + r / M * per_word + (first + j) * 4) - U{};
 #pragma GCC unroll 16
           for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-            for (int p = 0; p < kRegisters; ++p) sums.reg[m][t][p] = add_pairs<kRegisterLanes>(sums.reg[m][t][p], code[t][p], b);
+            for (int p = 0; p < kRegisters; ++p) sums.reg[r][t][p] = add_products<kRegisterLanes>(sums.reg[r][t][p], code[t][p], b);
         }
       }
-      if constexpr (step < pairs) packed.shift_right(step * Bits);
+      if constexpr (step < steps) packed.shift_right(step * Bits);
     }
   }
 }
+
+// Stores 16 weights, whose integers are the low bits of `v` less the middle of a byte where there are two parts, for words of P codes.
+#ifdef __AVX512VNNI__
+constexpr int32_t kRoundedOffset = 128;  // the upper byte of a weight plus this is that part of it, the lower one is off by it
+
+template <int P>
+inline void store_weights(I32 v, uint8_t* to) {
+  typedef int8_t Bytes __attribute__((vector_size(64)));
+  Bytes from{}, flip{};
+  for (int i = 0; i < 32; ++i) {
+    const int word = i / (2 * P), part = i / P % 2, code = i % P;
+    from[i] = static_cast<int8_t>((word * P + code % 4 * (P / 4) + code / 4) * 4 + part);
+    flip[i] = part == 0 ? -128 : 0;
+  }
+  const Bytes all = __builtin_shuffle((Bytes)v, from) ^ flip;
+  std::memcpy(to, &all, 32);
+}
+#else
+constexpr int32_t kRoundedOffset = 0;
+
+template <int P>
+inline void store_weights(I32 v, uint8_t* to) {
+  constexpr auto from = [](int i) { return i / P * P + i % 2 * (P / 2) + i % P / 2; };
+  const I32 ordered = __builtin_shuffle(v, I32{from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8), from(9),
+                                               from(10), from(11), from(12), from(13), from(14), from(15)});
+  store(to, __builtin_convertvector(ordered, Vec<kLanes>::S));
+}
+#endif
 
 }  // namespace kvgen

@@ -21,7 +21,7 @@ struct PackedValues {
 
   void add(const float* p, float* acc) const {
     if constexpr (!Code::quantized)
-      columns(p, no_bias, 0, dim / kLanes, FloatWeights<Code, M, C::chunk>(), acc);
+      columns<FloatWeights<Code, M, C::chunk>>(p, no_bias, 0, dim / kLanes, acc);
     else if constexpr (C::Value::per_channel)
       per_channel(p, acc);
     else
@@ -45,12 +45,13 @@ struct PackedValues {
       }
       float bias[M];
       for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
-      columns(scaled, bias, g * tiles, (g + 1) * tiles, Weights<C, Code, C::chunk>(), acc);
+      columns<Weights<C, Code, C::chunk>>(scaled, bias, g * tiles, (g + 1) * tiles, acc);
     }
   }
 
   template <class W>
-  void columns(const float* p, const float (&bias)[M], int begin, int end, W weights, float* acc) const {
+  void columns(const float* p, const float (&bias)[M], int begin, int end, float* acc) const {
+    W weights;
     weights.set(p, chunk.tokens, bias);
     for_tiles<C::value_tiles>(begin, end, [&](auto width, int first) { column(width, first, weights, acc); });
   }

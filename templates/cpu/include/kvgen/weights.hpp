@@ -42,13 +42,13 @@ class FloatWeights {
   float bias_[M];
 };
 
-// Weights of rows of Stride floats, rounded to multiples of their largest absolute value over 32767. Sums of integers are exact, so this
+// Weights of rows of Stride floats, rounded to multiples of their largest absolute value over `most`. Sums of integers are exact, so this
 // rounding is the only error (docs/numerics.md).
 template <class Code, int M, int Stride, int N>
 class IntegerWeights {
  public:
   template <int T>
-  using Acc = Sums<M, T, I32>;
+  using Acc = Sums<kParts * M, T, I32>;
 
   void set(const float* rows, int count, const float (&bias)[M]) {
     for (int m = 0; m < M; ++m) {
@@ -57,7 +57,7 @@ class IntegerWeights {
       // A weight that is not finite makes every sum NaN: its integer is arbitrary. Weights that are all below 1e-30 count as 0.
       step_[m] = largest < kInfinity ? largest / most : std::numeric_limits<float>::quiet_NaN();
       const float inverse = largest > 1e-30f && largest < kInfinity ? most / largest : 0.0f;
-      start_[m] = -static_cast<int32_t>(Code::middle) * round(rows + m * Stride, count, inverse, at_ + m * N);
+      start_[m] = -static_cast<int32_t>(Code::middle) * round(rows + m * Stride, count, inverse, at_ + m * 2 * N);
     }
   }
 
@@ -70,16 +70,19 @@ class IntegerWeights {
   template <bool Prefetch, int T>
   inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
                                                  Acc<T>& acc) const {
-    multiply_integers<Code::bits, Prefetch, N>(tile, prefetch_offset, at_ + first, words, acc);
+    multiply_integers<Code::bits, Prefetch, N, M>(tile, prefetch_offset, at_ + 2 * first, words, acc);
   }
 
   template <int T>
   F32 sum(const Acc<T>& acc, int m, int t) const {
-    return __builtin_convertvector(acc(m, t), F32) * step_[m] + bias_[m];
+    I32 total = acc(m, t);
+    if constexpr (kParts == 2) total += acc(M + m, t) << 8;
+    return __builtin_convertvector(total, F32) * step_[m] + bias_[m];
   }
 
  private:
-  static constexpr float most = 32767.0f;
+  // The largest integer whose two bytes are signed numbers.
+  static constexpr float most = 32639.0f;
 
   // As bits, NaN is larger than infinity and infinity than every number.
   static float largest_of(const float* x, int count) {
@@ -90,19 +93,19 @@ class IntegerWeights {
   }
 
   // Returns the sum of the integers.
-  static int32_t round(const float* x, int count, float inverse, int16_t* to) {
-    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
-    I32 total = {};
+  static int32_t round(const float* x, int count, float inverse, uint8_t* to) {
+    const F32 magic = splat(12582912.0f + kRoundedOffset);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
+    U32 total = {};
     for (int i = 0; i < count; i += kLanes) {
-      const I32 rounded = (I32)(load<F32>(x + i) * inverse + magic) - (I32)magic;
+      const U32 rounded = (U32)(load<F32>(x + i) * inverse + magic);
       total += rounded;
-      store(to + i, __builtin_convertvector(in_pairs<Code::per_word>(rounded), Vec<kLanes>::S));
+      store_weights<Code::per_word>((I32)rounded, to + 2 * i);
     }
-    return kvgen::sum(total);
+    return static_cast<int32_t>(kvgen::sum(total) - static_cast<uint32_t>(count) * (0x4b400000u + kRoundedOffset));
   }
 
-  alignas(64) int16_t at_[M * N];
-  int32_t start_[M];
+  alignas(64) uint8_t at_[2 * M * N];
+  int32_t start_[kParts * M] = {};
   float step_[M], bias_[M];
 };
 
