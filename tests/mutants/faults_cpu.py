@@ -375,23 +375,23 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "integers-coarse", "integers", "weights are rounded to 8 bits",
-            "float most = 32767.0f;", "float most = 127.0f;",
+            "float most = 32639.0f;", "float most = 127.0f;",
         ),
         (
             "integers-last", "integers", "the last 16 weights are left as they were",
-            "for (int i = 0; i < count; i += kLanes) {\n      const I32 rounded",
-            "for (int i = 0; i + kLanes < count; i += kLanes) {\n      const I32 rounded",
+            "for (int i = 0; i < count; i += kLanes) {\n      const U32 rounded",
+            "for (int i = 0; i + kLanes < count; i += kLanes) {\n      const U32 rounded",
         ),
     ),
     *_in(
         "integers",
         (
             "integers-order", "integers", "weights stand in the order of the codes, not in that of their pairs",
-            "i / P * P + i % 2 * (P / 2) + i % P / 2", "i",
+            "word * P + code % 4 * (P / 4) + code / 4", "word * P + code",
         ),
         (
             "integers-high", "integers", "the second code of every pair is taken for zero",
-            "* 0x10001u", "* 1u",
+            "* ones", "* 1u",
         ),
         (
             "integers-second-half", "integers-token", "the second half of every word of 2-bit codes is read as the first",
@@ -399,7 +399,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "integers-half-weights", "integers-token", "the second half of every word of 2-bit codes meets the weights of the first",
-            "(w * pairs + first + j) * 2", "(w * pairs + j) * 2",
+            "(first + j) * 4", "j * 4",
         ),
     ),
     *_in(

@@ -1,4 +1,4 @@
-// Dot products of 16-bit integers: VNNI where the processor has it, else vpmaddwd, else plain arithmetic: the same numbers everywhere.
+// Dot products with 16-bit integers: VNNI where the processor has it, else vpmaddwd, else plain arithmetic: the same numbers everywhere.
 #pragma once
 
 #include "kvgen/tiles.hpp"
@@ -47,7 +47,7 @@ template <int Bits, bool Prefetch, int N, int M, int T>
 inline __attribute__((always_inline)) void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset,
                                                              const uint8_t* weight, int words, Sums<kParts * M, T, I32>& sums) {
   using U = typename Register::U;
-  constexpr int per_word = 32 / Bits, steps = per_word / kCodes, step = steps < kStep / 2 ? steps : kStep / 2;
+  constexpr int per_word = 32 / Bits, steps = per_word / kCodes, step = steps < kStep / kCodes ? steps : kStep / kCodes;
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;
     packed.template load<Prefetch>(tile, w, prefetch_offset);
@@ -74,9 +74,9 @@ inline __attribute__((always_inline)) void multiply_integers(const uint8_t* cons
   }
 }
 
-// Stores 16 weights, whose integers are the low bits of `v` less the middle of a byte where there are two parts, for words of P codes.
+// Stores 16 weights, whose integers plus kRoundedOffset are the low bits of `v`, in the order of words with P codes.
 #ifdef __AVX512VNNI__
-constexpr int32_t kRoundedOffset = 128;  // the upper byte of a weight plus this is that part of it, the lower one is off by it
+constexpr int32_t kRoundedOffset = 128;  // makes the second byte the upper part, since the lower one is a signed number
 
 template <int P>
 inline void store_weights(I32 v, uint8_t* to) {

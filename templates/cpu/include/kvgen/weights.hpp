@@ -105,7 +105,7 @@ class IntegerWeights {
   }
 
   alignas(64) uint8_t at_[2 * M * N];
-  int32_t start_[kParts * M] = {};
+  int32_t start_[kParts * M] = {};  // of the lower parts; upper ones start at 0
   float step_[M], bias_[M];
 };
 
