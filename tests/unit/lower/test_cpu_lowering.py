@@ -117,11 +117,25 @@ def test_a_spec_is_refused_or_its_default_is_in_its_space(spec: KernelSpec) -> N
         assert space.launches(default.layout, work)
 
 
+@pytest.mark.parametrize(("key", "value", "block"), [(48, 512, 1536), (112, 256, 1792), (272, 16, 544)])
+def test_blocks_hold_whole_groups_of_any_two_sizes(key: int, value: int, block: int) -> None:
+    quant = {"bits": 4, "axis": "channel"}
+    attention = {"q_heads": 4, "kv_heads": 1, "head_dim": 64, "dtype": "float16"}
+    spec = load_spec(
+        {"name": "groups", "arch": "cpu", "attention": attention, "key": quant | {"group": key}, "value": quant | {"group": value}}
+    )
+    space, default = CPU.space(spec, "cpu"), CPU.default(spec, "cpu")
+    assert default.layout["block"] == block
+    assert space.check(default) == []
+    assert default.layout in space.layouts()
+
+
 def test_the_space_of_a_common_spec_is_small_enough_to_explain() -> None:
     space = CPU.space(CASES["k4v4"][0], "cpu")
     assert {p["block"] for p in space.layouts()} == {32, 64, 128, 256, 512, 1024, 2048}
-    reasons = [reason for _, found in space.excluded() for reason in found]
-    assert any("whole groups" in r or "between two doublings" in r for r in reasons)
+    paged = CPU.space(CASES["k2v8-bf16-paged"][0], "cpu")
+    reasons = [reason for _, found in paged.excluded() for reason in found]
+    assert "a page of 64 tokens does not hold whole blocks of 96" in reasons
     assert all("{" not in r for r in reasons)
     assert CASES["k4v4"][0].workloads[0].batch == 1
 
