@@ -3,13 +3,17 @@
     python -m benchmarks.cpu_dot [--rounds 15]
 
 One thread, caches that no processor cache holds, CPU time of that thread: waiting for a processor that others use does not count. Each
-`dot` takes the fastest of a few launches. Writes benchmarks/results/cpu_dot.csv.
+`dot` takes the fastest of a few launches, once over caches in pages of 2 MB, as `new_cache` asks for them, and once over caches in pages
+of 4 KB. Writes benchmarks/results/cpu_dot.csv.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +30,11 @@ if TYPE_CHECKING:
     from kvgen.runtime.variant import Variant
 
 DOTS = ("fp32", "int16")
-TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4))
+PAGES = ("2 MB", "4 KB")
+TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4), (1, 2, 4))
 """key_tiles, value_tiles, prefetch."""
+PR_SET_THP_DISABLE = 41
+"""The number of Linux's prctl operation that refuses this process huge pages."""
 BLOCK = Params(block=128, order="simd")
 LEAST_NS = 2_000_000
 
@@ -50,8 +57,17 @@ def launches(dot: str) -> Iterable[Params]:
         yield Params(dot=dot, rows=4, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=prefetch)
 
 
+@contextmanager
+def pages_of(size: str) -> Iterator[None]:
+    """Memory that is written meanwhile has pages of this size."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_THP_DISABLE, int(size == "4 KB"), 0, 0, 0)
+    yield
+    prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
 def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, Any]]:
-    """A row of each `dot` at a workload: its fastest launch."""
+    """A row of each `dot` and size of pages at a workload: its fastest launch."""
     from kvgen.lower.backends import get_backend
     from kvgen.lower.schedule import layout_of
     from kvgen.measure.inputs import WorkloadInputs
@@ -65,16 +81,20 @@ def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, An
         for dot in DOTS
         for launch in launches(dot)
     }
-    inputs = WorkloadInputs(next(iter(variants.values())), work, "cpu")
-    samples, _ = take_turns({launch: lambda v=v: cpu_time(v, inputs) for launch, v in variants.items()}, rounds)
-    times = {launch: median(found) for launch, found in samples.items()}
+    inputs = {}
+    for size in PAGES:
+        with pages_of(size):
+            inputs[size] = WorkloadInputs(next(iter(variants.values())), work, "cpu")
+    kernels = {(launch, size): lambda v=v, i=i: cpu_time(v, i) for launch, v in variants.items() for size, i in inputs.items()}
+    samples, _ = take_turns(kernels, rounds)
+    times = {kernel: median(found) for kernel, found in samples.items()}
     rows = []
-    for dot in DOTS:
-        best = min((launch for launch in times if launch["dot"] == dot), key=times.__getitem__)
-        row = {"spec": spec.name, "batch": work.batch, "kv_len": work.kv_len, "bytes": inputs.nbytes, "dot": dot}
+    for dot, size in itertools.product(DOTS, PAGES):
+        best, us = min(((launch, us) for (launch, of), us in times.items() if (launch["dot"], of) == (dot, size)), key=lambda one: one[1])
+        row = {"spec": spec.name, "batch": work.batch, "kv_len": work.kv_len, "bytes": inputs[size].nbytes, "pages": size, "dot": dot}
         row |= {name: best[name] for name in ("key_tiles", "value_tiles", "prefetch")}
-        rows.append({**row, "cpu_us": round(times[best], 1)})
-        print(f"{spec.name:18}{work.key:>14}  {dot:6} {times[best]:9.0f} µs", flush=True)
+        rows.append({**row, "cpu_us": round(us, 1)})
+        print(f"{spec.name:18}{work.key:>14}  {size} {dot:6} {us:9.0f} µs", flush=True)
     return rows
 
 

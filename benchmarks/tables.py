@@ -197,16 +197,16 @@ def cpu() -> str:
 
 
 def dots() -> str:
-    """The CPUs' products in floating point and in integers, in ms of one thread's processor time."""
-    found = {(r["device"], r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
-    processors = list(dict.fromkeys(processor for processor, *_ in found))
+    """The CPUs' products in floating point and in integers, in ms of one thread's processor time, by the size of the cache's pages."""
+    found = {((r["device"], r["pages"]), r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
+    columns = sorted(dict.fromkeys(column for column, *_ in found), key=lambda one: (one[0], one[1] == "2 MB"))
     body = []
     for bits in (8, 4, 2):
         for length in ("4096", "32768"):
-            times = [[found[one, f"llama31-8b-kv{bits}", length, dot] for dot in ("fp32", "int16")] for one in processors]
+            times = [[found[one, f"llama31-8b-kv{bits}", length, dot] for dot in ("fp32", "int16")] for one in columns]
             cells = [f"{floating:.2f} → {integers:.2f} ({floating / integers:.2f})" for floating, integers in times]
             body.append([f"int{bits}, 1 × {length}", *cells])
-    return table(["cache", *processors], body)
+    return table(["cache", *(f"{device}, pages of {size}" for device, size in columns)], body)
 
 
 def sizes() -> str:

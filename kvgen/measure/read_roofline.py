@@ -22,6 +22,7 @@ from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
+from kvgen.runtime.huge_pages import new_bytes
 from kvgen.runtime.module import load_library
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache
@@ -97,7 +98,7 @@ class ReadRoofline:
     def _grown(self, size: int) -> torch.Tensor:
         if self._pool.numel() < size:
             self._pool = torch.empty(0, dtype=torch.uint8, device=self.device)
-            self._pool = torch.full((size,), 1, dtype=torch.uint8, device=self.device)
+            self._pool = new_bytes(size, self.device).fill_(1)  # as caches have it
         return self._pool
 
 

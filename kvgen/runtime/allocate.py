@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from kvgen.reference.dtypes import torch_dtype
 from kvgen.reference.residual import residual_rows
 from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
+from kvgen.runtime.huge_pages import new_bytes
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
@@ -89,9 +91,10 @@ def _contiguous_blocks(spec: KernelSpec, layout: PackedLayout, max_len: int) -> 
 def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences) -> KVCache:
     """The tensors of `rows` sequences or pages of `blocks` blocks each."""
     device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
+    shape = (rows, heads, blocks, layout.block_bytes)
     residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
     return KVCache(
-        packed=torch.empty((rows, heads, blocks, layout.block_bytes), dtype=torch.uint8, device=device),
+        packed=new_bytes(math.prod(shape), device).view(shape),
         k_residual=torch.empty(residual, dtype=dtype, device=device),
         v_residual=torch.empty(residual, dtype=dtype, device=device),
         layout_id=cache_id(spec, layout),

@@ -382,13 +382,13 @@ FAULTS: tuple[Fault, ...] = (
             "for (int i = 0; i < count; i += kLanes) {\n      const U32 rounded",
             "for (int i = 0; i + kLanes < count; i += kLanes) {\n      const U32 rounded",
         ),
+        (
+            "integers-order", "integers", "weights stand in the order of the codes, not in that of their pairs",
+            "store_weights<Code::per_word>", "store_weights<kCodes>",
+        ),
     ),
     *_in(
         "integers",
-        (
-            "integers-order", "integers", "weights stand in the order of the codes, not in that of their pairs",
-            "word * P + code % 4 * (P / 4) + code / 4", "word * P + code",
-        ),
         (
             "integers-high", "integers", "the second code of every pair is taken for zero",
             "* ones", "* 1u",

@@ -130,7 +130,7 @@ def test_a_process_is_ended_before_the_machine_has_no_memory_left(monkeypatch: p
     monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"available_bytes": 128 << 20}))
     fits = job(timing=replace(TIMING, cold_bytes=0))  # the caches do, and the fp64 reference over them does not
     with Worker() as poor:
-        outcome = poor.run(replace(fits, workloads=(Workload(batch=1, kv_len=150_000),), check=CheckPolicy(workloads_only=True)))
+        outcome = poor.run(replace(fits, workloads=(Workload(batch=1, kv_len=195_000),), check=CheckPolicy(workloads_only=True)))
     assert (outcome.kind, outcome.detail) == ("oom", "its process used up all 128 MiB of host memory that were free during reference")
 
 

@@ -75,9 +75,9 @@ class IntegerWeights {
 
   template <int T>
   F32 sum(const Acc<T>& acc, int m, int t) const {
-    I32 total = acc(m, t);
-    if constexpr (kParts == 2) total += acc(M + m, t) << 8;
-    return __builtin_convertvector(total, F32) * step_[m] + bias_[m];
+    U32 total = (U32)acc(m, t);  // parts may exceed 32 bits where their sum does not
+    if constexpr (kParts == 2) total += (U32)acc(M + m, t) << 8;
+    return __builtin_convertvector((I32)total, F32) * step_[m] + bias_[m];
   }
 
  private:
