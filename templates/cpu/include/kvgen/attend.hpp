@@ -111,7 +111,7 @@ class Attention {
     alignas(64) float score[C::rows * C::chunk];
     for (int r = 0; r < state.count; r += C::rows) {
       keys.scores(state.q[r], state.q_sum[r], score);
-      state.online_softmax(r, position, tokens, score);
+      state.online_softmax(r, position, tokens, score, keys);
       values.add(score, state.acc[r]);
     }
   }

@@ -24,11 +24,13 @@ struct Floats {
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(k + (first + t) * dim * kLanes);
       Sums<M, T> acc(no_bias);
-      multiply<Expanded, false>(at, 0, q, dim, dim, acc);
+      multiply<Expanded, 0>(at, 0, q, dim, dim, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, acc(m, t));
     });
   }
+
+  void prefetch_rest(int, int) const {}
 
   void add(const float* p, float* out) const {
     for_tiles<C::value_tiles>(0, dim / kLanes, [&](auto width, int first) {
@@ -36,7 +38,7 @@ struct Floats {
       const uint8_t* at[T];
       for (int t = 0; t < T; ++t) at[t] = reinterpret_cast<const uint8_t*>(v + (first + t) * most * kLanes);
       Sums<M, T> acc(no_bias);
-      multiply<Expanded, false>(at, 0, p, C::chunk, tokens, acc);
+      multiply<Expanded, 0>(at, 0, p, C::chunk, tokens, acc);
       for (int m = 0; m < M; ++m)
         for (int t = 0; t < T; ++t) {
           float* to = out + m * dim + (first + t) * kLanes;

@@ -12,7 +12,7 @@ struct PackedKeys {
   using Code = typename Op::Code;
   static constexpr int dim = C::head_dim;
   static constexpr int M = C::rows;
-  static constexpr bool prefetch = C::prefetch > 0;
+  static constexpr int prefetched = C::prefetch > 0 ? kAllWords : 0;
   static constexpr bool direct = !Code::quantized || C::Key::per_channel || C::Key::group % Code::per_word == 0;
 
   static constexpr float no_bias[M] = {};
@@ -28,7 +28,23 @@ struct PackedKeys {
       per_token(q, q_sum, score);
   }
 
+  // Prefetches what the products left over of a later tile: the m-th of M parts. The softmax calls this, so that the read goes on
+  // meanwhile.
+  inline __attribute__((always_inline)) void prefetch_rest(int m, int tile) const {
+    if constexpr (early > 0 && late > 0) {
+      constexpr int part = (late + M - 1) / M;
+      const uint8_t* from = codes(tile) + prefetch_offset(tile);
+#pragma GCC unroll 8
+      for (int w = early + m * part; w < early + (m + 1) * part; ++w) __builtin_prefetch(from + w * 64, 0, kSecondLevel);
+    }
+  }
+
  private:
+  // With K per channel the products prefetch the first words of a later tile, and leave the last half of them to the softmax. Otherwise
+  // they prefetch all.
+  static constexpr int late = Code::quantized && C::Key::per_channel ? dim / Code::per_word / 2 : 0;
+  static constexpr int early = C::prefetch > 0 ? dim / Code::per_word - late : 0;
+
   using Whole = Weights<C, Code, dim>;
   using Group = Weights<C, Code, dim, C::Key::group>;
   using Upper = Weights<C, typename Boost<C>::Code, Boost<C>::slots>;
@@ -80,7 +96,7 @@ struct PackedKeys {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t);
     auto acc = weights.template start<T>();
-    weights.template add<prefetch>(at, prefetch_offset(first), 0, dim / Code::per_word, acc);
+    weights.template add<early>(at, prefetch_offset(first), 0, dim / Code::per_word, acc);
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, weights.sum(acc, m, t));
   }
@@ -92,7 +108,7 @@ struct PackedKeys {
     for (int t = 0; t < T; ++t)
       at[t] = Boost<C>::codes(chunk.subtile[(first + t) / chunk.tiles_per_subtile], (first + t) % chunk.tiles_per_subtile);
     auto acc = weights.template start<T>();
-    weights.template add<prefetch>(at, prefetch_offset(first), 0, Boost<C>::words, acc);
+    weights.template add<prefetched>(at, prefetch_offset(first), 0, Boost<C>::words, acc);
     for (int m = 0; m < M; ++m)
       for (int t = 0; t < T; ++t) {
         float* to = score + m * C::chunk + (first + t) * kLanes;
@@ -116,7 +132,7 @@ struct PackedKeys {
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
     auto acc = weights.template start<T>();
-    weights.template add<prefetch>(at, prefetch_offset(first), 0, words, acc);
+    weights.template add<prefetched>(at, prefetch_offset(first), 0, words, acc);
     for (int t = 0; t < T; ++t) {
       const int tile = first + t;
       const Affine a =

@@ -12,7 +12,7 @@ struct PackedValues {
   using Code = typename Op::Code;
   static constexpr int dim = C::head_dim;
   static constexpr int M = C::rows;
-  static constexpr bool prefetch = C::prefetch > 0;
+  static constexpr int prefetched = C::prefetch > 0 ? kAllWords : 0;
   static constexpr bool direct = !Code::quantized || C::Value::per_channel || C::Value::group % kLanes == 0;
 
   static constexpr float no_bias[M] = {};
@@ -115,7 +115,7 @@ struct PackedValues {
     const uint8_t* subtile = chunk.subtile[token / C::subtile];
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;
-    weights.template add<prefetch>(at, chunk.prefetch_offset[token / C::subtile], token, tokens / Code::per_word, acc);
+    weights.template add<prefetched>(at, chunk.prefetch_offset[token / C::subtile], token, tokens / Code::per_word, acc);
   }
 };
 

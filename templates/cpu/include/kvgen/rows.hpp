@@ -49,8 +49,9 @@ struct Rows {
 
   // Turns the scores of `tokens` positions from `position` on into weights (zero where masked, and up to the next 16), and rescales acc and
   // row_sum to the new row_max, for the C::rows rows from `first` on, whose scores are rows of C::chunk. Two passes over all rows, so that
-  // the chains of dependent instructions of several rows overlap.
-  void online_softmax(int first, int64_t position, int tokens, float* scores) {
+  // the chains of dependent instructions of several rows overlap. Prefetches what the products of `keys` left over.
+  template <class Keys>
+  void online_softmax(int first, int64_t position, int tokens, float* scores, const Keys& keys) {
     const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
     float peak[C::rows];
     for (int m = 0; m < C::rows; ++m) peak[m] = masked_max(first + m, position, tokens, padded, scores + m * C::chunk);
@@ -61,6 +62,7 @@ struct Rows {
       for (int i = 0; i < padded; i += kLanes) {
         const F32 p = exp2(load<F32>(score + i) - shift);
         total += p;
+        keys.prefetch_rest(m, i / kLanes);
         store(score + i, p);
       }
       partial(first + m).rescale(peak[m]);

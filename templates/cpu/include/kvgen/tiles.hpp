@@ -11,6 +11,9 @@ namespace kvgen {
 // Words are taken apart in steps of this many codes: longer straight lines of code outgrow the decoded-instruction cache.
 constexpr int kStep = 8;
 
+// All words of a tile.
+constexpr int kAllWords = 1 << 30;
+
 // Sums of M query rows and T tiles, in registers: V is F32 or I32.
 template <int M, int T, class V = F32>
 struct Sums {
@@ -43,14 +46,15 @@ struct TileWords {
   using U = typename Register::U;
   U word[T][kRegisters];
 
-  // With Prefetch, the memory `prefetch_offset` bytes later is prefetched.
-  template <bool Prefetch>
+  // The memory `prefetch_offset` bytes later is prefetched, too, of the words before the Prefetched-th.
+  template <int Prefetched>
   inline __attribute__((always_inline)) void load(const uint8_t* const (&tile)[T], int w, int64_t prefetch_offset) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
       for (int p = 0; p < kRegisters; ++p) word[t][p] = kvgen::load<U>(tile[t] + w * 64 + p * sizeof(U));
-      if constexpr (Prefetch) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset, 0, kSecondLevel);
+      if constexpr (Prefetched > 0)
+        if (w < Prefetched) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset, 0, kSecondLevel);
     }
   }
 
@@ -61,15 +65,15 @@ struct TileWords {
 };
 
 // sums(m, t) += sum over k of weight[m][k] * code(tile t, k), over `words` words of 16 rows each.
-// M query rows share every decoded code, T tiles share every broadcast weight. With Prefetch, the memory `prefetch_offset` bytes later is
-// prefetched.
-template <class Code, bool Prefetch, int M, int T>
+// M query rows share every decoded code, T tiles share every broadcast weight. The memory `prefetch_offset` bytes later is prefetched, too,
+// of the first Prefetched words of each tile.
+template <class Code, int Prefetched, int M, int T>
 inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const float* weight,
                                                     int weight_stride, int words, Sums<M, T>& sums) {
   using F = typename Register::F;
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;
-    packed.template load<Prefetch>(tile, w, prefetch_offset);
+    packed.template load<Prefetched>(tile, w, prefetch_offset);
     constexpr int step = Code::per_word < kStep ? Code::per_word : kStep;
 #pragma GCC unroll 1
     for (int first = 0; first < Code::per_word; first += step) {

@@ -26,10 +26,10 @@ class FloatWeights {
   }
 
   // Adds `words` words of the tiles, whose codes meet the weights from `first` on.
-  template <bool Prefetch, int T>
+  template <int Prefetched, int T>
   inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
                                                  Acc<T>& acc) const {
-    multiply<Code, Prefetch>(tile, prefetch_offset, rows_ + first, Stride, words, acc);
+    multiply<Code, Prefetched>(tile, prefetch_offset, rows_ + first, Stride, words, acc);
   }
 
   template <int T>
@@ -67,10 +67,10 @@ class IntegerWeights {
     return Acc<T>(start_);
   }
 
-  template <bool Prefetch, int T>
+  template <int Prefetched, int T>
   inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
                                                  Acc<T>& acc) const {
-    multiply_integers<Code::bits, Prefetch, N, M>(tile, prefetch_offset, at_ + 2 * first, words, acc);
+    multiply_integers<Code::bits, Prefetched, N, M>(tile, prefetch_offset, at_ + 2 * first, words, acc);
   }
 
   template <int T>
