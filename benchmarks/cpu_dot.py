@@ -2,18 +2,20 @@
 
     python -m benchmarks.cpu_dot [--rounds 15]
 
-One thread, caches that no processor cache holds, CPU time of that thread: waiting for a processor that others use does not count. Each
-`dot` takes the fastest of a few launches, once over caches in pages of 2 MB, as `new_cache` asks for them, and once over caches in pages
-of 4 KB. Writes benchmarks/results/cpu_dot.csv.
+One thread, as many copies of a cache as `kvgen bench` reads in turn, CPU time of that thread: waiting for a processor that others use
+does not count. Each `dot` takes the fastest of a few launches, over caches in pages of 4 KB and, if they are as large as `new_cache` asks
+huge pages for, in pages of 2 MB. Ends with an error if Linux gives none. Writes benchmarks/results/cpu_dot.csv.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.variant import Variant
 
 DOTS = ("fp32", "int16")
-PAGES = ("2 MB", "4 KB")
+PAGES = ("4 KB", "2 MB")
 TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4), (1, 2, 4))
 """key_tiles, value_tiles, prefetch."""
 PR_SET_THP_DISABLE = 41
@@ -59,11 +61,22 @@ def launches(dot: str) -> Iterable[Params]:
 
 @contextmanager
 def pages_of(size: str) -> Iterator[None]:
-    """Memory that is written meanwhile has pages of this size."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_THP_DISABLE, int(size == "4 KB"), 0, 0, 0)
-    yield
-    prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+    """Memory that is written meanwhile has pages of this size, if it is as large as `new_cache` asks huge pages for."""
+    prctl, before = ctypes.CDLL(None).prctl, huge_bytes()
+    if prctl(PR_SET_THP_DISABLE, int(size == "4 KB"), 0, 0, 0):
+        sys.exit("Linux does not let this process choose the size of its pages")
+    try:
+        yield
+    finally:
+        prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+    if (size == "2 MB") != (huge_bytes() > before):
+        sys.exit(f"Linux gives no pages of {size}: see /sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def huge_bytes() -> int:
+    """Bytes of this process in huge pages."""
+    (line,) = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("AnonHugePages:")]
+    return int(line.split()[1]) << 10
 
 
 def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, Any]]:
@@ -71,6 +84,7 @@ def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, An
     from kvgen.lower.backends import get_backend
     from kvgen.lower.schedule import layout_of
     from kvgen.measure.inputs import WorkloadInputs
+    from kvgen.runtime.huge_pages import LEAST_BYTES
     from kvgen.runtime.module import load
     from kvgen.runtime.variant import Variant
     from kvgen.toolchain import build
@@ -81,15 +95,18 @@ def compared(spec: KernelSpec, work: Workload, rounds: int) -> list[dict[str, An
         for dot in DOTS
         for launch in launches(dot)
     }
-    inputs = {}
+    first = next(iter(variants.values()))
+    inputs: dict[str, WorkloadInputs] = {}
     for size in PAGES:
+        if size == "2 MB" and inputs["4 KB"].caches[0].packed.nbytes < LEAST_BYTES:
+            continue
         with pages_of(size):
-            inputs[size] = WorkloadInputs(next(iter(variants.values())), work, "cpu")
+            inputs[size] = WorkloadInputs(first, work, "cpu")
     kernels = {(launch, size): lambda v=v, i=i: cpu_time(v, i) for launch, v in variants.items() for size, i in inputs.items()}
     samples, _ = take_turns(kernels, rounds)
     times = {kernel: median(found) for kernel, found in samples.items()}
     rows = []
-    for dot, size in itertools.product(DOTS, PAGES):
+    for dot, size in itertools.product(DOTS, inputs):
         best, us = min(((launch, us) for (launch, of), us in times.items() if (launch["dot"], of) == (dot, size)), key=lambda one: one[1])
         row = {"spec": spec.name, "batch": work.batch, "kv_len": work.kv_len, "bytes": inputs[size].nbytes, "pages": size, "dot": dot}
         row |= {name: best[name] for name in ("key_tiles", "value_tiles", "prefetch")}

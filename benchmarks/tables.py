@@ -198,15 +198,19 @@ def cpu() -> str:
 
 def dots() -> str:
     """The CPUs' products in floating point and in integers, in ms of one thread's processor time, by the size of the cache's pages."""
-    found = {((r["device"], r["pages"]), r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
-    columns = sorted(dict.fromkeys(column for column, *_ in found), key=lambda one: (one[0], one[1] == "2 MB"))
-    body = []
-    for bits in (8, 4, 2):
-        for length in ("4096", "32768"):
-            times = [[found[one, f"llama31-8b-kv{bits}", length, dot] for dot in ("fp32", "int16")] for one in columns]
-            cells = [f"{floating:.2f} → {integers:.2f} ({floating / integers:.2f})" for floating, integers in times]
-            body.append([f"int{bits}, 1 × {length}", *cells])
-    return table(["cache", *(f"{device}, pages of {size}" for device, size in columns)], body)
+    times = {(r["device"], r["pages"], r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
+    columns = sorted({(device, size) for device, size, *_ in times}, key=lambda column: (column[0], column[1] == "2 MB"))
+
+    def cell(column: tuple[str, str], spec: str, length: str) -> str:
+        floating, integers = (times.get((*column, spec, length, dot)) for dot in ("fp32", "int16"))
+        return f"{floating:.2f} → {integers:.2f} ({floating / integers:.2f})" if floating and integers else "–"
+
+    body = [
+        [f"int{bits}, 1 × {length}", *(cell(column, f"llama31-8b-kv{bits}", length) for column in columns)]
+        for bits in (8, 4, 2)
+        for length in ("4096", "32768")
+    ]
+    return table(["cache", *(f"{device}, pages of {size}" if size else device for device, size in columns)], body)
 
 
 def sizes() -> str:

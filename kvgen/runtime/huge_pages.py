@@ -28,7 +28,7 @@ def new_bytes(count: int, device: torch.device) -> torch.Tensor:
         memory = mmap.mmap(-1, count + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"there are no {count} bytes of memory: {error.strerror}") from error
-    with suppress(OSError):  # a kernel that was built without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
     skipped = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % HUGE
+    with suppress(OSError):  # a kernel that was built without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE, skipped, count // HUGE * HUGE)
     return torch.frombuffer(memory, dtype=torch.uint8, offset=skipped, count=count)

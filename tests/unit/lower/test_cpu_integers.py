@@ -45,16 +45,18 @@ def integer_schedule(spec: KernelSpec) -> Schedule:
 
 
 @pytest.mark.skipif("avx2" not in cpu_features(), reason="these instruction sets are those of x86-64")
-def test_every_instruction_set_gives_the_same_scores() -> None:
+@pytest.mark.parametrize("bits", [4, 2])
+def test_every_instruction_set_gives_the_same_scores(bits: int) -> None:
     """VNNI, vpmaddwd, plain arithmetic: sums of integers are exact, so only the floats around them may round differently."""
-    spec = spec_of(heads="4/1", dim=32, k="4c32", v="8t32")
+    spec = spec_of(heads="4/1", dim=32, k=f"{bits}c32", v=f"{8 if bits == 4 else 2}t32")
     schedule = integer_schedule(spec)
     source, layout = CPU.lower(spec, schedule, "cpu"), layout_of(spec, schedule.layout)
     generator = torch.Generator().manual_seed(1)
     k, val = (torch.randn(2, 700, 1, 32, generator=generator).half() for _ in range(2))
     q = torch.randn(2, 1, 4, 32, generator=generator).half() * 3
     results = []
-    for flags in ((), ("-mno-avx512vnni", "-mno-avx512f"), ("-mno-avx512f", "-mno-avx512vnni", "-mno-avxvnni"), ("-march=x86-64",)):
+    sets = ((), ("-mno-avx512vnni",), ("-mno-avx512vnni", "-mno-avx512f"), ("-mno-avx512f", "-mno-avx512vnni", "-mno-avxvnni"))
+    for flags in (*sets, ("-march=x86-64",)):
         v = Variant(spec, layout, load(build(replace(source, flags=(*source.flags, *flags))).path))
         cache = v.new_cache(2, 800)
         v.prefill(cache, k, val, [700, 333])

@@ -8,6 +8,7 @@ import torch
 from kvgen.measure import read_roofline as module
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import OVERLAPPING, PIECE, READS, read_roofline, read_us, source
+from kvgen.runtime.huge_pages import HUGE, LEAST_BYTES
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
 
@@ -78,3 +79,10 @@ def test_a_copy_moves_half_of_the_bytes_from_one_half_to_the_other() -> None:
     buffer[3 * PIECE :] = 0
     assert min(meter.copies(5 * PIECE, POLICY)) > 0
     assert torch.equal(buffer[3 * PIECE :], buffer[: 3 * PIECE])
+
+
+def test_the_buffer_has_the_memory_of_caches() -> None:
+    meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
+    _, (buffer,) = meter._buffers(LEAST_BYTES, POLICY)
+    assert buffer.data_ptr() % HUGE == 0
+    assert int(buffer.min()) == 1

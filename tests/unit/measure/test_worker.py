@@ -128,7 +128,8 @@ def test_a_workspace_that_is_too_large_is_out_of_memory(worker: Worker) -> None:
 
 def test_a_process_is_ended_before_the_machine_has_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"available_bytes": 128 << 20}))
-    fits = job(timing=replace(TIMING, cold_bytes=0))  # the caches do, and the fp64 reference over them does not
+    # The caches fit (from 210,000 tokens on they would not), and the fp64 reference over them does not (up to 150,000 it would).
+    fits = job(timing=replace(TIMING, cold_bytes=0))
     with Worker() as poor:
         outcome = poor.run(replace(fits, workloads=(Workload(batch=1, kv_len=195_000),), check=CheckPolicy(workloads_only=True)))
     assert (outcome.kind, outcome.detail) == ("oom", "its process used up all 128 MiB of host memory that were free during reference")

@@ -46,6 +46,14 @@ def test_memory_is_neither_resident_before_it_is_written_nor_kept_after_it_is_fr
     assert data_bytes() - mapped < count // 8
 
 
+ADVICE: list[tuple[int, ...]] = []
+
+
+class Recorded(mmap.mmap):
+    def madvise(self, *advice: int) -> None:
+        ADVICE.append(advice)
+
+
 class SmallPages(mmap.mmap):
     def madvise(self, *_: int) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
@@ -54,6 +62,16 @@ class SmallPages(mmap.mmap):
 class NoMemory(mmap.mmap):
     def __new__(cls, *_: object, **__: object) -> NoMemory:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_huge_pages_are_asked_for_whole_ones_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", Recorded)
+    ADVICE.clear()
+    memory = new_bytes(3 * HUGE + 12345, CPU)
+    ((advice, start, length),) = ADVICE
+    assert (advice, length) == (mmap.MADV_HUGEPAGE, 3 * HUGE)
+    assert 0 <= start < HUGE
+    assert memory.data_ptr() % HUGE == 0
 
 
 def test_without_huge_pages_the_memory_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ struct PackedKeys {
       constexpr int part = (late + M - 1) / M;
       const uint8_t* from = codes(tile) + prefetch_offset(tile);
 #pragma GCC unroll 8
-      for (int w = early + m * part; w < early + (m + 1) * part; ++w) __builtin_prefetch(from + w * 64, 0, kSecondLevel);
+      for (int w = early + m * part; w < early + (m + 1) * part; ++w)
+        if (late % M == 0 || w < early + late) __builtin_prefetch(from + w * 64, 0, kSecondLevel);
     }
   }
 
