@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DOTS = ("fp32", "int16")
 PAGES = ("4 KB", "2 MB")
-TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4), (1, 2, 4))
+TILES = ((4, 4, 4), (4, 4, 8), (2, 2, 4), (2, 4, 4))
 """key_tiles, value_tiles, prefetch."""
 PR_SET_THP_DISABLE = 41
 """The number of Linux's prctl operation that refuses this process huge pages."""

@@ -81,7 +81,8 @@ struct PackedKeys {
         Upper upper;
         Boost<C>::weights(folded, block, group, boosted, bias);
         upper.set(boosted, Boost<C>::slots, bias);
-        for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { add_upper(width, first, upper, score); });
+        for_tiles<shared_tiles<Upper>(C::key_tiles)>(begin / kLanes, end / kLanes,
+                                                     [&](auto width, int first) { add_upper(width, first, upper, score); });
       }
       begin = end;
     }
@@ -89,7 +90,8 @@ struct PackedKeys {
 
   template <class W>
   void tiles(const W& weights, int begin, int end, float* score) const {
-    for_tiles<C::key_tiles>(begin / kLanes, end / kLanes, [&](auto width, int first) { tiles_of(width, first, weights, score); });
+    for_tiles<shared_tiles<W>(C::key_tiles)>(begin / kLanes, end / kLanes,
+                                             [&](auto width, int first) { tiles_of(width, first, weights, score); });
   }
 
   template <int T, class W>
@@ -122,7 +124,7 @@ struct PackedKeys {
     constexpr int groups = dim / C::Key::group;
     Group weights[groups];
     for (int g = 0; g < groups; ++g) weights[g].set(q + g * C::Key::group, C::Key::group, no_bias);
-    for_tiles<C::key_tiles>(0, chunk.tokens / kLanes, [&](auto width, int first) {
+    for_tiles<shared_tiles<Group>(C::key_tiles)>(0, chunk.tokens / kLanes, [&](auto width, int first) {
       for (int g = 0; g < groups; ++g) group_of(width, first, g, weights[g], q_sum, score);
     });
   }

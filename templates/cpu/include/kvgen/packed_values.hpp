@@ -53,7 +53,7 @@ struct PackedValues {
   void columns(const float* p, const float (&bias)[M], int begin, int end, float* acc) const {
     W weights;
     weights.set(p, chunk.tokens, bias);
-    for_tiles<C::value_tiles>(begin, end, [&](auto width, int first) { column(width, first, weights, acc); });
+    for_tiles<shared_tiles<W>(C::value_tiles)>(begin, end, [&](auto width, int first) { column(width, first, weights, acc); });
   }
 
   // All tokens of the chunk, for a few tiles of channels.

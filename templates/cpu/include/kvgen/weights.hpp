@@ -11,6 +11,7 @@ enum class Dot { fp32, int16 };
 template <class Code, int M, int Stride>
 class FloatWeights {
  public:
+  static constexpr int parts = 1;  // sums of a row of weights and a tile
   template <int T>
   using Acc = Sums<M, T>;
 
@@ -47,6 +48,7 @@ class FloatWeights {
 template <class Code, int M, int Stride, int N>
 class IntegerWeights {
  public:
+  static constexpr int parts = kParts;
   template <int T>
   using Acc = Sums<kParts * M, T, I32>;
 
@@ -108,6 +110,12 @@ class IntegerWeights {
   int32_t start_[kParts * M] = {};  // of the lower parts; upper ones start at 0
   float step_[M], bias_[M];
 };
+
+// Of `tiles` tiles that should share a broadcast weight, those whose sums fit the registers that floats would take.
+template <class W>
+constexpr int shared_tiles(int tiles) {
+  return tiles > W::parts ? tiles / W::parts : 1;
+}
 
 // Weights over N elements of rows of Stride floats, as configuration C asks.
 template <class C, class Code, int Stride, int N = Stride>
