@@ -11,7 +11,7 @@ TILE_ROWS = 8
 def q_tiles(spec: KernelSpec) -> int:
     """Tiles of packed-GQA rows of a CTA, so that all runs have about as many."""
     tiles = _tiles(spec)
-    fewest = -(-tiles // _most(spec))
+    fewest = -(-tiles // _most(spec.attention.head_dim))
     return -(-tiles // fewest)
 
 
@@ -29,13 +29,6 @@ def _tiles(spec: KernelSpec) -> int:
     return -(-spec.attention.group * spec.attention.q_len // TILE_ROWS)
 
 
-def _most(spec: KernelSpec) -> int:
-    """The tiles whose accumulators leave enough registers for the loop: four for every 16 channels of a tile."""
-    return min(4, max(1, (512 if query_in_shared_ok(spec) else 256) // spec.attention.head_dim))
-
-
-def query_in_shared_ok(spec: KernelSpec) -> bool:
-    key, value = spec.key, spec.value
-    if key.boosted(spec.attention.head_dim) or value.per_channel or value.group < spec.attention.head_dim:
-        return False
-    return key.bits <= 4 and key.per_channel
+def _most(head_dim: int) -> int:
+    """The tiles whose registers leave enough for the loop: six for every 16 channels, and more that do not depend on the channels."""
+    return min(4, max(1, 256 // head_dim))

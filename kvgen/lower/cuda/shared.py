@@ -75,11 +75,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     barriers = warps * in_flight * slot
     query = barriers + (0 if launch.text("copy") == "cp_async" else _align(warps * kv_tile // SUBTILE * in_flight * 8, 16))
     merge = query + tiles * dim * 16 * (2 if _error_in_copy(layout, rows) else 1)
-    scaled_query = 0
-    if tiles * dim > 256 and key.per_channel:
-        sets = 2 if gcd(key.group, kv_tile) == 16 else 1
-        scaled_query = tiles * dim * 16 * sets * (2 if dict(launch).get("exact_q") else 1)
-    pages = merge + _align(warps * max(tile_rows * (dim + 1) * 4, scaled_query), 16)
+    pages = merge + _align(warps * tile_rows * (dim + 1) * 4, 16)
     work_tiles = pages + _align(warps * (2 * in_flight * max(1, kv_tile // layout.tokens) * 4 if spec.cache.page else 0), 16)
     scalars = work_tiles + warps * WORK_TILES
     flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4

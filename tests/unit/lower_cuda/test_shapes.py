@@ -42,13 +42,7 @@ RUNS: tuple[Case, ...] = (
     ("k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks", 32, {"kv_tile": 32, "tiles_in_flight": 2}),
     ("k4v8:token:q5:h20/1:d144:page16:window100:cap20", 16, {"kv_tile": 32, "reduction": "cluster2"}),
 )
-QUERY_IN_SHARED: tuple[Case, ...] = (
-    ("k4v4:h32/1", 128, {"kv_tile": 128, "exact_q": False, "warps": 4}),
-    ("k2v4:h72/2:q2:kg16", 64, {"kv_tile": 32, "tiles_in_flight": 2, "warps": 2}),
-    ("k4v2:d208:h40/1:kg32:sym:page64:sinks", 64, {"kv_tile": 64, "exact_q": False, "warps": 2}),
-    ("k2v4:d80:h12/2:q5:kg64:window100:rollback8", 64, {"kv_tile": 64, "warps": 4}),
-)
-CASES = (*HALF_RUNS, *RUNS, *QUERY_IN_SHARED)
+CASES = (*HALF_RUNS, *RUNS)
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 

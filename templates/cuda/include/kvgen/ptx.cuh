@@ -114,12 +114,6 @@ __device__ __forceinline__ uint32_t load_shared1(uint32_t address) {
   return v;
 }
 
-__device__ __forceinline__ void store_shared8(uint32_t address, const uint2& v) {
-  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
-}
-__device__ __forceinline__ void store_shared16(uint32_t address, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 __device__ __forceinline__ void store_shared16(uint32_t address, const int (&v)[4]) {
   asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }

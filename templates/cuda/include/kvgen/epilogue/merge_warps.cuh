@@ -36,7 +36,7 @@ __device__ __forceinline__ void publish_state(State<Traits>& state, float* buffe
     const int row = 2 * (lane % 4) + c, g = lane / 4;
     if (row >= Traits::kTileQRows) continue;
     if (g == 0) stats[warp * 8 + row] = RowStats{state.row_max[c], state.row_sum[c]};
-    float* to = buffer + warp * Traits::kMergeWarp + row * Traits::kMergeStride;
+    float* to = buffer + (warp * Traits::kTileQRows + row) * Traits::kMergeStride;
 #pragma unroll
     for (int u = 0; u < Traits::kRowTiles; ++u)
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ __forceinline__ void merge_warps(const float* buffer, const RowStats*
   const float* from = buffer + row * Traits::kMergeStride + result.channel();
   result.sum.template add<Traits::kWarps>(
       [&](int warp) { return stats[warp * 8 + row]; },
-      [&](int warp, int i) { return from[warp * Traits::kMergeWarp + i * result.kStride]; });
+      [&](int warp, int i) { return from[warp * Traits::kTileQRows * Traits::kMergeStride + i * result.kStride]; });
 }
 
 }  // namespace kvgen

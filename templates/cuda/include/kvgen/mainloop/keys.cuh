@@ -4,19 +4,25 @@
 #include "kvgen/mainloop/boost.cuh"
 #include "kvgen/mainloop/query.cuh"
 #include "kvgen/mainloop/softmax.cuh"
-#include "kvgen/mainloop/stored_query.cuh"
 
 namespace kvgen {
 
-// Adds the products of K's codes and q in registers, for all tiles of query rows, so that each code is expanded once.
+// Multiplies K's codes with q of all tiles of query rows, so that each code is expanded once.
 template <class Traits>
-__device__ __forceinline__ void add_products(uint32_t codes, int lane,
-                                             const QueryFragments<Traits> (&query)[Traits::kSubtileKeyGroups][Traits::kQTiles],
-                                             Products<Traits> (&products)[Traits::kQTiles]) {
+__device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
+                                              const QueryFragments<Traits> (&query)[Traits::kSubtileKeyGroups][Traits::kQTiles],
+                                              const BoostQuery<Traits> (&boost)[Traits::kQTiles],
+                                              Products<Traits> (&products)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Key::kBits;
   constexpr int kStepsPerGroup = Traits::kSteps / Traits::kKeyGroups;
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile)
+#pragma unroll
+    for (int q = 0; q < Traits::kKeyGroups; ++q)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
-      codes, lane, [&](int pair, const uint32_t* words) {
+      subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
         expand<kBits, typename Traits::Format::Element, false, Traits::kMixedKeys>(
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
@@ -29,69 +35,12 @@ __device__ __forceinline__ void add_products(uint32_t codes, int lane,
               }
             });
       });
-}
-
-// The same with q in shared memory. Each of its fragments is loaded once, for all 32 tokens, so the codes of all channels are loaded first.
-template <class Traits>
-__device__ __forceinline__ void add_products(uint32_t codes, int lane, const StoredQuery<Traits>& query,
-                                             Products<Traits> (&products)[Traits::kQTiles]) {
-  using Runs = typename Traits::KeyRuns;
-  constexpr int kBits = Traits::Key::kBits, kWords = Fragment<kBits>::kWords, kRowTiles = 32 / Fragment<kBits>::kRows;
-  constexpr int kStepsPerGroup = Traits::kSteps / Traits::kKeyGroups;
-  uint32_t words[kRowTiles * Traits::kSteps][kWords];
-  visit_subtile<kBits, kRowTiles * Traits::kSteps, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* loaded) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[pair][i] = loaded[i];
-  });
-#pragma unroll
-  for (int x = 0; x < Runs::kCount; ++x) {
-#pragma unroll
-    for (int set = 0; set < Traits::kSubtileKeyGroups; ++set) {
-      uint4 high[Traits::kQTiles], low[Traits::kQTiles];
-#pragma unroll
-      for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-        high[tile] = query.high(set, tile, x, lane);
-        if constexpr (StoredQuery<Traits>::kLow) low[tile] = query.low(set, tile, x, lane);
-      }
-#pragma unroll
-      for (int i = 0; i < (Runs::is_half(x) ? 1 : 2); ++i)
-#pragma unroll
-        for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
-          const int step = Runs::tile(x) + i;
-          expand<kBits, typename Traits::Format::Element, false, Traits::kMixedKeys>(
-              words[row_tile * Traits::kSteps + step], row_tile, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-                if (rows % Traits::kSubtileKeyGroups != set) return;
-#pragma unroll
-                for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-                  float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
-                  ptx::mma(sum, a0, a1, a2, a3, i ? high[tile].z : high[tile].x, i ? high[tile].w : high[tile].y);
-                  if constexpr (StoredQuery<Traits>::kLow)
-                    ptx::mma(sum, a0, a1, a2, a3, i ? low[tile].z : low[tile].x, i ? low[tile].w : low[tile].y);
-                }
-              });
-        }
-    }
-  }
-}
-
-// Multiplies K's codes with q of all tiles of query rows.
-template <class Traits, class Query>
-__device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane, const Query& query,
-                                              const BoostQuery<Traits> (&boost)[Traits::kQTiles],
-                                              Products<Traits> (&products)[Traits::kQTiles]) {
-#pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile)
-#pragma unroll
-    for (int q = 0; q < Traits::kKeyGroups; ++q)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
-  add_products<Traits>(subtile + Traits::Format::kKeyCodes, lane, query, products);
   if constexpr (Traits::Format::kBoosted > 0) multiply_boost<Traits>(subtile + Traits::Format::kBoostCodes, lane, boost, products);
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q)
-      if constexpr (Traits::kMixedKeys && !Traits::kUnmixedSums) unmix<Traits::Key::kBits>(products[tile][q][0], products[tile][q][1]);
+      if constexpr (Traits::kMixedKeys && !Traits::kUnmixedSums) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
 }
 
 // The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <
@@ -143,40 +92,18 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
 }
 
 // The factors that turn a lane's products into scores in log2 units: they undo the position of a token's code fields and the unit of the
-// codes, and apply the factor of the query row.
+// codes, and apply the factor of the query row. [m_tile][2 * half + c].
 template <class Traits>
-struct Factors {
-  LaneValues<Traits> value;
-
-  __device__ __forceinline__ Factors() = default;
-  __device__ __forceinline__ Factors(const float* q_factors, int tile, int lane) {
-    constexpr int kBits = Traits::Key::kBits;
+__device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, LaneValues<Traits>& factors) {
+  constexpr int kBits = Traits::Key::kBits;
 #pragma unroll
-    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
+  for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float row = Traits::kQueryTwice ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2))
-                                              : row_factor<kBits>(m_tile, i / 2);
-        value[m_tile][i] = row / (Traits::kIntegerKeys ? 1.f : kCodeUnit<typename Traits::Key>)*q_factors[q_row<Traits>(tile, lane, i)];
-      }
-  }
-};
-
-// Those of all tiles of query rows: in registers, or computed again for every softmax step where q is not in registers either.
-template <class Traits, bool kStored = Traits::kQueryInShared>
-struct LaneFactors {
-  Factors<Traits> factors[Traits::kQTiles];
-  __device__ __forceinline__ void load(const float* q_factors, int lane) {
-#pragma unroll
-    for (int tile = 0; tile < Traits::kQTiles; ++tile) factors[tile] = Factors<Traits>(q_factors, tile, lane);
-  }
-  __device__ __forceinline__ const Factors<Traits>& of(const float*, int tile, int) const { return factors[tile]; }
-};
-
-template <class Traits>
-struct LaneFactors<Traits, true> {
-  __device__ __forceinline__ void load(const float*, int) {}
-  __device__ __forceinline__ Factors<Traits> of(const float* q_factors, int tile, int lane) const { return {q_factors, tile, lane}; }
-};
+    for (int i = 0; i < 4; ++i) {
+      const float row = Traits::kQueryTwice ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2))
+                                            : row_factor<kBits>(m_tile, i / 2);
+      factors[m_tile][i] = row / (Traits::kIntegerKeys ? 1.f : kCodeUnit<typename Traits::Key>)*q_factors[q_row<Traits>(tile, lane, i)];
+    }
+}
 
 }  // namespace kvgen

@@ -34,30 +34,22 @@ struct Shared {
   }
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }
-  // The warp's own scaled q, which lies where its result is written after the loop.
-  __device__ uint32_t scaled_query() const { return ptx::shared_address(merge + threadIdx.x / 32 * Traits::kMergeWarp); }
 };
 
 // The query operands. K per channel: of the sub-tile's groups of tokens.
 template <class Traits>
 struct TileQuery {
-  using Registers = std::conditional_t<Traits::kIntegerKeys, IntegerQuery<Traits>, QueryFragments<Traits>>;
-  using Fragments =
-      std::conditional_t<Traits::kQueryInShared, StoredQuery<Traits>, Registers[Traits::kSubtileKeyGroups][Traits::kQTiles]>;
-  Fragments fragments;
+  using Fragments = std::conditional_t<Traits::kIntegerKeys, IntegerQuery<Traits>, QueryFragments<Traits>>;
+  Fragments fragments[Traits::kSubtileKeyGroups][Traits::kQTiles];
   BoostQuery<Traits> boost[Traits::kQTiles];
   float affine[Traits::kStepKeyGroups][Traits::kQTiles][2];  // sum of q * zero in log2 units, for the K groups of a softmax step
   float unit[Traits::kStepKeyGroups][Traits::kQTiles][2];    // of integer products, for the same groups
 };
 
-// Prepares the operands for the KV tiles of a head. K per channel: `scale_query` gives them their values.
 template <class Traits>
-__device__ __forceinline__ void begin_query(const Shared<Traits>& shared, int lane, TileQuery<Traits>& query) {
-  if constexpr (Traits::kQueryInShared)
-    query.fragments.fragments = Traits::kKeyPerChannel ? shared.scaled_query() : shared.query();
-  else if constexpr (!Traits::kKeyPerChannel)
+__device__ __forceinline__ void load_query(const Shared<Traits>& shared, int lane, TileQuery<Traits>& query) {
 #pragma unroll
-    for (int tile = 0; tile < Traits::kQTiles; ++tile) query.fragments[0][tile].load(shared.query(), tile, lane);
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) query.fragments[0][tile].load(shared.query(), tile, lane);
 }
 
 // Scales q for the K groups that begin in the sub-tile at `token` of its KV tile. `params`: the tile's channel params of K.
@@ -72,11 +64,7 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
       const int group = token / Params::kTokens + i;
       const int step_group = group % Traits::kStepKeyGroups;
       float(&affine)[2] = query.affine[step_group][tile];
-      const uint32_t set = params + group * Params::kSetBytes;
-      if constexpr (Traits::kQueryInShared)
-        query.fragments.store_scaled(shared.query(), set, i, tile, lane, affine);
-      else
-        query.fragments[i][tile].load_scaled(shared.query(), set, tile, lane, affine);
+      query.fragments[i][tile].load_scaled(shared.query(), params + group * Params::kSetBytes, tile, lane, affine);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
         affine[c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
@@ -125,7 +113,7 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
 // Converts products to scores in log2 units, for one tile of query rows and the sub-tiles from `subtile` on.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
-                                          const TileQuery<Traits>& query, const Factors<Traits>& factors, uint32_t subtile, int tile,
+                                          const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile, int tile,
                                           int lane, Scores<Traits> (&x)[kStepSubtiles]) {
   if constexpr (Traits::kErrorInCopy) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
   if constexpr (Traits::kIntegerKeys) own_integer_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
@@ -140,7 +128,7 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        x[s].factor[m_tile][i] = factors.value[m_tile][i];
+        x[s].factor[m_tile][i] = factors[m_tile][i];
         if constexpr (Traits::kIntegerKeys) x[s].factor[m_tile][i] *= query.unit[s * Traits::kStepKeyGroups / kStepSubtiles][tile][i % 2];
         if constexpr (!Traits::kKeyPerToken) x[s].offset[m_tile][i] = key_offset<Traits>(query, s, tile, m_tile, lane, i % 2);
       }
@@ -150,7 +138,7 @@ __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Pr
 // The query operands that a warp keeps for all KV tiles of a head.
 template <class Traits>
 struct LoopQuery {
-  LaneFactors<Traits> factors;
+  LaneValues<Traits> factors[Traits::kQTiles];
   TileQuery<Traits> tile;
 };
 
@@ -174,18 +162,18 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
       multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments, query.tile.boost, products[s]);
     load_value_params<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueTokenParams, lane, params[s]);
   }
-  Scores<Traits> x[Traits::kQTiles][kStepSubtiles];
+  Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-    to_scores<Traits>(shared, products, query.tile, query.factors.of(shared.factors, tile, lane), subtile, tile, lane, x[tile]);
+    Scores<Traits> x[kStepSubtiles];
+    to_scores<Traits>(shared, products, query.tile, query.factors[tile], subtile, tile, lane, x);
 #pragma unroll
     for (int s = 0; s < kStepSubtiles; ++s) {
-      modify_scores<Traits>(mask.seqlen, position + s * 32, tile, lane, x[tile][s]);
-      if constexpr (kMasked) mask.apply(position + s * 32, tile, lane, x[tile][s]);
+      modify_scores<Traits>(mask.seqlen, position + s * 32, tile, lane, x[s]);
+      if constexpr (kMasked) mask.apply(position + s * 32, tile, lane, x[s]);
     }
+    softmax_step<Traits>(x, params, state[tile], weights[tile]);
   }
-  Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
-  softmax_step<Traits>(x, params, state, weights);
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueCodes, slot + Traits::KeyChannelParams::kBytes,
@@ -227,10 +215,11 @@ __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipe
   using Mask = PackedMask<Traits>;
   constexpr bool kMaskedEnd = Mask::kCausal || Traits::kGathered;
   LoopQuery<Traits> query;
-  query.factors.load(shared.factors, lane);
+#pragma unroll
+  for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.factors, i, lane, query.factors[i]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
-  begin_query<Traits>(shared, lane, query.tile);
+  if constexpr (!Traits::kKeyPerChannel) load_query<Traits>(shared, lane, query.tile);
   if constexpr (Mask::kWindowed)
     tile = run_tiles<Traits, true>(shared, pipeline, tile, min(stop, mask.first_clear_tile()), stride, mask, query, lane, state);
   if constexpr (kMaskedEnd)

@@ -28,15 +28,6 @@ __device__ __forceinline__ uint4 load_query(uint32_t fragments, int tile, int x,
 }
 
 template <class Traits>
-__device__ __forceinline__ void store_query(uint32_t fragments, int tile, int x, int lane, const uint4& v) {
-  const uint32_t at = fragments + query_offset<Traits>(tile, x, lane);
-  if (Traits::KeyRuns::is_half(x))
-    ptx::store_shared8(at, make_uint2(v.x, v.y));
-  else
-    ptx::store_shared16(at, v);
-}
-
-template <class Traits>
 struct QueryLoader {
   using Element = typename Traits::Format::Element;
   using Runs = typename Traits::KeyRuns;
@@ -180,19 +171,6 @@ __device__ __forceinline__ void load_key_params(uint32_t params, int step, int l
   }
 }
 
-// Scales the two words of a lane in one k-step, and adds q * zero of its rows to `affine`. `negated`: see `scaled_pair`.
-template <class Traits>
-__device__ __forceinline__ void scale_step(const uint32_t (&q)[2], const uint32_t (&negated)[2], uint32_t params, int step, int lane,
-                                           uint32_t (&high)[2], uint32_t (&low)[2], float (&affine)[4]) {
-  uint32_t scale[2], zero[2];
-  load_key_params<Traits>(params, step, lane, scale, zero);
-  // A's rows 0..7 are the zeros. Its rows 8..15 are the scales, whose sums nothing uses: one load returns both, and this order of
-  // registers needs no moves.
-  ptx::mma(affine, zero[0], scale[0], zero[1], scale[1], q[0], q[1]);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) high[i] = scaled_pair<Traits>(q[i], negated[i], scale[i], &low[i]);
-}
-
 // B fragments of a tile of query rows for every k-step: `high`, and the rounding error `low` where it has its own registers.
 template <class Traits>
 struct QueryFragments {
@@ -221,11 +199,22 @@ struct QueryFragments {
       uint4 negated = make_uint4(0, 0, 0, 0);
       if constexpr (Traits::kErrorInCopy) negated = load_query<Traits>(fragments + Traits::kQueryPlainBytes, tile, x, lane);
       const int step = Runs::tile(x);
-      scale_step<Traits>({q.x, q.y}, {negated.x, negated.y}, params, step, lane, high[step], low[kLow ? step : 0], even);
-      if (Runs::is_half(x)) continue;
-      scale_step<Traits>({q.z, q.w}, {negated.z, negated.w}, params, step + 1, lane, high[step + 1], low[kLow ? step + 1 : 0], odd);
+      scale_step(step, q.x, q.y, negated.x, negated.y, params, lane, even);
+      if (!Runs::is_half(x)) scale_step(step + 1, q.z, q.w, negated.z, negated.w, params, lane, odd);
     }
     affine[0] = even[0] + odd[0], affine[1] = even[1] + odd[1];
+  }
+
+ private:
+  __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t negated0, uint32_t negated1, uint32_t params,
+                                             int lane, float (&affine)[4]) {
+    uint32_t scale[2], zero[2];
+    load_key_params<Traits>(params, step, lane, scale, zero);
+    // A's rows 0..7 are the zeros. Its rows 8..15 are the scales, whose sums nothing uses: one load returns both, and this order of
+    // registers needs no moves.
+    ptx::mma(affine, zero[0], scale[0], zero[1], scale[1], q0, q1);
+    high[step][0] = scaled_pair<Traits>(q0, negated0, scale[0], &low[kLow ? step : 0][0]);
+    high[step][1] = scaled_pair<Traits>(q1, negated1, scale[1], &low[kLow ? step : 0][1]);
   }
 };
 

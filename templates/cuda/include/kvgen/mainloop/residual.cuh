@@ -201,11 +201,13 @@ __device__ __forceinline__ void attend_residual_tile(const ResidualTile<Traits>&
     for (int q = 0; q < Traits::kValueGroups; ++q)
 #pragma unroll
       for (int half = 0; half < 2; ++half) params[0].scale[m_tile][q][half] = 1.f, params[0].zero[m_tile][q][half] = 0.f;
-  Scores<Traits> x[Traits::kQTiles][1];
-#pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile) residual_scores<Traits>(rows, seqlen, tile, fragments, q_factors, lane, x[tile][0]);
   Weights<Traits> weights[Traits::kQTiles][1];
-  softmax_step<Traits>(x, params, state, weights);
+#pragma unroll
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+    Scores<Traits> x[1];
+    residual_scores<Traits>(rows, seqlen, tile, fragments, q_factors, lane, x[0]);
+    softmax_step<Traits>(x, params, state[tile], weights[tile]);
+  }
   residual_values<Traits>(rows, weights, state);
 }
 

@@ -98,25 +98,13 @@ using Weights = uint32_t[Traits::kValueGroups][2][2];
 
 namespace detail {
 
-template <class Traits>
-struct Sums {
-  float row_sum[2];
-  float affine[Traits::kValueGroups][2];
-};
-
 // Computes probabilities, and weights as pairs of halves. True if the weights come near the limit of fp16 or one of them is NaN. A lane
 // sums the weights of both its rows, and the comparison is false for NaN, so a NaN in one row does not hide an overflow in the other.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
-                                                const State<Traits>& state, Sums<Traits>& sums,
+                                                const State<Traits>& state, LaneValues<Traits> (&p)[kStepSubtiles],
                                                 uint32_t (&y)[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2]) {
   __half2 total = __float2half2_rn(0.f);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    sums.row_sum[c] = state.row_sum[c];
-#pragma unroll
-    for (int q = 0; q < Traits::kValueGroups; ++q) sums.affine[q][c] = state.affine[q][c];
-  }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
@@ -124,22 +112,12 @@ __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepS
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 2 * half;
-        const float p[2] = {ptx::exp2(x[s].relative_to(state.row_max[0], m_tile, i)),
-                            ptx::exp2(x[s].relative_to(state.row_max[1], m_tile, i + 1))};
-#pragma unroll
-        for (int c = 0; c < 2; ++c) sums.row_sum[c] += p[c];
+        p[s][m_tile][i] = ptx::exp2(x[s].relative_to(state.row_max[0], m_tile, i)),
+        p[s][m_tile][i + 1] = ptx::exp2(x[s].relative_to(state.row_max[1], m_tile, i + 1));
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q) {
           const float scale = v[s].scale[m_tile][q][half];
-          y[s][q][m_tile][half] = ptx::pack_half2(p[0] * scale, p[1] * scale);
-          if constexpr (Traits::kValuePerToken) {
-            const float2 rounded = __half22float2(ptx::as_half2(y[s][q][m_tile][half]));
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-              const float weight = !kZerosInScales<Traits> ? p[c] : c == 0 ? rounded.x : rounded.y;
-              sums.affine[q][c] = fmaf(weight, v[s].zero[m_tile][q][half], sums.affine[q][c]);
-            }
-          }
+          y[s][q][m_tile][half] = ptx::pack_half2(p[s][m_tile][i] * scale, p[s][m_tile][i + 1] * scale);
           total = s + m_tile + half + q == 0 ? ptx::as_half2(y[s][q][m_tile][half]) : __hadd2(total, ptx::as_half2(y[s][q][m_tile][half]));
         }
       }
@@ -178,12 +156,18 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
   state.rescale(factor);
 }
 
-// Adds a tile's probabilities to the sums of its rows, and gives the weights as B fragments.
+}  // namespace detail
+
+// Adds the probabilities of kStepSubtiles sub-tiles to the sums, and gives their weights as B fragments.
 template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ void add_weights(const Sums<Traits>& sums,
-                                            const uint32_t (&y)[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2],
-                                            const ValueParams<Traits> (&v)[kStepSubtiles], State<Traits>& state,
-                                            Weights<Traits> (&weights)[kStepSubtiles]) {
+__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubtiles], const ValueParams<Traits> (&v)[kStepSubtiles],
+                                             State<Traits>& state, Weights<Traits> (&weights)[kStepSubtiles]) {
+  LaneValues<Traits> p[kStepSubtiles];
+  uint32_t y[kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2];
+  if (__any_sync(~0u, detail::compute_weights<Traits>(x, v, state, p, y))) {
+    detail::raise_row_max<Traits>(x, v, state);
+    detail::compute_weights<Traits>(x, v, state, p, y);
+  }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
@@ -197,35 +181,20 @@ __device__ __forceinline__ void add_weights(const Sums<Traits>& sums,
         if constexpr (Traits::kQueryTwice) weights[s][q][1][half] = __shfl_xor_sync(~0u, weights[s][q][0][half], 16);
       }
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    state.row_sum[c] = sums.row_sum[c];
+  for (int s = 0; s < kStepSubtiles; ++s)
 #pragma unroll
-    for (int q = 0; q < Traits::kValueGroups; ++q) state.affine[q][c] = sums.affine[q][c];
-  }
-}
-
-}  // namespace detail
-
-// Adds the probabilities of kStepSubtiles sub-tiles to the sums, and gives their weights as B fragments. All tiles of query rows share one
-// overflow test, so that no branch keeps the compiler from interleaving them.
-template <class Traits, int kStepSubtiles>
-__device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[Traits::kQTiles][kStepSubtiles],
-                                             const ValueParams<Traits> (&v)[kStepSubtiles], State<Traits> (&state)[Traits::kQTiles],
-                                             Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles]) {
-  detail::Sums<Traits> sums[Traits::kQTiles];
-  uint32_t y[Traits::kQTiles][kStepSubtiles][Traits::kValueGroups][Traits::kMTiles][2];
-  bool overflow = false;
+    for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile) overflow |= detail::compute_weights<Traits>(x[tile], v, state[tile], sums[tile], y[tile]);
-  if (__any_sync(~0u, overflow)) {
+      for (int i = 0; i < 4; ++i) {
+        state.row_sum[i % 2] += p[s][m_tile][i];
 #pragma unroll
-    for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-      detail::raise_row_max<Traits>(x[tile], v, state[tile]);
-      detail::compute_weights<Traits>(x[tile], v, state[tile], sums[tile], y[tile]);
-    }
-  }
-#pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile) detail::add_weights<Traits>(sums[tile], y[tile], v, state[tile], weights[tile]);
+        for (int q = 0; q < Traits::kValueGroups; ++q)
+          if constexpr (Traits::kValuePerToken) {
+            const float2 rounded = __half22float2(ptx::as_half2(y[s][q][m_tile][i / 2]));
+            const float weight = !kZerosInScales<Traits> ? p[s][m_tile][i] : i % 2 == 0 ? rounded.x : rounded.y;
+            state.affine[q][i % 2] = fmaf(weight, v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
+          }
+      }
 }
 
 }  // namespace kvgen

@@ -86,8 +86,6 @@ struct Traits : Schedule {
   // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
   static constexpr bool kIntegerKeys =
       kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Key::kGroup % 32 == 0 && Format::kBoosted == 0;
-  // The loop reads q from shared memory if registers do not hold it beside the accumulators.
-  static constexpr bool kQueryInShared = kQTiles * kHeadDim > 256;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
   static constexpr bool kCarryError = kKeyPerChannel && !kIntegerKeys && (kQueryTwice || Schedule::kExactQ);
@@ -151,11 +149,7 @@ struct Traits : Schedule {
 
   // The arrays of shared memory lie where the rendered source says (`Memory`, kvgen/lower/cuda/shared.py).
   static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;  // a second copy of q follows with kErrorInCopy
-  // A warp's own part of shared memory: scaled q in the loop, and after it the results that are merged.
-  static constexpr int kScaledQueryBytes =
-      kQueryInShared && kKeyPerChannel ? kQTiles * kHeadDim * 16 * (kCarryError ? 2 : 1) * kSubtileKeyGroups : 0;
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp fall into 32 banks
-  static constexpr int kMergeWarp = std::max(kTileQRows * kMergeStride, kScaledQueryBytes / 4);  // floats
   static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
   using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);

@@ -104,15 +104,11 @@ __forceinline__ uint32_t load_shared4(uint32_t address) { return load_shared<uin
 __forceinline__ uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
 __forceinline__ uint32_t load_shared1(uint32_t address) { return load_shared<uint8_t>(address); }
 template <class T>
-__forceinline__ void store_shared(uint32_t address, const T& v) {
-  checker::access(emulator::shared + address, sizeof(T), checker::kWrite);
+__forceinline__ void store_shared16(uint32_t address, const T (&v)[4]) {
+  checker::access(emulator::shared + address, 16, checker::kWrite);
   const checker::Quiet quiet;
-  std::memcpy(emulator::shared + address, &v, sizeof v);
+  std::memcpy(emulator::shared + address, v, 16);
 }
-__forceinline__ void store_shared8(uint32_t address, const uint2& v) { store_shared(address, v); }
-__forceinline__ void store_shared16(uint32_t address, const uint4& v) { store_shared(address, v); }
-template <class T>
-__forceinline__ void store_shared16(uint32_t address, const T (&v)[4]) { store_shared(address, v); }
 
 template <int kBytes>
 __forceinline__ void copy_async(uint32_t shared, const void* global) {
