@@ -114,7 +114,11 @@ class Worker:
     def _request(self, request: dict[str, Any], count: int, timeout_s: float, device: str) -> list[Outcome]:
         process = self._alive(device)
         started = time.monotonic()
-        outcomes = self._follow(process, request, timeout_s)
+        try:
+            outcomes = self._follow(process, request, timeout_s)
+        except BaseException:  # the answer, which still comes, would be read as that of the next request
+            self.close()
+            raise
         if isinstance(outcomes, Outcome):
             outcomes = [Outcome(outcomes.kind, outcomes.detail, seconds=time.monotonic() - started)] * count
         if not all(outcome.kind in ("ok", "unsupported") for outcome in outcomes):

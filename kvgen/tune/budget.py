@@ -29,6 +29,11 @@ class Budget:
     seconds: float | None = None
     """Wall-clock seconds for everything: compiling, measuring, finalists."""
 
+    @property
+    def only_trials(self) -> bool:
+        """Whether the number of measurements is the only bound."""
+        return self.trials is not None and self.seconds is None
+
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
             raise ValueError(f"trials must be 1 or more, not {self.trials}")

@@ -76,7 +76,7 @@ class CompileQueue(CompilePool):
         self._jobs = {key: job for key, job in self._jobs.items() if not job.cancel()}
 
     def artifact(self, schedule: Schedule) -> Artifact:
-        """The compiled schedule; waits for it. Raises CompileError, UnsupportedError or ToolchainMissing."""
+        """The compiled schedule; waits for it. Raises CompileError, CompilerCrash, UnsupportedError, ToolchainMissing or HostError."""
         self.start(schedule)
         return self._jobs[schedule.id].result()
 

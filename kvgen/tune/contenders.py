@@ -146,7 +146,7 @@ def open_search(
             f"the search space of {spec.name} has no candidates: kvgen space --explain tells why, and --all-schedules lifts its hints"
         )
     known = sum(len(queue.todo.keys() & trial_stores[queue.backend, queue.workload.key].records.keys()) for queue in every)
-    exhaustive = candidates - known <= trials if trials is not None else not timed
+    exhaustive = not timed and (trials is None or candidates - known <= trials)
 
     def suggest(queue: SearchQueue) -> Schedule | None:
         return trial_stores[queue.backend, queue.workload.key].suggest(queue.layout)

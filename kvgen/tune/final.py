@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnyWorkload
 from kvgen.toolchain import Artifact
@@ -17,7 +17,7 @@ from kvgen.tune.progress import Phase
 from kvgen.tune.runner import Runner
 
 
-@dataclass(frozen=True)
+@dataclass
 class Final:
     """The final of a run. `defaults` and `present`, both by workload key, are the launches to beat."""
 
@@ -28,6 +28,10 @@ class Final:
     queue: CompileQueue
     clock: Clock
     tell: Callable[[Phase, str], None]
+    interrupted: bool = False
+    """Whether Ctrl-C ended the further rounds. The final is complete without them."""
+    left_out: dict[Schedule, str] = field(default_factory=dict)
+    """Finalists that could not be compiled here, with the reason: an earlier run or another host measured them."""
 
     def measure(self, known: Sequence[Record], keep: Sequence[Candidate]) -> list[Record]:
         """The finalists' records. `known` are the records of the search; those of `keep` that were right take part whatever their times."""
@@ -40,11 +44,22 @@ class Final:
         if self.runner.exclusive:
             self.queue.wait_idle()
         self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
-        entrants = [(candidate, self.queue.artifact(candidate.schedule)) for candidate in candidates]
+        entrants = self._compiled(candidates)
         left = self.clock.final_left
         records = self._again(self.runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants))
         accuracy = {record.candidate.key: record.accuracy for record in known}
         return [replace(record, accuracy=accuracy[record.candidate.key]) for record in records]
+
+    def _compiled(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Artifact]]:
+        found = [(candidate, self._artifact(candidate.schedule)) for candidate in candidates]
+        return [(candidate, artifact) for candidate, artifact in found if artifact is not None]
+
+    def _artifact(self, schedule: Schedule) -> Artifact | None:
+        try:
+            return self.queue.artifact(schedule)
+        except (CompileError, CompilerCrash, ToolchainMissing, UnsupportedError) as error:
+            self.left_out[schedule] = str(error)
+            return None
 
     def _again(self, records: Sequence[Record], artifacts: Mapping[Candidate, Artifact]) -> list[Record]:
         """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
@@ -55,7 +70,9 @@ class Final:
             return list(records)
         self.tell("finalists", f"{len(candidates)} finalists are timed again")
         more: dict[Candidate, Record] = {}
-        with suppress(KeyboardInterrupt):  # the final is complete without them
+        try:
             again = self.runner.final([(candidate, artifacts[candidate]) for candidate in candidates], left)
             more = {record.candidate: record for record in again}
+        except KeyboardInterrupt:
+            self.interrupted = True
         return [record.joined(more[record.candidate]) if record.candidate in more else record for record in records]

@@ -20,7 +20,9 @@ from kvgen.spec.model import MAX_KV_LEN, Lengths
 SPREAD = 64
 """Longest over shortest sequence of a cell of unequal lengths."""
 LONGER = 4
-"""Its longest sequence, over the length of the sequences of the cell with as many tokens in equal sequences (a mean of .95 of these)."""
+"""A cell of unequal lengths goes with one of equal lengths L: its longest sequence has LONGER * L tokens, and the mean is .95 L, so that
+both have about as many tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Grid:
     sustained: tuple[tuple[int, int], ...] = ()
     """Pairs that are measured under a sustained load, too."""
     screened: tuple[tuple[int, int], ...] = ()
-    """Pairs at which all launches of the search are measured, to find those that are measured over the grid."""
+    """Pairs at which many launches are timed once, to find those that are measured over the grid (*screening*)."""
     uneven: tuple[tuple[int, int], ...] = ()
     """Pairs beside the others, with equal lengths. With a batch that is a power of two, as with the usual numbers of heads, the last CTAs
     to run are nearly as many as the GPU holds; with these batches they are fewer, and other launches are the fastest.
@@ -51,10 +53,10 @@ class Grid:
         for step in (1, 2):
             finer = [pair for pair in pairs if self._step(pair) == step]
             order += [*equal(finer, q_len), *unequal(finer, q_len)]
-        return [work for work in order if work.kv_len >= q_len and work.shortest >= q_len]
+        return [work for work in order if work.shortest >= q_len]
 
     def anchors(self, q_len: int = 1) -> list[Workload]:
-        """The workloads at which all launches of the search are measured: equal and unequal lengths in turn."""
+        """The workloads of screening: those with equal lengths, then every second pair with unequal ones."""
         pairs = list(self.screened)
         both = [*equal(pairs, q_len), *unequal(pairs[1::2], q_len)]
         return [work for work in both if work.shortest >= q_len]

@@ -11,11 +11,12 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from kvgen._machine import available_bytes, cores
 from kvgen._nvml import named_gpus, visible_gpus
 from kvgen.arch import Target, device_type
+from kvgen.errors import MeasureError
 from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
@@ -43,6 +44,8 @@ CLEAR = 0.01
 OVERHEAD_S = 0.05
 """Seconds that a finalist's sample takes besides the timed calls: graph capture, copies of inputs, the read roofline."""
 TIMEOUT_S = 60.0
+WAIT_S = 0.2
+"""Seconds after which a wait for another process's measurement looks whether the run has ended."""
 
 
 class IsolatedRunner:
@@ -70,6 +73,7 @@ class IsolatedRunner:
         self._verified: dict[str, Mapping[str, float]] = {}  # by artifact id: checks that do not depend on the workload run once
         self._verifying: dict[str, Event] = {}  # by artifact id: a device runs these checks now
         self._choosing = Lock()
+        self._closed = Event()
         self._spec, self._target = spec, target
         visible = [] if target == "cpu" else visible_gpus()
         names: Sequence[str | None] = named_gpus(devices) if devices and target != "cpu" else [None]
@@ -167,7 +171,8 @@ class IsolatedRunner:
         return compare(new.samples, old.samples, min_effect=CLEAR).kind
 
     def close(self) -> None:
-        """See `Runner`."""
+        """See `Runner`. A thread that waits for a device gives up, too."""
+        self._closed.set()
         for worker in self._workers:
             worker.close()
 
@@ -176,10 +181,21 @@ class IsolatedRunner:
 
     @contextmanager
     def _locked(self, device: int) -> Iterator[None]:
-        lock = self._locks[device]
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock):
+        file = self._locks[device]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file)
+        while True:
+            if self._closed.is_set():
+                raise MeasureError("the run has ended")
+            try:
+                lock.acquire(timeout=WAIT_S)
+                break
+            except Timeout:
+                continue
+        try:
             yield
+        finally:
+            lock.release()
 
 
 def _visible(name: str | None) -> dict[str, str]:

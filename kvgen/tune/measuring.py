@@ -62,13 +62,16 @@ class MeasuringLoop:
         self._clock, self._tell, self._finished, self._shared = clock, tell, finished, shared
         self._window: deque[Candidate] = deque()
         """Candidates that are being compiled, or wait for a device."""
+        self.uncompiled: list[tuple[Candidate, str]] = []
+        """Candidates whose compiler failed for a reason of this machine. They are not judged, and a later build tries them."""
         self._forgone: list[Candidate] = []
         """Candidates that another host is measuring."""
 
     def run(self, first: Sequence[Candidate]) -> None:
         """Measure. The `first` candidates are measured whatever the budget is.
 
-        The final's time is not touched: nothing is begun that would not be compiled by then, and nothing waited for that is not.
+        The final's time is not touched: nothing is begun that would probably not be compiled by then, and nothing waited for that is
+        not; but where measurements are exclusive, compilations that were begun are waited for.
         """
         must = {candidate.key for candidate in first}
         devices, running = Devices(self._runner.devices), dict[Future[Record], int]()
@@ -176,6 +179,7 @@ class MeasuringLoop:
         try:
             return self._queue.artifact(candidate.schedule)
         except (ToolchainMissing, CompilerCrash) as error:  # another time or machine may compile it: not recorded
+            self.uncompiled.append((candidate, str(error)))
             self._trial_store(candidate).release(candidate.schedule)
             self._search.take(Record(candidate, "unsupported", detail=str(error)))
             return None

@@ -20,7 +20,7 @@ from kvgen.plaindata import Facts
 from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.spec import KernelSpec, Workload
 from kvgen.toolchain import Artifact
-from kvgen.tune.candidate import Candidate, Record
+from kvgen.tune.candidate import Candidate, Key, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
@@ -58,7 +58,7 @@ class Table:
     decision: Decision
     """The decision, where a workload's winner has given way to a launch of the portfolio within GIVEN of it."""
     dispatch: DispatchTable
-    """Without the launches themselves."""
+    """Its `launches` are empty: `Entry.of` fills them from `more`."""
     more: tuple[tuple[Workload, Schedule], ...]
     """The launches beyond those of the workloads, in the order of their indices, each with the smallest workload that it serves."""
     facts: Facts
@@ -86,6 +86,8 @@ class Plane:
         self._q_len = max(spec.workloads, key=lambda work: work.weight).q_len
         self._artifacts: dict[Schedule, Artifact | None] = {}
         self._times = Times()
+        self._accuracy: dict[Key, Facts] = {}
+        """The errors of every candidate that was verified."""
 
     def measure(self, decision: Decision, records: Sequence[Record], seconds: float | None, *, untried: bool = True) -> Table | None:
         """Measure within `seconds` (None: the whole grid) and choose; None where nothing could be measured. `records` are those of the
@@ -110,14 +112,14 @@ class Plane:
         own = {work.key for work in self._spec.workloads}
         cells = [*self._spec.workloads, *(cell for cell in self._grid.cells(self._q_len) if cell.key not in own)]
         self._fill(cells, finalists, until(1 - VERIFYING))
-        verified = {record.candidate.key for record in records if record.ok}
+        self._accuracy = {record.candidate.key: record.accuracy for record in records if record.ok}
         while True:
             if default in self._times.barred:  # calls beyond the grid take it
                 default = self._default(decision, winners)
                 finalists = list(dict.fromkeys([*finalists, default]))
             measured = [cell for cell in cells if self._serving(cell, finalists, decision)]
             portfolio = self._choose(measured, finalists, default, decision)
-            if self._verified(portfolio, measured, finalists, verified):
+            if self._verified(portfolio, measured, finalists):
                 return self._table(decision, portfolio, measured, finalists, default)
 
     # --- launches ----------------------------------------------------------------------------------------------------
@@ -232,20 +234,19 @@ class Plane:
                 serves[number] = place
         return replace(portfolio, serves=tuple(serves))
 
-    def _verified(
-        self, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule], verified: set[tuple[str, str]]
-    ) -> bool:
-        """Whether every member is right at the largest workloads that it serves. One that is not is barred."""
+    def _verified(self, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule]) -> bool:
+        """Whether every member is right at the largest workloads that it serves, and at those of the spec. One that is not is barred."""
+        own = {work.key for work in self._spec.workloads}
         for index in portfolio.launches:
             schedule = finalists[index]
             served = [cell for cell, launch in zip(cells, portfolio.serves, strict=True) if launch == index]
-            for cell in largest(served):
+            for cell in dict.fromkeys([*largest(served), *(cell for cell in served if cell.key in own)]):
                 candidate, artifact = Candidate(schedule, cell), self._artifact(schedule)
-                if candidate.key in verified or artifact is None:
+                if candidate.key in self._accuracy or artifact is None:
                     continue
                 self._tell(f"verifying {candidate}")
                 record = self._runner.verify(candidate, artifact)
-                verified.add(candidate.key)
+                self._accuracy[candidate.key] = record.accuracy
                 if not record.right and record.kind != "unsupported":
                     self._times.failures.append(record)
                     self._times.barred.add(schedule)
@@ -288,7 +289,7 @@ class Plane:
             return record
         measured = self._times.record(record.candidate.workload, serving)
         assert measured is not None
-        return replace(measured, accuracy=record.accuracy)
+        return replace(measured, accuracy=self._accuracy.get(measured.candidate.key, {}))
 
     def _cell(
         self, cell: Workload, serving: Schedule, members: Sequence[Schedule], finalists: Sequence[Schedule], index: Mapping[Schedule, int]

@@ -17,7 +17,7 @@ MOST = 6
 ENOUGH = 1.03
 """Worst regret that is good enough: no further launch is added for less."""
 GAIN = 0.01
-"""Part of the worst regret that a further launch must save."""
+"""A smaller set is taken if its worst regret is at most this part above that of the best set of MOST launches."""
 TIED = 1.01
 """A launch within this factor of the fastest is as good: the plain schedule serves, if it is one."""
 COMPARED = 256

@@ -29,7 +29,7 @@ class Progress:
     done: int
     """Measurements taken in this run."""
     planned: int | None
-    """Measurements that the run may take at most; None where only time bounds it and the space is larger."""
+    """Measurements that the run may take at most; None until the search begins."""
     known: int
     """Measurements found from earlier runs."""
     failures: Counter[str]

@@ -6,6 +6,7 @@ candidate is never measured again. Failed candidates are stored as pruned trials
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any, NamedTuple, cast
 import optuna
 from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from kvgen.errors import host_errors
+from kvgen.errors import HostError, host_errors
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import AnyWorkload
@@ -33,8 +36,8 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 class _JournalLock:
     """A lock of the journal, which the operating system releases when its holder dies."""
 
-    def __init__(self, path: Path) -> None:
-        self._lock = FileLock(path)
+    def __init__(self, lock: FileLock) -> None:
+        self._lock = lock
 
     def acquire(self) -> bool:
         self._lock.acquire()
@@ -44,20 +47,37 @@ class _JournalLock:
         self._lock.release()
 
 
+class _Journal(JournalFileBackend):
+    """The file of a journal. A write that fails, on a full disk for example, leaves no part of a line to which others would be added."""
+
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        super().__init__(str(path), lock_obj=cast(Any, _JournalLock(lock)))
+        self._path, self._whole = path, lock
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with self._whole:  # the same thread may take it again, as the method of the base class does
+            size = self._path.stat().st_size
+            try:
+                super().append_logs(logs)
+            except OSError:
+                os.truncate(self._path, size)
+                raise
+
+
 def journal_storage(path: Path) -> optuna.storages.BaseStorage:
     """Storage in one file. An incomplete last line of a killed process is removed first.
 
-    Raises HostError where the file cannot be opened or written.
+    Raises HostError where the file cannot be opened or written, or is damaged.
     """
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
     with host_errors("open the journal", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock")
-        with FileLock(lock):
+        lock = FileLock(path.with_suffix(".lock"))
+        with lock:
             _cut_half_line(path)
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _JournalLock(lock))))
+        try:
+            return JournalStorage(_Journal(path, lock))
+        except ValueError as error:  # a line that is no JSON
+            raise HostError(f"the journal {path} is damaged ({error}): delete it, and its measurements are taken anew", path) from error
 
 
 def _cut_half_line(path: Path) -> None:
@@ -120,8 +140,6 @@ class TrialStore:
     def _drop_unfinished(self) -> None:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self.study.tell(trial.number, state=TrialState.FAIL)
-        for _ in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            self.study.tell(self.study.ask(), state=TrialState.FAIL)
 
     def read(self) -> list[Record]:
         """Read the study, with measurements of other hosts, and return the new records."""
@@ -152,9 +170,8 @@ class TrialStore:
             return True
         study_id = self._shared.get_study_id_from_name(self.study.study_name)
         claim = create_trial(state=TrialState.RUNNING, params=flatten(schedule), distributions=self._values, user_attrs={BEAT: 0})
-        trial_id = self._shared.create_new_trial(
-            study_id, claim
-        )  # with its parameters at once: of two processes, the lower number claims it
+        # The trial has its parameters from the start. If two processes claim a schedule, the one with the lower trial number has it.
+        trial_id = self._shared.create_new_trial(study_id, claim)
         number = self._shared.get_trial(trial_id).number
         self._open[schedule.id] = Claim(number, trial_id)
         self._shared.keep(trial_id)

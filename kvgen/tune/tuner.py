@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ def tune(
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     budget = budget or Budget()
     if plane is None:
-        plane = budget.trials is None or budget.seconds is not None
+        plane = not budget.only_trials
     if plane and not isinstance(spec, KernelSpec):
         plane = False  # a kernel of a matrix is called at the shapes it was tuned for
     run = _Run(
@@ -130,8 +130,6 @@ def _locked(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
     try:
         yield waited
     finally:
-        with suppress(OSError):
-            file.unlink()  # filelock retries on a file that was unlinked while it waited
         lock.release()
 
 
@@ -161,6 +159,8 @@ class _Run:
         self.failures: Counter[str] = Counter()
         self.without_table: str | None = None
         """Why the grid could not be measured to its end."""
+        self.notes: list[str] = []
+        """What the run left out besides."""
         self.known = 0
         self.planned: int | None = None
         self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
@@ -199,7 +199,10 @@ class _Run:
                 loop = MeasuringLoop(
                     search, self.trial_stores, runner, compile_queue, self.clock, self.tell, self._finished, shared=self.shared
                 )
-                loop.run(keep)
+                try:
+                    loop.run(keep)
+                finally:
+                    self._tell_uncompiled(loop.uncompiled)
             except KeyboardInterrupt:
                 interrupted = True
             finally:
@@ -207,14 +210,16 @@ class _Run:
                 for trial_store in self.trial_stores.values():
                     trial_store.close()
             last: list[Record] = []
+            final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
             if not interrupted:
                 try:
-                    final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
                     last = final.measure(self.records(), keep)
+                    interrupted = final.interrupted
                 except KeyboardInterrupt:
                     interrupted = True
+                self.notes += [f"{schedule} was left out of the final: {reason}" for schedule, reason in final.left_out.items()]
             decision = decide(last, self.spec.workloads, self.defaults, present, runner.compare)
-            judged = last if decision is not None else self.records()
+            judged = last if decision is not None else [r for r in self.records() if r.candidate.schedule not in final.left_out]
             decision = decision or self._decide(judged, present, runner)
             table = None
             if self.grid is not None and not interrupted:
@@ -260,8 +265,7 @@ class _Run:
         """Measure launches over the grid, for the dispatch table; None where there is none, or one that would serve few calls."""
         assert isinstance(self.spec, KernelSpec)
         stage = Plane(self.spec, self.target, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
-        budget = self.clock.budget
-        table = stage.measure(decision, records, self.clock.left, untried=budget.trials is None or budget.seconds is not None)
+        table = stage.measure(decision, records, self.clock.left, untried=not self.clock.budget.only_trials)
         if table is not None:
             measured = [cell.work for cell in table.dispatch.cells]
             missing = [parse(key) for key, reason in table.dispatch.skipped.items() if reason == LATE]
@@ -276,7 +280,14 @@ class _Run:
             return decision
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
         first = next((f": {r.candidate}: {r.kind}: {r.detail}" for r in self.records() if not r.ok), "")
+        first = first or next((f": {note}" for note in self.notes), "")
         raise MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
+
+    def _tell_uncompiled(self, uncompiled: Sequence[tuple[Candidate, str]]) -> None:
+        if uncompiled:
+            candidate, reason = uncompiled[0]
+            what = f"{len(uncompiled)} schedules could not be compiled here, and were not judged: {candidate}: {reason}"
+            self.notes.append(f"{what}; a later build tries them")
 
     def _register(
         self,
@@ -292,7 +303,8 @@ class _Run:
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
         facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
-        before = [one.entry for one in self.store.find(self.spec) if one.entry is not None and one.entry.key == self.key]
+        present = [one.entry for store in self._stores() for one in store.find(self.spec)]
+        before = [entry for entry in present if entry is not None and entry.key == self.key]
         measured = table
         if table is None:
             table = next((kept for entry in before if (kept := present_table(entry, decision, self.sources)) is not None), None)
@@ -309,28 +321,29 @@ class _Run:
             if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
                 self.store.remove(one)
         measured_last = (*last, *(table.failures if table else ()))
+        notes = (*self.notes, *self._notes(measured, kept=table, lost=lost, interrupted=interrupted))
         self.tell("done", decision.why)
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records()), measured_last, self.clock.used, self.known,
-            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=self._notes(measured, kept=table, lost=lost),
+            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=notes,
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
 
-    def _notes(self, measured: Table | None, *, kept: Table | None, lost: bool) -> tuple[str, ...]:
-        """That no dispatch table was `measured` although one was wanted, and what became of that of the replaced entry: `kept`, or `lost`.
-        Without one, calls beside the workloads take the launch of the nearest.
+    def _notes(self, measured: Table | None, *, kept: Table | None, lost: bool, interrupted: bool) -> tuple[str, ...]:
+        """That no dispatch table was `measured` although one was wanted, and what became of that of the present entry (the user's, a
+        site's or a packaged one): `kept`, or `lost`. Without one, calls beside the workloads take the launch of the nearest.
         """
         notes = []
         if measured is not None:
             return ()
         if self.grid is not None:
             late = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
-            reason = self.without_table or late
-            notes.append(f"no new dispatch table: the grid was not measured, because {reason} (kvgen build goes on from here)")
+            reason = "the build was interrupted" if interrupted else self.without_table or late
+            notes.append(f"no new dispatch table: the grid was not measured, because {reason} (another build measures it from its start)")
         if kept is not None:
-            notes.append("the dispatch table of the replaced entry stays, since the same launches won")
+            notes.append("the dispatch table of the present entry stays, since the same launches won")
         if lost:
-            notes.append("the replaced entry had a dispatch table, which is gone: a build that measures the grid makes another")
+            notes.append("the present entry has a dispatch table, and the new one has none: a build that measures the grid makes another")
         return tuple(notes)
 
     # --- progress ----------------------------------------------------------------------------------------------------

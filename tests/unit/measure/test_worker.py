@@ -223,3 +223,21 @@ def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: 
 def test_no_finalists_need_no_process() -> None:
     assert interleave([], rounds=2) == []
     assert isinstance(Outcome("ok"), Outcome)
+
+
+def test_an_interrupted_request_ends_the_process_whose_answer_nobody_awaits(monkeypatch: pytest.MonkeyPatch):
+    """The next request would read it as its own."""
+
+    def interrupt(*_: object) -> list[Outcome]:
+        raise KeyboardInterrupt
+
+    others = running_children()
+    with Worker(MEMORY) as worker:
+        worker.start("cpu")
+        (before,) = running_children() - others
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "_follow", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                worker.run(job())
+        assert before not in running_children()
+        assert worker.run(job()).ok

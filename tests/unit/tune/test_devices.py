@@ -11,7 +11,9 @@ from threading import Barrier, Event, Lock
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from kvgen.errors import MeasureError
 from kvgen.lower.base import Source
 from kvgen.measure.job import Job, Outcome
 from kvgen.registry import Store
@@ -97,6 +99,19 @@ def test_workers_share_the_processors(workers: FakeWorkers, tmp_path: Path, monk
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     _runner(tmp_path)
     assert workers.environments[-1]["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_thread_that_waits_for_a_device_gives_up_when_the_run_ends(workers: FakeWorkers, tmp_path: Path):
+    """Another process holds the device. Without this, Ctrl-C waits for it, and a worker is started after all."""
+    runner = _runner(tmp_path)
+    with ThreadPoolExecutor(1) as pool, FileLock(tmp_path / "measure-0.lock"):
+        waiting = pool.submit(runner.measure, Candidate(SCHEDULE, Workload(batch=1, kv_len=1024)), ARTIFACT, 0)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        runner.close()
+        with pytest.raises(MeasureError, match="the run has ended"):
+            waiting.result(PATIENCE_S)
+    assert workers.whole == workers.part == []
 
 
 def test_an_artifact_is_verified_once_for_all_devices(workers: FakeWorkers, tmp_path: Path):

@@ -17,6 +17,7 @@ from kvgen.spec import load_spec
 from kvgen.spec.distance import mean_length
 from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
+from kvgen.tune import tuner
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.compile_queue import CompileQueue
@@ -195,6 +196,9 @@ def test_a_winner_gives_way_to_a_default_that_the_grid_finds_faster(tmp_path):
     """One thread wins at the workload, and serves shorter sequences; over the grid, the default's two are .1 % faster there."""
 
     class Runner(FakeRunner):
+        def _record(self, candidate, artifact):
+            return replace(super()._record(candidate, artifact), accuracy={"relative_l2": candidate.schedule.launch["threads"] * 1e-6})
+
         def measure_cell(self, entrants, rounds, device):
             records = super().measure_cell(entrants, rounds, device)
             if entrants[0][0].workload.key != "1x1024":
@@ -210,6 +214,7 @@ def test_a_winner_gives_way_to_a_default_that_the_grid_finds_faster(tmp_path):
     assert tuned.launch == table.default == 0
     assert entry.launches[0].params["threads"] == 2
     assert entry.timings[0].us == 99.9
+    assert entry.accuracy["1x1024"] == {"relative_l2": 2e-6}
     assert 1 in {launch.params["threads"] for launch in entry.every_launch}
     assert all(table.time(cell, cell.launch) <= table.time(cell, table.default) for cell in table.cells)
 
@@ -359,7 +364,7 @@ def test_a_build_without_the_grid_keeps_the_table_of_the_same_launches_and_says_
         first.entry.codes[launch.file].text for launch in first.entry.every_launch
     ]
     (note,) = again.notes
-    assert "the dispatch table of the replaced entry stays" in note
+    assert "the dispatch table of the present entry stays" in note
 
 
 def test_a_table_of_other_sources_is_not_kept(tmp_path, monkeypatch):
@@ -369,7 +374,7 @@ def test_a_table_of_other_sources_is_not_kept(tmp_path, monkeypatch):
     again = run(tmp_path, FakeRunner(cost=cost), plane=False)
     assert again.entry.dispatch is None
     (note,) = again.notes
-    assert "had a dispatch table, which is gone" in note
+    assert "has a dispatch table, and the new one has none" in note
     assert run(tmp_path, FakeRunner(cost=cost), plane=False).notes == ()
 
 
@@ -392,6 +397,19 @@ def test_an_interrupt_leaves_the_decision_without_a_table(tmp_path):
     assert result.interrupted
     assert result.entry.dispatch is None
     assert result.entry.launches[0].params["threads"] == 1
+    assert "because the build was interrupted" in result.notes[0]
+
+
+def test_a_build_without_the_grid_says_that_a_packaged_table_is_hidden(tmp_path, monkeypatch):
+    """The new entry goes before the packaged one, whose table it keeps if the same launches won."""
+    packaged = run(tmp_path / "packaged", FakeRunner(cost=cost), WIDE)
+    monkeypatch.setattr(tuner, "stores", lambda: (Store(tmp_path / "packaged" / "registry"),))
+    kept = run(tmp_path / "same", FakeRunner(cost=cost), WIDE, plane=False)
+    assert kept.entry.dispatch == packaged.entry.dispatch
+    lower = FakeBackend.lower
+    monkeypatch.setattr(FakeBackend, "lower", lambda *given: replace(source := lower(*given), text=source.text + "// changed\n"))
+    (note,) = run(tmp_path / "other", FakeRunner(cost=cost), WIDE, plane=False).notes
+    assert "has a dispatch table, and the new one has none" in note
 
 
 def test_a_grid_that_cannot_be_measured_leaves_the_decision_and_says_why(tmp_path):

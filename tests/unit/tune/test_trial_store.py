@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
+from kvgen.errors import HostError
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import Workload
@@ -50,6 +54,34 @@ def test_records_survive_the_process(journal: Path):
         first.finish(item)
     again = trial_store(journal)
     assert list(again.records.values()) == kept
+
+
+def test_a_write_that_fails_leaves_no_half_line(journal: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk is full for one line, and not for the next one."""
+    first = trial_store(journal)
+    first.finish(record(schedule()))
+    whole = journal.read_bytes()
+    append = JournalFileBackend.append_logs
+
+    def full(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        with journal.open("ab") as file:
+            file.write(b'{"op_code": 4, "half')
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", full)
+    with pytest.raises(OSError, match="No space left"):
+        first.finish(record(schedule(threads=4)))
+    assert journal.read_bytes() == whole
+    monkeypatch.setattr(JournalFileBackend, "append_logs", append)
+    first.finish(record(schedule(threads=1)))
+    assert len(trial_store(journal).records) == 2
+
+
+def test_a_damaged_journal_is_named(journal: Path):
+    trial_store(journal).finish(record(schedule()))
+    journal.write_bytes(b'{"half\n' + journal.read_bytes())
+    with pytest.raises(HostError, match=f"the journal {journal} is damaged"):
+        trial_store(journal)
 
 
 def test_a_claim_of_a_killed_run_is_dropped_and_a_half_written_line_cut(journal: Path):

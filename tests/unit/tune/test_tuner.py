@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 from kvgen.arch import Target
-from kvgen.errors import CompileError, MeasureError, UnsupportedError
+from kvgen.errors import CompileError, CompilerCrash, MeasureError, UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Schedule
@@ -17,11 +17,14 @@ from kvgen.lower.space import Constraint, SearchSpace
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.tune import contenders
 from kvgen.tune.budget import Budget
 from kvgen.tune.candidate import Candidate, Record
+from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import Kind
 from kvgen.tune.progress import Progress
 from kvgen.tune.result import TuningResult
+from kvgen.tune.search import Search
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
 
@@ -267,8 +270,9 @@ def test_several_devices_measure_every_point_once(place: Place):
 def test_nothing_is_left_behind_but_journal_modules_and_entry(place: Place):
     place.tune(FakeRunner(), trials=4)
     names = {path.relative_to(place.cache.root).parts[0] for path in place.cache.root.rglob("*") if path.is_file()}
-    assert names == {"modules", "studies"}
+    assert names == {"modules", "studies", "tuning"}
     assert {path.suffix for path in (place.cache.root / "studies").iterdir()} <= {".journal", ".lock"}
+    assert {path.suffix for path in (place.cache.root / "tuning").iterdir()} == {".lock"}
 
 
 def test_hosts_share_studies_in_a_database(tmp_path: Path):
@@ -326,10 +330,57 @@ def test_more_turns_that_fail_or_are_cut_short(place: Place, cut: str):
                 raise KeyboardInterrupt
             return [Record(r.candidate, "timeout") if r.candidate.schedule.launch["threads"] == 4 else r for r in records]
 
-    result = place.tune(Runner())
-    assert not result.interrupted
+    runner = Runner()
+    result = place.tune(runner, plane=True)
+    assert result.interrupted == (cut == "interrupt")
+    assert bool(runner.cells) == (cut != "interrupt")
     (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
     assert (launch.params["threads"] == 4) == (cut == "interrupt")
+
+
+def test_a_finalist_that_cannot_be_compiled_here_is_left_out_and_named(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """Another run measured it, and its module is no longer in the cache."""
+    place.tune(FakeRunner(), plane=False)
+    artifact = CompileQueue.artifact
+
+    def crashing(queue: CompileQueue, schedule: Schedule) -> Artifact:
+        if schedule.launch["threads"] == 4:
+            raise CompilerCrash("g++ was killed by SIGKILL")
+        return artifact(queue, schedule)
+
+    monkeypatch.setattr(CompileQueue, "artifact", crashing)
+    runner = FakeRunner()
+    result = place.tune(runner, fresh=True, plane=False)
+    assert 4 not in {candidate.schedule.launch["threads"] for candidate in runner.finals[0]}
+    assert {launch.params["threads"] for launch in result.entry.launches}.isdisjoint({4})
+    assert all("was left out of the final: g++ was killed by SIGKILL" in note for note in result.notes)
+    assert result.notes
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_schedules_whose_compiler_was_killed_are_told(place: Place, monkeypatch: pytest.MonkeyPatch, least: int):
+    artifact = CompileQueue.artifact
+
+    def crashing(queue: CompileQueue, schedule: Schedule) -> Artifact:
+        if schedule.launch["threads"] >= least:
+            raise CompilerCrash("g++ was killed by SIGKILL")
+        return artifact(queue, schedule)
+
+    monkeypatch.setattr(CompileQueue, "artifact", crashing)
+    if least == 1:
+        with pytest.raises(MeasureError, match=r"nothing was measured.*17 schedules could not be compiled here.*killed by SIGKILL"):
+            place.tune(FakeRunner(), plane=False)
+    else:
+        (note,) = place.tune(FakeRunner(), plane=False).notes
+        assert "could not be compiled here, and were not judged" in note
+
+
+def test_a_bound_of_time_searches_though_trials_cover_the_space(place: Place, monkeypatch: pytest.MonkeyPatch):
+    given: list[bool] = []
+    monkeypatch.setattr(contenders, "Search", lambda *args: given.append(args[-1]) or Search(*args))
+    for budget in (Budget(), Budget(trials=1000), Budget(trials=3), Budget(seconds=60.0), Budget(trials=1000, seconds=60.0)):
+        place.tune(FakeRunner(), budget=budget, plane=False)
+    assert given == [True, True, True, False, False]
 
 
 def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place: Place):
