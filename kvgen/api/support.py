@@ -103,7 +103,10 @@ def _refusal(feature: str, backend: Backend, target: Target) -> str | None:
 
 
 def support_table() -> str:
-    """The same as a Markdown table; targets of a back end share a column if they are equal."""
+    """A Markdown table: a row per feature of the spec language, a column per back end and targets; yes, or – where it is refused.
+
+    Targets of a back end share a column if they are equal; back ends whose libraries are not installed have none. Needs no GPU or compiler.
+    """
     found = support()
     groups = _merged(found)
     lines = ["| | " + " | ".join(title for title, _ in groups) + " |", "|---|" + "---|" * len(groups)]

@@ -30,8 +30,10 @@ def build(
 
     With neither bound the whole space is measured. `backends` are names; by default all that support the spec.
     `storage` is a database URL that several hosts share. `progress` is called at every step. `all_schedules` also
-    searches what the hints of the search spaces exclude. `plane`: whether launches are measured over a grid of batches and lengths, for
-    calls beside the workloads (docs/tuning.md); None: unless `trials` alone bounds the build. The next `get_kernel` sees the entry.
+    searches what the hints of the search spaces exclude. `plane`: whether launches are measured over the plane of batches and lengths (the
+    grid of docs/tuning.md), for calls beside the workloads; None: unless `trials` alone bounds the build.
+
+    Returns the result: the registered entry with its timings, and why it won. The next `get_kernel` sees the entry.
     Raises SpecError, UnsupportedError, MeasureError where no schedule is right, and ToolchainMissing where a compiler, a device or a
     package of `kvgen[build]` is absent.
     """

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
 from kvgen.runtime import checks, extend
 from kvgen.runtime.arguments import Arguments
-from kvgen.runtime.calls import Calls
+from kvgen.runtime.calls import SHARED, Calls
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.sequences import CallOrder, OverflowFlag
@@ -24,6 +24,8 @@ _call_orders: WeakValueDictionary[int, CallOrder] = WeakValueDictionary()
 """Call orders of the caches of this process's Attention modules, by the address of their blocks."""
 _unbound: dict[int, CallOrder] = {}
 """Call orders of caches that only a graph from another process refers to."""
+_overflows: WeakKeyDictionary[CallOrder, OverflowFlag] = WeakKeyDictionary()
+"""The overflow flag of the cache of each call order. One flag for several caches would let a step of one raise for another."""
 
 
 def _module(path: str) -> Module:
@@ -34,36 +36,32 @@ def _module(path: str) -> Module:
 
 
 @contextmanager
-def _in_order(packed: torch.Tensor) -> Iterator[None]:
-    """Serialize a call with all other calls over the cache with these blocks, of operators and of kernels."""
+def _in_order(packed: torch.Tensor) -> Iterator[OverflowFlag]:
+    """Serialize a call with all other calls over the cache with these blocks, of operators and of kernels; gives the cache's flag.
+
+    Raises CacheMismatch where a step before had no room.
+    """
     place = packed.data_ptr()
     call_order = _call_orders.get(place)
     if call_order is None:
         call_order = _unbound.setdefault(place, CallOrder())
     with call_order.lock:
+        flag = _overflows.get(call_order)
+        if flag is None:
+            flag = _overflows[call_order] = OverflowFlag(packed.is_cuda)
+        flag.check()
         if packed.is_cuda:
             call_order.follow(packed.device.index)
-        yield
+        yield flag
 
 
-_overflows: dict[bool, OverflowFlag] = {}
-"""Overflow flags of all caches of the operators: one for the CPU, one for GPUs."""
-
-
-def _overflow(gpu: bool) -> OverflowFlag:
-    if gpu not in _overflows:
-        _overflows[gpu] = OverflowFlag(gpu)
-    return _overflows[gpu]
-
-
-def _plan(module: Module, q: torch.Tensor, lengths: torch.Tensor, max_len: int, overflow: OverflowFlag | None) -> torch.Tensor | None:
-    """The plan of a call, which appends where `overflow` is given; of one sequence there is none."""
+def _plan(module: Module, q: torch.Tensor, lengths: torch.Tensor, max_len: int, flag: OverflowFlag, *, append: bool) -> torch.Tensor | None:
+    """The plan of a call, int32 on the device; of one sequence, and on the CPU, there is none."""
     batch, q_len = q.shape[:2]
     if batch == 1 or not q.is_cuda:
         return None
-    append = int(overflow is not None)
     plan = torch.empty(int(module.plan_size(batch, max_len, q_len)), dtype=torch.int32, device=q.device)
-    module.plan(lengths, plan, q_len, append, 0, max_len, overflow.address if overflow is not None else 0)
+    module.plan(lengths, plan, q_len, int(append), 0, max_len, flag.address)
     return plan
 
 
@@ -71,6 +69,37 @@ def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+
+
+def _run(
+    q: torch.Tensor,
+    new: tuple[torch.Tensor, torch.Tensor] | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    workspace: torch.Tensor,
+    sinks: torch.Tensor | None,
+    path: str,
+    scale: float,
+    max_len: int,
+    most_q: int,
+    softcap: float,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
+    out, lse = _outputs(q)
+    cache = (*tensors, None)
+    with _in_order(tensors[0]) as flag:
+        module = _module(path)
+        if q.shape[1] > most_q:
+            call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
+            extend.run(module, cache, call)
+            return out, lse
+        plan = _plan(module, q, tensors[3], max_len, flag, append=new is not None)
+        rest = (out, lse, sinks, workspace, plan, scale, max_len)
+        if new is None:
+            module.attend(q, *cache, *rest)
+        else:
+            module.decode(q, *new, *cache, *rest, max_len, flag.address, 1)
+    return out, lse
 
 
 @torch.library.custom_op("kvgen::attend", mutates_args=("workspace",))
@@ -95,15 +124,8 @@ def attend(
     More query tokens than `most_q`, those that the module is compiled for, are extend attention, which needs the spec's `softcap` and
     `window`.
     """
-    out, lse = _outputs(q)
-    cache = (packed, k_residual, v_residual, lengths, block_table, None)
-    with _in_order(packed):
-        if q.shape[1] > most_q:
-            extend.run(_module(module), cache, extend.Call(q, None, out, lse, sinks, scale, max_len, max_len, 0, softcap, window))
-        else:
-            plan = _plan(_module(module), q, lengths, max_len, None)
-            _module(module).attend(q, *cache, out, lse, sinks, workspace, plan, scale, max_len)
-    return out, lse
+    tensors = (packed, k_residual, v_residual, lengths, block_table)
+    return _run(q, None, tensors, workspace, sinks, module, scale, max_len, most_q, softcap, window)
 
 
 @torch.library.custom_op("kvgen::decode", mutates_args=("packed", "k_residual", "v_residual", "lengths", "workspace"))
@@ -126,18 +148,8 @@ def decode(
     window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
-    out, lse = _outputs(q)
-    cache = (packed, k_residual, v_residual, lengths, block_table, None)
-    with _in_order(packed):
-        flag = _overflow(q.is_cuda)
-        flag.check()
-        if q.shape[1] > most_q:
-            call = extend.Call(q, (k_new, v_new), out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
-            extend.run(_module(module), cache, call)
-        else:
-            plan = _plan(_module(module), q, lengths, max_len, flag)
-            _module(module).decode(q, k_new, v_new, *cache, out, lse, sinks, workspace, plan, scale, max_len, max_len, flag.address, 1)
-    return out, lse
+    tensors = (packed, k_residual, v_residual, lengths, block_table)
+    return _run(q, (k_new, v_new), tensors, workspace, sinks, module, scale, max_len, most_q, softcap, window)
 
 
 @attend.register_fake
@@ -154,8 +166,8 @@ class Attention(torch.nn.Module):
     """A kernel bound to a cache, as a module that torch.compile(fullgraph=True) takes and a CUDA graph captures.
 
     The launch is that of a step captured over the cache now: for its full capacity, of equal lengths if the host knows them to be equal.
-    Memory of extend attention is sized for the capacity, too. The host does not track lengths here: the device refuses a step beyond the
-    capacity, writes nothing, and the next call raises CacheMismatch.
+    Memory of extend attention is sized for the capacity, too. The host does not track lengths here, so from now on the cache's `bound` is
+    its `max_len`. A GPU refuses a step beyond the capacity, writes nothing, and the next call raises CacheMismatch.
     """
 
     packed: torch.Tensor
@@ -169,31 +181,50 @@ class Attention(torch.nn.Module):
     def __init__(
         self, kernel: Calls, cache: KVCache, q_len: int = 1, scale: float | None = None, sinks: torch.Tensor | None = None
     ) -> None:
-        """`sinks`, float32 [q_heads], are the learned logits of a format that has them.
+        """`q_len` is the number of query tokens of the steps by which the launch is chosen; calls may have others. `scale` multiplies q·k
+        (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are the learned logits of a format that has them.
 
-        Raises CacheMismatch if the cache has another layout than the kernel, ValueError on wrong sinks.
+        Raises CacheMismatch if the cache has another layout than the kernel, TypeError if it is no cache, ValueError on wrong sinks or a
+        scale that is not finite, and where the cache shares its lengths with others: every Attention would advance them.
         """
         super().__init__()
         launch = kernel.launch_at_capacity(cache, q_len)
+        if cache.sequences.shared:
+            raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
         Arguments(kernel.spec, kernel.layout).sinks(sinks, cache)
         for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": launch.workspace(cache), "sinks": sinks}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(launch.module.path)
         self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
+        _overflows[cache.call_order] = cache.sequences.overflow
         attention = kernel.spec.attention
         self.scale = kernel.scale if scale is None else checks.scale(scale, attention.softcap)
         self.max_len = cache.max_len
         self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
         _modules[self.module] = launch.module
+        sequences = cache.sequences
+        with sequences.call_order.lock:
+            sequences.captured = True
+            sequences.appended(sequences.bound)  # a batch of which this is one sequence (`row_of`) learns it, too
 
     def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
-        """Append this step's tokens and attend: q and the result [batch, q_len, q_heads, head_dim]."""
+        """Append this step's tokens and attend causally.
+
+        q and the result are [batch, q_len, q_heads, head_dim], `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], all of the spec's
+        dtype; more query tokens than `attention.q_len` are extend attention.
+
+        Raises CacheMismatch where an earlier step had no room on a GPU, ValueError where this one has none on the CPU, and on wrong
+        tensors.
+        """
         out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), *self._constants())[0]
         return out
 
     def attend(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(out, lse) of q, the last positions of each sequence, without appending."""
+        """(out, lse) of q [batch, q_len, q_heads, head_dim], the last positions of each sequence, without appending.
+
+        out is like q, lse float32 [batch, q_heads, q_len], natural logarithm. Raises as `forward` does.
+        """
         out, lse = attend(q, *self._cache(), *self._constants())
         return out, lse
 

@@ -55,7 +55,7 @@ GPU_REFUSALS: tuple[Refusal, ...] = (
         f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
     ),
     Refusal(
-        f"more than {MAX_QUERIES} query tokens per call",
+        f"attention.q_len above {MAX_QUERIES} (longer calls need none: extend attention)",
         lambda s: s.attention.q_len > MAX_QUERIES,
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
     ),

@@ -34,7 +34,9 @@ class Cell(Json):
     workload: str
     """Its name, as `Workload.key` writes it."""
     launch: int
-    """Index of the launch that serves it: the fastest of the table's."""
+    """Index of the launch that serves it: the fastest of the portfolio, or the plain schedule or a workload's winner that is nearly as
+    fast.
+    """
     us: tuple[float | None, ...]
     """Of every launch in `DispatchTable.members`; None where it was not measured."""
     best_us: float

@@ -106,14 +106,14 @@ class Code(Json):
         return f"kernel-{digest([self.text, self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
 
     def source(self, target: Target, functions: tuple[str, ...] = FUNCTIONS) -> Source | None:
-        """The source to compile, which exports `functions`; None if kvgen's headers differ from those that it was tuned with."""
+        """The source to compile, which exports `functions`; None if headers are absent or differ from those that it was tuned with."""
         try:
             headers = tuple(map(locate, self.headers))
             if files_digest(headers) != self.headers_digest:
                 return None
             include = tuple(map(locate, self.include))
             return Source(self.text, self.language, target, include, self.flags, headers, functions)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a package that cannot be looked up here, such as __main__
             return None
 
 
@@ -148,7 +148,7 @@ class Entry(Json):
     quality: Facts | None = None
     """What the format costs, or None where it was never computed."""
     cache: Facts | None = None
-    """Reserved: further tensors of a cache: learned sinks, segments, data for a rollback."""
+    """Reserved for a later version; None today."""
 
     @classmethod
     def of(

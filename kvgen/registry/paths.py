@@ -36,8 +36,6 @@ def locate(name: str) -> Path:
     if not name.startswith("@"):
         return _inside(templates(), name)
     package, _, place = name[1:].partition("/")
-    if not package.isidentifier():  # a dotted name would import its parents
-        raise ValueError(f"{package!r:.120} is no name of a package")
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         return _inside(Path(folder), place)
@@ -46,9 +44,10 @@ def locate(name: str) -> Path:
 
 def check_portable(name: str) -> None:
     """Raise ValueError for a name that `portable` cannot return."""
-    for part in name.removeprefix("@").split("/"):
-        if not is_name(part):
-            raise ValueError(f"{name!r:.120} is no header or folder of kvgen's templates or of a package")
+    parts = name.removeprefix("@").split("/")
+    importable = not name.startswith("@") or parts[0].isidentifier()  # a dotted name would import its parents
+    if not importable or not all(map(is_name, parts)):
+        raise ValueError(f"{name!r:.120} is no header or folder of kvgen's templates or of a package")
 
 
 def _inside(root: Path, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -35,9 +36,9 @@ def model() -> Any:
     return model_of("llama", head_dim=64).half().to(DEVICE)
 
 
-def cache_of(model: Any, batch: int) -> KvgenCache:
+def cache_of(model: Any, batch: int, **more: Any) -> KvgenCache:
     model.set_attn_implementation("kvgen")
-    return KvgenCache(model.config, FORMAT, batch, 256, device=DEVICE)
+    return KvgenCache(model.config, {**FORMAT, **more}, batch, 256, device=model.device)
 
 
 @torch.no_grad()
@@ -92,6 +93,28 @@ def test_steps_of_equal_lengths_have_a_static_schedule(model: Any) -> None:
     tokens = torch.cat([loop.tokens[None].clone(), loop.run(20)]).cpu()
     for place, prompt in zip(places, prompts, strict=True):
         assert_likeliest(model, prompt, tokens[:, place].tolist())
+
+
+def test_a_loop_runs_on_another_gpu_than_the_current_one(model: Any) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    prompt, other = random_ids(1, 30)[0], copy.deepcopy(model).to("cuda:1")
+    loop = DecodeLoop(other, cache_of(other, 2))
+    place = loop.add(prompt)
+    tokens = torch.cat([loop.tokens[None].clone(), loop.run(10)]).cpu()
+    assert torch.cuda.current_device() == 0
+    assert_likeliest(model, prompt, tokens[:, place].tolist())
+
+
+@torch.no_grad()
+def test_crops_beyond_the_rollback_leave_the_positions_right(model: Any) -> None:
+    cache, ids = cache_of(model, 2, cache={"rollback": 8}), random_ids(2, 20).to(DEVICE)
+    model(ids, past_key_values=cache)
+    cache.crop(-6)
+    with pytest.raises(ValueError, match=r"crop\(6\): at most 2 positions"):
+        cache.crop(-6)
+    assert (cache.get_seq_length(), cache.lengths.tolist()) == (14, [14, 14])
+    cache.check()
 
 
 def test_generate_over_a_packed_cache(model: Any) -> None:

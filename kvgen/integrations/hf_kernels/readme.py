@@ -46,7 +46,7 @@ out, lse = kernel.attend(q, cache, lse=True{sinks})    # the same without append
 ```
 
 Functions: `new_cache`, `prepare`, `prefill`, `plan`, `decode`, `attend`, `unpack`; their docstrings give shapes and errors. A cache has
-`advance`, `crop`, `reset` and `clear`. They are functions over tensors, and no layers: a cache belongs to the caller.
+`advance`, `crop`, `reset`, `clear` and `reorder`. They are functions over tensors, and no layers: a cache belongs to the caller.
 
 ## What it computes
 

@@ -11,7 +11,6 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.api.fetch import get_kernel
-from kvgen.errors import CacheMismatch
 from kvgen.integrations.transformers.forwards import States
 from kvgen.integrations.transformers.group import LayerGroup
 from kvgen.integrations.transformers.passes import Passes
@@ -130,9 +129,11 @@ class KvgenCache(Cache):
         """Empty, for `batch` sequences (with beams: all of them) of up to `max_len` tokens each, padding not counted.
 
         `config` is the model's own (`model.config`). `spec` is a format for all layers, by layer type, or one for each layer, as
-        `layer_specs` takes them. Kernels are fetched as `kvgen.get_kernel` does: what was not tuned warns.
+        `layer_specs` takes them. Kernels are fetched as `kvgen.get_kernel` does: what was not tuned warns. `device` is the GPU that holds
+        all layers, by default the current one. It does not choose the kernels: for a model on the CPU, put `arch: cpu` into the spec.
 
-        Raises as `layer_specs` and `get_kernel` do, and ValueError where layers differ in `cache.rollback`.
+        Raises as `layer_specs` and `get_kernel` do, ValueError where layers differ in `cache.rollback` and where `device` and `arch`
+        disagree, ToolchainMissing for a GPU that does not exist.
         """
         specs = layer_specs(config, spec, batch=batch, max_len=max_len)
         rollbacks = sorted({each.cache.rollback for each in specs})
@@ -145,7 +146,7 @@ class KvgenCache(Cache):
         """Make layers over the caches that `passes` runs."""
         self.config, self.passes, self.number = config, passes, next(_numbers)
         _caches[self.number] = self
-        number = torch.tensor(self.number)
+        number = torch.tensor(self.number, device="cpu")
         super().__init__(layers=[KvgenLayer(passes, layer_idx, number, config) for layer_idx in range(len(passes.layers))])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KvgenCache:
@@ -204,7 +205,8 @@ class KvgenCache(Cache):
     def crop(self, tokens: int | torch.Tensor) -> None:
         """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
 
-        Raises ValueError beyond `cache.rollback` of the spec, and at padding.
+        Raises ValueError at padding and beyond `cache.rollback` of the spec: more than that below the most positions that there were since
+        the last reset. Nothing is changed then.
         """
         tokens = int(tokens)  # some releases count drafts on the device
         if tokens:
@@ -245,14 +247,7 @@ class KvgenCache(Cache):
 
     def check(self) -> None:
         """Raises CacheMismatch once where the device refused an earlier step, in a replay of a CUDA graph too, for lack of room."""
-        refused: CacheMismatch | None = None
-        for group in self.groups:  # one step is refused in every group of layers: all of them are asked, so that it is told once
-            try:
-                group.first.sequences.check()
-            except CacheMismatch as error:  # noqa: PERF203
-                refused = error
-        if refused is not None:
-            raise refused
+        self.passes.check()
 
 
 def _group(spec: KernelSpec, layers: int, batch: int, max_len: int, device: torch.device | str | None) -> LayerGroup:

@@ -1,7 +1,7 @@
 """How one forward pass of a model runs over the caches of a group of layers.
 
-A forward is made by the group's first layer and ended by its last: `attend` runs a layer, `advance` counts the new tokens. Tensors are
-[batch, tokens, heads, head_dim].
+A forward is made by the group's first layer and ended by its last: `attend` runs a layer, `advance` counts the new tokens. Making one
+raises CacheMismatch where the cache has no room, before any layer has written. Tensors are [batch, tokens, heads, head_dim].
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvgen.api.kernel import Kernel
+from kvgen.errors import CacheMismatch
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.rows import row_of
 
@@ -58,6 +59,7 @@ class Chunk:
     """As many new tokens for every sequence, also for those without any: extend attention."""
 
     def __init__(self, kernel: Kernel, caches: Sequence[KVCache], tokens: int) -> None:
+        caches[0].after(tokens)  # raises where there is no room
         self._kernel, self._caches, self._tokens = kernel, caches, tokens
 
     def attend(self, layer: int, x: States) -> torch.Tensor:
@@ -85,9 +87,13 @@ class Ragged:
     """
 
     def __init__(self, kernel: Kernel, caches: Sequence[KVCache], lengths: Sequence[int], visible: torch.Tensor) -> None:
-        """`visible`, bool [batch, tokens] on the host: the tokens that are no padding."""
+        """`visible`, bool [batch, tokens] on the host: the tokens that are no padding.
+
+        Raises CacheMismatch where a sequence has no room for its tokens: found only when it runs, the rows before it would have written.
+        """
         self._kernel, self._caches = kernel, caches
         self._counts: list[int] = visible.sum(1).tolist()
+        _check_room(lengths, self._counts, caches[0].max_len)
         self._rows = {b: row_of(caches, b, lengths[b]) for b, count in enumerate(self._counts) if count}
         self._places = {b: _places(visible[b], caches[0].device) for b in self._rows}
 
@@ -101,6 +107,16 @@ class Ragged:
 
     def advance(self) -> None:
         self._caches[0].advance(self._counts)
+
+
+def _check_room(lengths: Sequence[int], counts: Sequence[int], max_len: int) -> None:
+    """Raises CacheMismatch where a sequence of so many tokens would have more than `max_len` with the new ones."""
+    for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        if length + count > max_len:
+            raise CacheMismatch(
+                f"the cache holds max_len={max_len} tokens per sequence, and sequence {b} would have {length + count}: a cache is made "
+                "with a larger max_len, or emptied by reset()"
+            )
 
 
 def _places(visible: torch.Tensor, device: torch.device) -> slice | torch.Tensor:

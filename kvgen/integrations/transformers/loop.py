@@ -147,9 +147,18 @@ class DecodeLoop:
             raise
         return self.tokens
 
-    def run(self, steps: int) -> torch.Tensor:
-        """The tokens of several steps, int64 [steps, batch]; -1 for free places."""
-        found = torch.empty(steps, self.cache.batch, dtype=torch.int64, device=self.cache.device)
+    def run(self, steps: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens of several steps, int64 [steps, batch]; -1 for free places.
+
+        `out`, of that type and shape on the cache's device, is filled and returned. Where a step raises, it holds the tokens of the steps
+        before, and -1 for all places of the others: a step that ran has a token for at least one.
+
+        Raises as `step` does, TypeError or ValueError on a wrong `out`.
+        """
+        shape = (steps, self.cache.batch)
+        found = torch.empty(shape, dtype=torch.int64, device=self.cache.device) if out is None else out
+        checks.tensor("out", found, shape, torch.int64, self.cache.device)
+        found.fill_(-1)
         for row in found:
             row.copy_(self.step())
         return found
@@ -217,7 +226,7 @@ class DecodeLoop:
             self.cache.reset_rows(range(self.cache.batch))  # a static schedule appends to free places, too
         torch.cuda.current_stream(self.cache.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=side):  # torch's own stream may be of another GPU
             self._step()
         self.cache.reset()
         return graph

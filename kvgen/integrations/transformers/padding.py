@@ -10,7 +10,7 @@ class Padding:
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
-        self._shown = torch.ones(batch, 0, dtype=torch.bool)
+        self._shown = torch.ones(batch, 0, dtype=torch.bool, device="cpu")
         """Which positions are real tokens, on the host, up to the last one at which any sequence has padding."""
         self._real = [0] * batch
         """Real tokens of each sequence among them."""

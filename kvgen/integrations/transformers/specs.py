@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ Format = KernelSpec | Mapping[str, Any] | str | Path
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WITH_SINKS = ("gpt_oss",)
-"""Model types whose layers have a learned logit per query head; their configurations do not say so."""
+"""Model types whose layers have a learned logit per query head; configurations do not say so, and for other models the spec does."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ def layer_specs(
 
     `spec` is one format for all layers, formats by layer type (`full_attention`, `sliding_attention`), or a sequence with one for each
     layer. A format is what `kvgen.load_spec` takes, or a mapping without heads (`key`, `value`, `cache`, or a `preset`). Heads, soft cap,
-    window and sinks come from the configuration. The dtype is the format's; of a mapping without one, the configuration's. A mapping
-    without workloads is for `batch` sequences of `max_len` tokens.
+    window and the sinks of gpt-oss come from the configuration; of other models with sinks the format has to say so (`attention.sinks`).
+    The dtype is the format's; of a mapping without one, the configuration's. A mapping without workloads is for `batch` sequences of
+    `max_len` tokens.
 
     Raises UnsupportedError for layers that are no causal attention, ValueError where a format contradicts the configuration, SpecError
     for formats with mistakes.
@@ -110,6 +111,7 @@ def _spec_of(layer: int, facts: LayerFacts, form: Format, config: Any, workload:
         form = load_spec(form)
     data: dict[str, Any] = form.to_json() if isinstance(form, KernelSpec) else dict(form)
     attention = dict(data.get("attention") or {})
+    facts = replace(facts, sinks=facts.sinks or bool(attention.get("sinks")))
     for name, fact in asdict(facts).items():
         given = attention.get(name)
         if given and given != fact:  # None, 0 and False leave it to the configuration

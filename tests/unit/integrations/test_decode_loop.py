@@ -128,6 +128,24 @@ def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any, cache
     assert sorted(loop.cache.lengths.tolist()) == [0, 5]
 
 
+def test_steps_before_one_without_room_are_in_out(model: Any, cache_of: CacheOf) -> None:
+    loop, prompt = DecodeLoop(model, cache_of(model, EXACT, 2, max_len=24)), random_ids(1, 20)[0]
+    place = loop.add(prompt)
+    first, out = int(loop.tokens[place]), torch.full((6, 2), 7)
+    with pytest.raises(CacheMismatch, match=f"place {place} is full"):
+        loop.run(6, out)
+    assert [first, *out[:4, place].tolist()] == alone(model, prompt, 5)
+    assert (out[4:].tolist(), out[:, 1 - place].tolist()) == ([[-1, -1]] * 2, [-1] * 6)
+    loop.cache.reset()
+    loop.add(prompt)
+    again = out[:4].clone()
+    assert loop.run(4, out[:4]).data_ptr() == out.data_ptr()
+    assert torch.equal(out[:4], again)
+    for wrong in (out, out[:4].int()):
+        with pytest.raises(ValueError, match="out must"):
+            loop.run(4, wrong)
+
+
 def test_what_the_device_refused_in_all_groups_of_layers_is_told_once_with_its_places(cache_of: CacheOf) -> None:
     """On a GPU each group's kernels set a flag of their own, which the next step reads."""
     gemma = model_of("gemma2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
 from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.store import Store
+from kvgen.runtime.rows import row_of
 from kvgen.spec import KernelSpec
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import naive_spec
@@ -160,3 +162,98 @@ def test_learned_sinks_belong_to_the_module() -> None:
         assert torch.equal(got, want)
     with pytest.raises(ValueError, match="this format has learned sinks"):
         torch_ops.Attention(v, bound)
+
+
+def _prompt(spec, tokens):
+    """q, k and v of a prompt of every sequence."""
+    return tuple(_random(spec, tokens, heads, seed) for seed, heads in enumerate((4, 2, 2)))
+
+
+def test_a_cache_that_shares_its_lengths_is_refused(kernel, spec):
+    cache = kernel.new_cache(BATCH, CAPACITY)
+    layers = [cache, kernel.new_cache(like=cache)]
+    for layer in layers:
+        with pytest.raises(ValueError, match="Attention would advance lengths that several caches share"):
+            torch_ops.Attention(kernel, layer)
+    assert cache.bound == 0
+
+
+@pytest.mark.parametrize("spec", [False], ids=["contiguous"], indirect=True)
+def test_packed_blocks_of_steps_that_the_host_does_not_count_are_reordered(kernel, spec):
+    cache = kernel.new_cache(BATCH, 160)
+    torch_ops.Attention(kernel, cache)(*_prompt(spec, 133))
+    assert cache.bound == cache.max_len
+    before = [x.clone() for x in kernel.unpack(cache)]
+    cache.reorder([1, 1])
+    assert cache.lengths.tolist() == [133, 133]
+    for was, now in zip(before, kernel.unpack(cache), strict=True):
+        assert not torch.equal(was[0], was[1])
+        assert torch.equal(now[0], was[1])
+        assert torch.equal(now[1], was[1])
+
+
+def test_a_batch_knows_of_the_module_of_one_of_its_sequences(kernel, spec):
+    cache = kernel.new_cache(BATCH, 160)
+    (row,) = row_of([cache], 1)
+    torch_ops.Attention(kernel, row)(*(x[:1] for x in _prompt(spec, 133)))
+    assert cache.lengths.tolist() == [0, 133]
+    assert cache.bound == cache.max_len
+    assert not cache.sequences.uniform
+
+
+def test_a_kernel_attends_over_a_prompt_that_the_host_does_not_count() -> None:
+    """Extend attention, whose memory is sized by the host's bound."""
+    v, generator = variant(spec_of()), torch.Generator().manual_seed(1)
+    q, k, x = (torch.randn(1, 4096, heads, 64, generator=generator).half() for heads in (4, 2, 2))
+    plain, bound = v.new_cache(1, 4100), v.new_cache(1, 4100)
+    torch.testing.assert_close(torch_ops.Attention(v, bound)(q, k, x), v.decode(q, k, x, plain))
+    torch.testing.assert_close(v.attend(q[:, -9:], bound), v.attend(q[:, -9:], plain))
+    for got, want in zip(v.unpack(bound), v.unpack(plain), strict=True):
+        assert torch.equal(got, want)
+
+
+def _overflow(cache) -> None:
+    """What a GPU does where a step of the cache has no room."""
+    cache.sequences.overflow._number.value = 1
+
+
+def test_a_step_without_room_is_told_over_its_own_cache_alone(kernel, spec):
+    full, other = _filled(kernel, spec), _filled(kernel, spec)
+    step, unaffected = torch_ops.Attention(kernel, full), torch_ops.Attention(kernel, other)
+    _overflow(full)
+    unaffected(*_step(spec, 3))
+    copy.deepcopy(step)(*_step(spec, 3))  # over other memory
+    assert other.lengths.tolist() == [TOKENS + 1] * BATCH
+    with pytest.raises(CacheMismatch, match="had no room"):
+        step(*_step(spec, 3))
+    assert full.lengths.tolist() == [TOKENS] * BATCH
+    step(*_step(spec, 3))
+    assert full.lengths.tolist() == [TOKENS + 1] * BATCH
+
+
+def test_attend_tells_of_a_step_without_room_as_kernels_do(kernel, spec):
+    cache = _filled(kernel, spec)
+    bound, q = torch_ops.Attention(kernel, cache), _step(spec, 3)[0]
+    for attend in (bound.attend, lambda q: kernel.attend(q, cache, lse=True)):
+        _overflow(cache)
+        with pytest.raises(CacheMismatch, match="had no room"):
+            attend(q)
+        attend(q)
+
+
+def test_a_module_gets_the_flag_of_its_cache(kernel, spec, monkeypatch):
+    caches = [_filled(kernel, spec), _filled(kernel, spec)]
+    steps = [torch_ops.Attention(kernel, cache) for cache in caches]
+    module = torch_ops._modules[steps[0].module]
+    watched, flags = copy.copy(module), []
+
+    def decode(*arguments):
+        flags.append(arguments[-2])
+        return module.decode(*arguments)
+
+    watched.decode = decode
+    monkeypatch.setitem(torch_ops._modules, steps[0].module, watched)
+    for step in steps:
+        step(*_step(spec, 3))
+        step(*_prompt(spec, 9))
+    assert flags == [cache.sequences.overflow.address for cache in caches for _ in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig
 
 from kvgen.integrations.transformers import layer_specs
+from kvgen.integrations.transformers.forwards import States
 
 CacheOf = Callable[..., Any]
 EXACT = plain(16, rollback=8)
@@ -116,6 +118,34 @@ def test_a_model_that_is_not_the_caches_is_refused(cache_of: CacheOf) -> None:
     unknown.config.model_type = "unknown"
     with pytest.raises(ValueError, match=r"runs with sinks True, .*: put attention: {sinks: true} into the spec"):
         generated(unknown, cache_of(unknown, plain(16), 1), ids)
+
+
+def test_a_model_of_an_unknown_type_has_the_sinks_of_its_spec(cache_of: CacheOf) -> None:
+    """The spec is the one that the refusal of a model with unexpected sinks advises."""
+    known, ids = model_of("gpt_oss"), random_ids(1, 8)
+    unknown, spec = copy.deepcopy(known), {**plain(16), "attention": {"sinks": True}}
+    unknown.config.model_type = "unknown"
+    assert torch.equal(generated(unknown, cache_of(unknown, spec, 1), ids), generated(known, cache_of(known, plain(16), 1), ids))
+    llama = model_of("llama")
+    with pytest.raises(ValueError, match=r"layer 0 runs with sinks False, and attention.sinks of its spec is True"):
+        generated(llama, cache_of(llama, spec, 1), ids)
+
+
+def test_a_layer_on_another_device_is_refused(cache_of: CacheOf) -> None:
+    cache = cache_of(model_of("llama"), EXACT, 1)
+
+    def run(layer: int, device: str, tokens: int) -> None:
+        q, k, v = (torch.zeros(1, tokens, heads, 32, device=device) for heads in (4, 2, 2))
+        cache.layers[layer].run(States(q, k, v, 1.0, None), None)
+
+    for tokens, match in ((8, "k is on meta, and the cache on cpu"), (1, "q is on meta, and the cache on cpu")):
+        cache.reset()
+        if tokens == 1:
+            for layer in range(3):
+                run(layer, "cpu", 8)
+        run(0, "cpu", tokens)
+        with pytest.raises(ValueError, match=match):
+            run(1, "meta", tokens)
 
 
 def test_gradients_of_anything_are_refused(cache_of: CacheOf) -> None:

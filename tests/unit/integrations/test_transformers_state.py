@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from kvgen.errors import KvgenError
+from kvgen.errors import CacheMismatch, KvgenError
+from kvgen.runtime.kvcache import KVCache
 from tests.support.models import generated, model_of, padded, plain, random_ids, stock_of
 
 pytest.importorskip("transformers")
+
+from kvgen.integrations.transformers import forwards
+from kvgen.integrations.transformers.forwards import States
 
 CacheOf = Callable[..., Any]
 EXACT = plain(16, rollback=8)
@@ -112,6 +116,64 @@ def test_beams_of_padded_prompts_carry_their_padding(model: Any, cache_of: Cache
     assert cache.lengths.tolist() == [10, 10]
 
 
+@torch.no_grad()
+def test_another_default_device_changes_nothing(model: Any, cache_of: CacheOf) -> None:
+    mask = padded([slice(0, 2), slice(0, 0)], 8)
+    new = {name: torch.zeros(2, 4, heads, 32) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    with torch.device("meta"):
+        cache = cache_of(model, EXACT, 2)
+    model(random_ids(2, 8), attention_mask=mask, past_key_values=cache)
+    assert cache.lengths.tolist() == [6, 8]
+    with torch.device("meta"):
+        copied = copy.deepcopy(cache)
+        copied.reset_rows([0])
+        for layer in copied.layers:  # a chunk of which sequence 0 takes no part
+            layer.run(States(**new, scale=1.0, sinks=None), None)
+    assert (cache.lengths.tolist(), copied.lengths.tolist()) == ([6, 8], [0, 12])
+    assert copied.layers[0].number.device.type == "cpu"
+
+
+# --- crops ------------------------------------------------------------------------------------------------------------------
+
+
+def test_crops_of_more_than_the_rollback_in_all_are_refused_by_the_host(
+    model: Any, cache_of: CacheOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU would refuse them later, when the host has counted their positions as taken back."""
+    cache, ids = cache_of(model, EXACT, 2), random_ids(2, 21)
+    with torch.no_grad():
+        model(ids[:, :20], past_key_values=cache)
+        cache.crop(-6)
+        for other in (copy.deepcopy(cache), cache):
+            with monkeypatch.context() as patch:
+                patch.setattr(KVCache, "crop", lambda *_: pytest.fail("the device is asked"))
+                with pytest.raises(ValueError, match=r"crop\(6\): at most 2 positions can be taken back now.*rollback of the spec is 8"):
+                    other.crop(-6)
+            assert (other.get_seq_length(), other.lengths.tolist()) == (14, [14, 14])
+            other.crop(-2)
+            found = model(ids[:, 12:], past_key_values=other).logits
+            want = model(ids, past_key_values=cache_of(model, EXACT, 2)).logits
+            torch.testing.assert_close(found, want[:, 12:], rtol=0, atol=2e-4)
+            other.crop(-8)  # of 21 positions, the most so far
+            assert other.lengths.tolist() == [13, 13]
+
+
+@torch.no_grad()
+def test_a_row_may_be_cropped_from_what_it_was(model: Any, cache_of: CacheOf) -> None:
+    cache = cache_of(model, EXACT, 2)
+    model(random_ids(1, 5), past_key_values=cache.row(1))
+    cache.row(1).crop(-5)
+    assert cache.lengths.tolist() == [0, 0]
+    model(random_ids(1, 30), past_key_values=cache.row(1))
+    cache.row(1).crop(-8)
+    with pytest.raises(ValueError, match=r"crop\(1\): at most 0 positions"):
+        cache.row(1).crop(-1)
+    cache.reset_rows([1])
+    model(random_ids(1, 5), past_key_values=cache.row(1))
+    cache.row(1).crop(-5)
+    assert cache.lengths.tolist() == [0, 0]
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +259,88 @@ def test_a_refused_pass_changes_nothing(model: Any, cache_of: CacheOf) -> None:
     with torch.no_grad():
         model(random_ids(2, 8), past_key_values=cache)
         for _ in range(2):
-            with pytest.raises(KvgenError, match="the cache holds 10 tokens per sequence, and 13 could be needed"):
+            with pytest.raises(KvgenError, match="10 tokens per sequence, and 13 could be needed"):
                 model(random_ids(2, 5), past_key_values=cache)
         model(random_ids(2, 2), past_key_values=cache)
     assert cache.lengths.tolist() == [10, 10]
+
+
+def held(cache: Any) -> list[torch.Tensor]:
+    """A copy of all bytes that the layers hold, and of the lengths."""
+    tensors = [x for layer in cache.layers for x in (layer.cache.packed, layer.cache.k_residual, layer.cache.v_residual)]
+    return [x.view(torch.uint8).clone() for x in (*tensors, cache.lengths)]
+
+
+@torch.no_grad()
+def test_a_padded_chunk_without_room_for_one_sequence_writes_nothing(model: Any, cache_of: CacheOf) -> None:
+    """Sequences run one after the other, and the first has room."""
+    cache, ids = cache_of(model, EXACT, 2, max_len=10), random_ids(2, 13)
+    first, chunk = padded([slice(0, 4), slice(0, 0)], 8), padded([slice(0, 1), slice(0, 0)], 5)
+    model(ids[:, :8], attention_mask=first, past_key_values=cache)
+    before = held(cache)
+    with pytest.raises(CacheMismatch, match="the cache holds max_len=10 tokens per sequence, and sequence 1 would have 13"):
+        model(ids[:, 8:], attention_mask=widened(first, chunk), past_key_values=cache)
+    assert all(torch.equal(*pair) for pair in zip(held(cache), before, strict=True))
+    found = model(ids[:, 8:10], attention_mask=widened(first, 2), past_key_values=cache).logits
+    want = model(ids[:, :10], attention_mask=widened(first, 2), past_key_values=cache_of(model, EXACT, 2)).logits
+    torch.testing.assert_close(found, want[:, 8:], rtol=0, atol=2e-4)
+
+
+@torch.no_grad()
+def test_a_chunk_without_room_for_one_of_several_places_writes_nothing(model: Any, cache_of: CacheOf) -> None:
+    cache = cache_of(model, EXACT, 3, max_len=10)
+    for row, length in ((0, 5), (2, 9)):
+        model(random_ids(1, length), past_key_values=cache.row(row))
+    before = held(cache)
+    with pytest.raises(CacheMismatch, match="sequence 2 would have 12"):
+        model(random_ids(3, 3), position_ids=torch.arange(3)[None], past_key_values=cache)
+    assert all(torch.equal(*pair) for pair in zip(held(cache), before, strict=True))
+
+
+@torch.no_grad()
+def test_attention_that_broke_off_in_the_first_layer_needs_a_reset(model: Any, cache_of: CacheOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No layer has ended by then, and the first may have written."""
+    cache, ids = cache_of(model, EXACT, 2), random_ids(2, 12)
+    want = generated(model, cache, ids)
+    cache.reset()
+    model(ids[:, :8], past_key_values=cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(forwards.Chunk, "attend", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, 8:], past_key_values=cache)
+    for other in (cache, copy.deepcopy(cache)):
+        for _ in range(2):
+            with pytest.raises(KvgenError, match=r"ended after 0 of 3 layers: call cache.reset\(\) if it broke off"):
+                model(ids[:, 8:], past_key_values=other)
+        other.reset()
+        assert torch.equal(generated(model, other, ids), want)
+
+
+@torch.no_grad()
+def test_tokens_stay_where_the_head_failed(model: Any, cache_of: CacheOf) -> None:
+    cache, ids = cache_of(model, EXACT, 2), random_ids(2, 9)
+    hook = model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(ids[:, :8], past_key_values=cache)
+    hook.remove()
+    assert cache.get_seq_length() == 8
+    found = model(ids[:, 8:], past_key_values=cache).logits
+    want = model(ids, past_key_values=cache_of(model, EXACT, 2)).logits
+    torch.testing.assert_close(found, want[:, 8:], rtol=0, atol=2e-4)
+
+
+@torch.no_grad()
+def test_what_the_device_refused_is_told_before_a_pass_writes(cache_of: CacheOf) -> None:
+    """On a GPU each group's kernels set a flag of their own; the pass after the one that tells it runs."""
+    model = model_of("gemma2")
+    cache, ids = cache_of(model, plain(16, rollback=8), 2), random_ids(2, 12)
+    model(ids[:, :8], past_key_values=cache)
+    for call in (lambda: model(ids[:, 8:], past_key_values=cache), lambda: cache.crop(-2)):
+        for group in cache.groups:
+            group.first.sequences.overflow._number.value = 1
+        with pytest.raises(CacheMismatch, match="a step before this call had no room"):
+            call()
+        assert [group.first.lengths.tolist() for group in cache.groups] == [[8, 8]] * 2
+    cache.crop(-2)
+    model(ids[:, 6:], past_key_values=cache)
+    assert [group.first.lengths.tolist() for group in cache.groups] == [[12, 12]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,21 @@ def test_a_changed_header_makes_the_source_unusable(make_entry, data_dir):
     assert code.source("cpu") is not None
     (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
     assert code.source("cpu") is None
+
+
+@pytest.mark.parametrize("header", ["@__main__/x.h", "@no_such_package_here/x.h", "@sys/x.h"])
+def test_a_header_that_is_not_found_here_makes_the_source_unusable(make_entry, monkeypatch, header):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as in a script: importlib raises ValueError
+    code = next(iter(make_entry().codes.values()))
+    assert replace(code, headers=(*code.headers, header)).source("cpu") is None
+
+
+@pytest.mark.parametrize("name", ["@foo-bar/x.h", "@os.path/x.h", "@/x.h", "@1/x.h"])
+def test_a_name_of_no_package_is_no_portable_name(make_entry, name):
+    with pytest.raises(ValueError, match="is no header or folder of kvgen's templates or of a package"):
+        locate(name)
+    with pytest.raises(ValueError, match="is no header or folder"):
+        replace(next(iter(make_entry().codes.values())), include=(name,))
 
 
 def test_a_source_comes_back_with_the_same_identity(make_entry, data_dir):

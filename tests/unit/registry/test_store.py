@@ -235,6 +235,8 @@ HOSTILE = {
     "a source elsewhere": (lambda data: data["sources"].update({"../x.cpp": _source(data)}), "its files are not its sources"),
     "a source without a digest": (lambda data: data["files"].pop(next(iter(data["sources"]))), "its files are not its sources"),
     "a header elsewhere": (lambda data: _source(data)["headers"].append("../../../dev/zero"), "is no header or folder"),
+    "a header of no package": (lambda data: _source(data)["headers"].append("@foo-bar/x.h"), "'@foo-bar/x.h' is no header or folder"),
+    "a folder of a module": (lambda data: _source(data)["include"].append("@os.path/x"), "'@os.path/x' is no header or folder"),
     "a folder elsewhere": (lambda data: _source(data)["include"].append("/"), "is no header or folder"),
     "a module elsewhere": (lambda data: _source(data).update(artifact="../../evil"), "'../../evil' is no key"),
     "another language": (lambda data: _source(data).update(language="sh"), "language: Input should be 'c++' or 'cuda'"),

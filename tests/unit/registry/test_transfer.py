@@ -159,6 +159,13 @@ def test_an_entry_with_a_flag_of_no_back_end_is_refused(sent: Path, there: Machi
     refused(sent, there, forged(index, hostile), f"compiler flag '{flag}', which no back end of kvgen uses")
 
 
+@pytest.mark.parametrize("header", ["@foo-bar/x.h", "@os.path/x.h", "../../x.h"])
+def test_an_entry_with_a_header_of_no_package_is_refused(sent: Path, there: Machine, header: str):
+    index, members = opened(sent.read_bytes())
+    hostile = with_entry(members, lambda entry: next(iter(entry["sources"].values()))["headers"].append(header))
+    refused(sent, there, forged(index, hostile), f"'{header}' is no header or folder of kvgen's templates or of a package")
+
+
 @pytest.mark.parametrize("where", ["source", "machine", "target", "origin"])
 def test_hostile_facts_of_a_module_are_refused(sent: Path, there: Machine, where: str):
     index, members = opened(sent.read_bytes())

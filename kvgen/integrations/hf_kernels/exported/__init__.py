@@ -53,7 +53,7 @@ def new_cache(
 
     `device` defaults to the block table's, else to the CPU or the current GPU. Paged formats take a `block_table`, int32
     [batch, max_pages], into a pool of `pages` pages; without one, every sequence gets pages of its own. The cache's `advance`, `crop`,
-    `reset` and `clear` change its lengths.
+    `reset`, `clear` and `reorder` change its lengths.
 
     Raises ValueError on sizes below 1 and on tables that do not fit, ToolchainMissing where no library of this folder runs on the device.
     """
