@@ -85,7 +85,7 @@ class Arguments:
         checks.tensor("v", v, shape, self.dtype, cache.device)
         if finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
             raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
-        return tokens, *checks.lengths(lengths, cache.batch, tokens, cache.device)
+        return tokens, *checks.lengths("lengths", lengths, cache.batch, tokens, "the tokens of k", cache.device)
 
     def outputs(
         self, q: torch.Tensor, cache: KVCache, out: torch.Tensor | None, lse: torch.Tensor | bool | None, scale: float | None

@@ -93,7 +93,8 @@ class Calls:
         return cache
 
     def prepare(self, cache: KVCache) -> None:
-        """Allocate the workspaces of all launches for a cache, once; by the first call of each, unless `prepare` was called before.
+        """Allocate this kernel's workspaces for a cache. Otherwise the first call of each launch allocates its own, which it must not do
+        while a CUDA graph is captured.
 
         Raises CacheMismatch for a cache of another layout, and while a graph is captured, which would zero it at every replay.
         """
@@ -136,12 +137,12 @@ class Calls:
             raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
         launch = self._only or self._launch(cache, cache.bound, 1)
         with sequences.call_order.lock:
+            if cache.gpu is not None:
+                sequences.call_order.follow(cache.gpu)  # before the device is asked for lengths
             sequences.check()
-            bound = sequences.after(longest)
+            bound = sequences.after(longest, None if uniform else new)
             if not tokens:
                 return
-            if cache.gpu is not None:
-                sequences.call_order.follow(cache.gpu)
             launch.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
             if advance:
                 sequences.appended(bound, uniform=uniform)
@@ -181,6 +182,8 @@ class Calls:
         launch = self._only or self._launch(cache, cache.bound + grown, q_len, bound=bound, total=tokens)
         launch.workspace(cache)
         with sequences.call_order.lock:
+            if cache.gpu is not None:
+                sequences.call_order.follow(cache.gpu)
             sequences.check()
             known = sequences.after(grown)
             capturing = sequences.capturing
@@ -188,8 +191,6 @@ class Calls:
             if uniform is None:  # the static scheduler appends to empty sequences too, and a capture outlives what the host knows
                 uniform = sequences.uniform and sequences.bound > 0 and not capturing
             if cache.gpu is None or not uniform:
-                if cache.gpu is not None:
-                    sequences.call_order.follow(cache.gpu)
                 numbers = launch.plan(sequences, q_len, append=append, skip_empty=True)
             return Plan(launch, sequences, q_len, append, max(1, known if bound is None else bound), numbers, sequences.version, capturing)
 
@@ -294,6 +295,8 @@ class Calls:
         if workspace is None:
             workspace = launch.workspace(cache)
         with sequences.call_order.lock:
+            if cache.gpu is not None:
+                sequences.call_order.follow(cache.gpu)
             sequences.check()
             if plan is not None:
                 plan.check(launch, sequences, tokens, append=new is not None)
@@ -302,8 +305,6 @@ class Calls:
                 if advance and sequences.shared:
                     raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
                 bound = sequences.after(appended)
-            if cache.gpu is not None:
-                sequences.call_order.follow(cache.gpu)
             if tokens > self._most_q:
                 from kvgen.runtime import extend  # most processes only decode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -110,17 +110,43 @@ def scale(value: Any, softcap: float) -> float:
     return number
 
 
-def lengths(given: Any, batch: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, int, bool]:
+def is_whole(value: Any) -> bool:
+    """Whether a value is one number, of Python or numpy, and not one for each sequence."""
+    return not isinstance(value, torch.Tensor) and hasattr(value, "__index__") and not getattr(value, "shape", ())
+
+
+def indices(name: str, given: torch.Tensor) -> None:
+    """TypeError unless a tensor holds whole numbers: of a mask or of floats, torch would take the values as numbers of sequences."""
+    if given.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, not {str(given.dtype).removeprefix('torch.')}")
+
+
+def rows(name: str, given: Any, batch: int) -> torch.Tensor:
+    """Numbers of sequences as a tensor of one dimension. Raises TypeError or ValueError; those on a GPU are not looked at."""
+    if isinstance(given, torch.Tensor):
+        indices(name, given)
+        if given.dim() != 1:
+            raise ValueError(f"{name} must have one dimension, not {list(given.shape)}")
+        if given.device.type != "cpu":
+            return given
+        given = given.tolist()
+    elif not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise TypeError(f"{name} must be a tensor or a sequence of whole numbers, not {type(given).__name__}")
+    return torch.tensor([whole(f"a number of {name}", row, 0, batch - 1) for row in given], dtype=torch.int64, device="cpu")
+
+
+def lengths(name: str, given: Any, batch: int, tokens: int, meaning: str, device: torch.device) -> tuple[torch.Tensor, int, bool]:
     """New tokens per sequence as int32 [batch] on the device, the most of them, and whether the host knows that they are equal.
 
-    Those on the host are checked to lie in 0..tokens. Those on a GPU are not looked at, so they have to be int32 already.
+    Those on the host are checked to lie in 0..tokens, which is `meaning`. Those on a GPU are not looked at, so they have to be int32
+    already.
     """
     if given is None:
         return torch.full((batch,), tokens, dtype=torch.int32, device=device), tokens, True
     if isinstance(given, torch.Tensor) and given.device.type != "cpu":
-        tensor("lengths", given, (batch,), torch.int32, device)
+        tensor(name, given, (batch,), torch.int32, device)
         return given, tokens, False
-    numbers = counts("lengths", given, batch, tokens, "the tokens of k")
+    numbers = counts(name, given, batch, tokens, meaning)
     low, high = min(numbers), max(numbers)
     return torch.tensor(numbers, dtype=torch.int32, device=device), high, low == high
 

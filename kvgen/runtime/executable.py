@@ -28,7 +28,7 @@ class Executable:
         self.key = uuid4().hex
         """Names its workspaces, in any process."""
         self._most_q = most_q
-        self._plan_sizes: dict[tuple[int, int], int] = {}
+        self._plan_sizes: dict[tuple[int | None, int, int], int] = {}
 
     def workspace(self, cache: KVCache) -> torch.Tensor:
         """The workspace for a cache, and for all caches that share its sequences; allocated once.
@@ -41,7 +41,10 @@ class Executable:
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
             with on(cache.gpu):
                 size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
-            workspace = cache.workspaces[self.key] = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
+            workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
+            if cache.gpu is not None:  # once for each workspace: calls on other streams need not wait for the zeros
+                torch.cuda.current_stream(cache.gpu).synchronize()
+            cache.workspaces[self.key] = workspace
         return workspace
 
     def release(self, cache: KVCache) -> None:
@@ -50,7 +53,7 @@ class Executable:
 
     def plan(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> torch.Tensor:
         """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says."""
-        key = (sequences.batch, q_len)
+        key = (sequences.gpu, sequences.batch, q_len)  # it depends on the GPU's number of multiprocessors
         size = self._plan_sizes.get(key)
         if size is None:
             with on(sequences.gpu):

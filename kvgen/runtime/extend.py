@@ -94,7 +94,7 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
     """The module's own kernel, with a workspace for this call."""
     batch, tokens = call.q.shape[:2]
     size = int(module.workspace_bytes(batch, call.bound, tokens))
-    workspace = torch.zeros(max(16, size), dtype=torch.uint8)
+    workspace = torch.zeros(max(16, size), dtype=torch.uint8, device="cpu")
     rest = (call.out, call.lse, call.sinks, workspace, None, call.scale, call.bound)
     if call.new is None:
         module.attend(call.q, *cache, *rest)
@@ -113,6 +113,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     lengths = on_host(cache[3]) if planned else None
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut | None = None
+    full = Full(call, cache[3]) if call.new is not None and call.bound >= call.limit else None
     copies = 3 if call.softcap else 1  # `capped` needs K and V in float32 too
     for part in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
         mine = call.of(part, q_heads // heads)
@@ -121,9 +122,26 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
             cut = cut_of(lengths(), tokens, call.new is not None) if lengths else Cut(0, False)
         attend(mine, k, v, cache[3][part.batch], cut)
         del k, v  # before the next part takes as much
+    if full is not None:
+        full.restore()
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
         module.pack(*call.new, counts, *cache, call.limit, call.overflow, int(call.advance))
+
+
+class Full:
+    """The outputs of the sequences that have no room for the new tokens, which stay as they are. The host knows no such sequence, but it
+    cannot exclude one once lengths were captured.
+    """
+
+    def __init__(self, call: Call, lengths: torch.Tensor) -> None:
+        self._full = lengths + call.q.shape[1] > call.limit
+        self._before = [(x, x.clone()) for x in (call.out, call.lse) if x is not None]
+
+    def restore(self) -> None:
+        """Put back what the call has overwritten."""
+        for x, before in self._before:
+            x.copy_(torch.where(self._full.view(-1, *[1] * (x.dim() - 1)), before, x))
 
 
 @dataclass(frozen=True)
@@ -188,7 +206,7 @@ def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
 
 def on_host(lengths: torch.Tensor) -> Callable[[], list[int]]:
     """Start copying lengths from their device. The returned function waits for them, not for work that is enqueued later."""
-    copy = torch.empty(lengths.shape, dtype=lengths.dtype, pin_memory=True).copy_(lengths, non_blocking=True)
+    copy = torch.empty(lengths.shape, dtype=lengths.dtype, device="cpu", pin_memory=True).copy_(lengths, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(lengths.device))
 
@@ -237,11 +255,13 @@ def _held(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -
     if call.new is None:
         return lengths
     batch, count = call.q.shape[:2]
+    room = k.shape[1]
     row = torch.arange(batch, device=lengths.device).unsqueeze(1)
     place = lengths.long().unsqueeze(1) + torch.arange(count, device=lengths.device)
+    place.clamp_(max=room - 1)  # of a sequence without room, whose output is not kept
     for whole, fresh in zip((k, v), call.new, strict=True):
         whole[row, place] = fresh
-    return lengths + count
+    return (lengths + count).clamp(max=room)
 
 
 Partial = tuple[torch.Tensor, torch.Tensor]

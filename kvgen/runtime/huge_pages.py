@@ -17,7 +17,8 @@ LEAST_BYTES = 2 * HUGE
 
 
 def new_bytes(count: int, device: torch.device) -> torch.Tensor:
-    """Memory of undefined content: uint8 [count]. On the CPU it begins at a multiple of 2 MB, and Linux is asked for huge pages.
+    """Memory of undefined content: uint8 [count]. On the CPU, from LEAST_BYTES on, it begins at a multiple of 2 MB, and Linux is asked for
+    huge pages.
 
     A huge page is resident as a whole once a byte of it is written. Where the system gives no huge pages, the same memory has small ones.
     Raises MemoryError if there is not enough memory on the CPU.

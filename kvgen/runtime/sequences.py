@@ -82,7 +82,7 @@ class OverflowFlag:
 
     def __init__(self, gpu: bool, message: str = NO_ROOM) -> None:
         self._message = message
-        self._tensor = torch.zeros(1, dtype=torch.int32, pin_memory=gpu)
+        self._tensor = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=gpu)  # whatever torch's default device is
         self.address = self._tensor.data_ptr()
         self._number = c_int32.from_address(self.address)
         self._clearing: torch.cuda.Event | None = None
@@ -119,8 +119,8 @@ def described(tensor: torch.Tensor) -> str:
 class Sequences:
     """The sequences of one cache, or of several that `new_cache(like=...)` made: the layers of a model.
 
-    The lengths themselves are on the device. The host knows at most their `bound` and whether they are `uniform`; both are hints for the
-    choice and the size of a launch, and no result depends on them.
+    The lengths themselves are on the device. The host knows at most their `bound`, which must never be below a length: `reorder` copies so
+    many tokens, and extend attention dequantizes so many; and whether they are `uniform`, which decides whether a step needs a plan.
     """
 
     lengths: torch.Tensor
@@ -189,7 +189,8 @@ class Sequences:
         return self.max_len if self.captured else self.bound
 
     def after(self, tokens: int, counts: torch.Tensor | None = None) -> int:
-        """An upper bound of all lengths after `tokens` more, or at most as many: `counts`. Raises CacheMismatch if it exceeds `max_len`.
+        """An upper bound of all lengths after every sequence grew by `tokens`; with `counts`, sequence b by `counts[b]`, which is at most
+        `tokens`. Raises CacheMismatch if it exceeds `max_len`.
 
         Where some sequences were forgotten, replaced, or grew less than others, the longest one may be shorter than the host's bound:
         before it refuses, it asks the device, which waits. If it cannot know, because a change of lengths was or is being captured, the
@@ -202,7 +203,10 @@ class Sequences:
             self.bound, self.loose = int(self.lengths.max()), False
             bound = int((self.lengths + (tokens if counts is None else counts)).max())
         if bound > self.max_len:
-            raise CacheMismatch(f"the cache holds {self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more")
+            raise CacheMismatch(
+                f"the cache holds max_len={self.max_len} tokens per sequence, and {bound} could be needed after {tokens} more: a cache is "
+                "made with a larger max_len, or emptied by clear() or reset()"
+            )
         return bound
 
     def appended(self, bound: int, *, uniform: bool = True) -> None:
@@ -234,15 +238,15 @@ class Sequences:
         """
         counts: torch.Tensor | None = None
         number, uniform = 0, True
-        if isinstance(tokens, int):
+        if checks.is_whole(tokens):
             number = most = checks.whole("tokens", tokens, 0)
         else:
-            counts, most, uniform = checks.lengths(tokens, self.batch, self.max_len, self.lengths.device)
+            counts, most, uniform = checks.lengths("tokens", tokens, self.batch, self.max_len, "max_len", self.lengths.device)
         with self.call_order.lock:
-            self.check()
-            bound = self.max_len if tokens is counts else self.after(most, counts)  # of numbers on a GPU, the host knows nothing
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
+            self.check()
+            bound = self.max_len if tokens is counts else self.after(most, counts)  # of numbers on a GPU, the host knows nothing
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
             self.appended(0 if empty else bound, uniform=uniform)
@@ -263,7 +267,7 @@ class Sequences:
             raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
         counts: torch.Tensor | None = None
         number, fewest, uniform = 0, 0, True
-        if isinstance(tokens, int):
+        if checks.is_whole(tokens):
             number = fewest = checks.whole("tokens", tokens, 0)
             if number > self.rollback:
                 raise ValueError(f"tokens ({number}) must be at most {self.rollback}, cache.rollback of the spec")
@@ -292,13 +296,13 @@ class Sequences:
             raise
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
-        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device.
+        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device (int32 or
+        int64); those on a GPU are not checked.
 
         That an earlier step had no room is still raised, as it may have been another sequence; not after a reset of all sequences by
-        numbers on the host, which is `clear`.
+        numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
         """
-        if not isinstance(rows, torch.Tensor):
-            rows = torch.tensor([checks.whole("a row", row, 0, self.batch - 1) for row in rows], dtype=torch.int64)
+        rows = checks.rows("rows", rows, self.batch)
         if rows.device.type == "cpu" and set(rows.tolist()) == set(range(self.batch)):
             self.clear()
             return
@@ -309,7 +313,9 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.index_fill_(0, rows, 0)
-            if self.batch == 1 and len(rows):  # on the device, where the host cannot read them
+            if self.capturing:  # the lengths are those before, until the graph is replayed
+                self.captured = True
+            elif self.batch == 1 and len(rows):  # on the device, where the host cannot read them
                 self.bound, self.uniform = 0, True
             elif len(rows):
                 self.uniform, self.loose = False, True
@@ -318,8 +324,8 @@ class Sequences:
     def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
         """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
 
-        `index` are `batch` numbers below `batch`, on the host or the device; those on a GPU are not checked. Every cache that shares the
-        sequences is copied, as far as its sequences reach.
+        `index` are `batch` numbers below `batch`, on the host or the device (int32 or int64); those on a GPU are not checked. Every cache
+        that shares the sequences is copied, as far as its sequences reach.
 
         Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller: reorder the block table and copy the
         pages that would have two owners.
@@ -328,9 +334,11 @@ class Sequences:
             raise ValueError("a paged cache cannot be reordered: its caller owns the pages, and reorders the block table")
         if not isinstance(index, torch.Tensor) or index.device.type == "cpu":
             numbers = checks.counts("index", index, self.batch, self.batch - 1, "the cache's sequences")
-            index = torch.tensor(numbers, dtype=torch.int64)
-        elif tuple(index.shape) != (self.batch,):
-            raise ValueError(f"index must have shape [{self.batch}], not {list(index.shape)}")
+            index = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        else:
+            checks.indices("index", index)
+            if tuple(index.shape) != (self.batch,):
+                raise ValueError(f"index must have shape [{self.batch}], not {list(index.shape)}")
         with self.call_order.lock:
             self.check()
             if self.gpu is not None:

@@ -6,14 +6,17 @@ import copy
 import ctypes
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import layout_of
+from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.runtime import executable
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.rows import row_of
@@ -187,7 +190,7 @@ def test_a_step_without_room_changes_nothing(variant: Variant) -> None:
     caches = prefilled(variant, [64, 6, 7], max_len=64)
     before = [cache.packed.clone() for cache in caches], [cache.k_residual.clone() for cache in caches]
     new = random(1, 2, 1)
-    with pytest.raises(CacheMismatch, match="holds 64 tokens"):
+    with pytest.raises(CacheMismatch, match="holds max_len=64 tokens"):
         variant.plan(caches[0])
     with pytest.raises(CacheMismatch):
         caches[0].advance(1)
@@ -402,3 +405,111 @@ def test_a_cache_without_rollback_refuses_crops_and_layers_with_one(variant: Var
         cache.crop(1)
     with pytest.raises(CacheMismatch, match=r"one cache.rollback, not 0 and 6"):
         croppable.new_cache(like=cache)
+
+
+def test_a_freed_place_is_filled_though_others_are_long(variant: Variant) -> None:
+    """The host's bound is of the longest sequence, and what the freed one gets counts from zero."""
+    cache = variant.new_cache(BATCH, 100)
+    variant.prefill(cache, random(90, 2, 0), random(90, 2, 1))
+    cache.reset([1])
+    variant.prefill(cache, random(50, 2, 2), random(50, 2, 3), [0, 50, 0])
+    assert cache.lengths.tolist() == [90, 50, 90]
+    assert cache.bound == 90
+    with pytest.raises(CacheMismatch, match="101 could be needed"):
+        variant.prefill(cache, random(51, 2, 2), random(51, 2, 3), [0, 51, 0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (torch.tensor([False, False, True]), TypeError),
+        (torch.tensor([0.9]), TypeError),
+        (torch.tensor([-1]), ValueError),
+        (torch.tensor([BATCH]), ValueError),
+        (torch.tensor(1), ValueError),
+        ([BATCH], ValueError),
+        ([True], TypeError),
+        (1, TypeError),
+        ("01", TypeError),
+    ],
+)
+def test_a_reset_takes_numbers_of_sequences_alone(variant: Variant, rows: object, error: type[Exception]) -> None:
+    (cache, *_) = prefilled(variant, [9, 8, 7])
+    with pytest.raises(error, match="rows"):
+        cache.reset(rows)  # type: ignore[arg-type]
+    assert cache.lengths.tolist() == [9, 8, 7]
+    cache.reset(torch.tensor([2, 0], dtype=torch.int32))
+    assert cache.lengths.tolist() == [0, 8, 0]
+
+
+def test_numbers_of_numpy_advance_and_wrong_ones_are_named(variant: Variant) -> None:
+    (cache, *_) = prefilled(variant, [9, 8, 7])
+    cache.advance(np.int64(2))
+    assert cache.lengths.tolist() == [11, 10, 9]
+    with pytest.raises(ValueError, match=r"^tokens must lie in 0\.\.512, max_len, not in 1\.\.5000$"):
+        cache.advance([5000, 1, 1])
+    new, flag = (random(4, 2, 0), random(4, 2, 1), torch.tensor([1, -1, 1], dtype=torch.int32)), cache.sequences.overflow.address
+    with pytest.raises(ValueError, match=r"new_lengths\[1\] is -1"):
+        variant.module.pack(*new, *cache.tensors, 512, flag, 1)
+
+
+def test_the_size_of_a_plan_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on the number of multiprocessors, and one kernel may have caches on several GPUs."""
+    monkeypatch.setattr(executable, "on", lambda gpu: nullcontext())
+    module = Mock(plan_size=Mock(side_effect=[40, 60]))
+    launch = executable.Executable(module, 1)
+    lengths = torch.zeros(BATCH, dtype=torch.int32)
+    sizes = []
+    for gpu in (0, 1, 0):
+        sequences = Mock(gpu=gpu, batch=BATCH, max_len=512, lengths=lengths)
+        sizes.append(launch.plan(sequences, 1, append=True, skip_empty=True).numel())
+    assert sizes == [40, 60, 40]
+
+
+def call_of(cache: KVCache, q: torch.Tensor, new: tuple[torch.Tensor, ...], plan: torch.Tensor, workspace: int) -> tuple[object, ...]:
+    """The arguments of a module's `attend`, or with `new` of its `decode`."""
+    end = (512, cache.sequences.overflow.address, 1) if new else ()
+    space = torch.zeros(workspace, dtype=torch.uint8)
+    return (q, *new, *cache.tensors, torch.empty_like(q), None, None, space, plan, 0.2, cache.bound, *end)
+
+
+def test_a_module_refuses_a_plan_whose_partial_results_do_not_fit(variant: Variant) -> None:
+    """Another module of the layout splits sequences into more parts, for which this one's workspace has no room."""
+    backend = get_backend("cpu")
+    schedule = backend.default(variant.spec, "cpu")
+    modules = []
+    for tokens in (1024, 16384):
+        launch = Params({**schedule.launch, "split_tokens": tokens})
+        modules.append(load(build(backend.lower(variant.spec, Schedule("cpu", schedule.layout, launch), "cpu")).path))
+    cache = variant.new_cache(BATCH, 4096)
+    variant.prefill(cache, *(torch.randn(BATCH, 4000, 2, 32).half() for _ in range(2)))
+    plan = torch.empty(modules[0].plan_size(BATCH, 4096, 1), dtype=torch.int32)
+    modules[0].plan(cache.lengths, plan, 1, 0, 0, 4096, cache.sequences.overflow.address)
+    q = random(1, 4, 5)
+    needed, less = (module.workspace_bytes(BATCH, 4096, 1) for module in modules)
+    assert less < needed
+    modules[1].attend(*call_of(cache, q, (), plan, needed))
+    with pytest.raises(ValueError, match=rf"workspace has {less} bytes, this call needs \d+"):
+        modules[1].attend(*call_of(cache, q, (), plan, less))
+    with pytest.raises(ValueError, match="attend: plan is empty: give none instead"):
+        modules[0].attend(*call_of(cache, q, (), plan[:0], needed))
+
+
+def test_a_step_lengthens_no_sequence_that_its_plan_skips(variant: Variant) -> None:
+    (cache, *_) = prefilled(variant, [9, 0, 7])
+    module = variant.module
+    plan = torch.empty(module.plan_size(BATCH, 512, 1), dtype=torch.int32)
+    module.plan(cache.lengths, plan, 1, 1, 1, 512, cache.sequences.overflow.address)
+    size = max(16, module.workspace_bytes(BATCH, 512, 1))
+    module.decode(*call_of(cache, random(1, 4, 5), (random(1, 2, 6), random(1, 2, 7)), plan, size))
+    assert cache.lengths.tolist() == [10, 0, 8]
+
+
+def test_torchs_default_device_does_not_matter(variant: Variant) -> None:
+    k, v = random(9, 2, 0), random(9, 2, 1)
+    with torch.device("meta"):
+        cache = variant.new_cache(BATCH, 64, device="cpu")
+        variant.prefill(cache, k, v, [9, 8, 7])
+        cache.reset([1])
+        cache.reorder([2, 0, 0])
+    assert cache.lengths.tolist() == [7, 9, 9]

@@ -85,7 +85,7 @@ def test_scale_overrides_the_default(variant: Variant) -> None:
 
 def test_a_cache_refuses_what_it_could_not_hold(variant: Variant) -> None:
     cache, q, new = filled(variant, 128), tokens(1, heads=4), tokens(1)
-    with pytest.raises(CacheMismatch, match=r"^the cache holds 128 tokens per sequence, and 129 could be needed after 1 more$"):
+    with pytest.raises(CacheMismatch, match=r"^the cache holds max_len=128 tokens per sequence, and 129 could be needed after 1 more: "):
         variant.decode(q, new, new, cache)
     with pytest.raises(CacheMismatch, match="168 could be needed"):
         variant.prefill(cache, tokens(40), tokens(40))

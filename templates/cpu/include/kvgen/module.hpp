@@ -56,7 +56,7 @@ class Module {
     const int32_t* more = call.new_lengths.as<int32_t>();
     int64_t most_blocks = 0;
     for (int64_t b = 0; b < call.cache.batch; ++b) {
-      if (more[b] > call.k.size[1])
+      if (more[b] < 0 || more[b] > call.k.size[1])
         ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
       cache.check(b, cache.length(b), more[b], cache.length(b));
       check_limit("pack", b, cache.length(b), more[b], call.limit);
@@ -76,7 +76,9 @@ class Module {
     if (batch == 0 || call.q_len == 0) return;
     const CacheView<C> cache(call.cache);
     const Step<C> step = call.plan ? given_step(function, call, decode) : own_step(function, call, decode);
-    const int64_t needed = step.shape.workspace_bytes(std::max(call.max_len, longest(step.lengths.data(), batch)));
+    // A plan of another module may have more splits than this one gives heads of such lengths.
+    const int64_t needed =
+        std::max(step.shape.workspace_bytes(std::max(call.max_len, longest(step.lengths.data(), batch))), step.partial_bytes());
     if (needed > call.workspace.size[0])
       ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)needed);
     int64_t most_blocks = 0;
@@ -96,7 +98,7 @@ class Module {
       if (decode) append(batch, most_blocks, appended);
     }
     if (decode && call.advance)
-      for (int64_t b = 0; b < batch; ++b) cache.length(b) += static_cast<int32_t>(call.q_len);
+      for (int64_t b = 0; b < batch; ++b) cache.length(b) += step.appended[b];
   }
 
   static void unpack(const ffi::Unpack& call) {

@@ -74,6 +74,9 @@ struct Step {
   std::vector<int32_t> lengths;     // before the step; 0 for empty sequences
   std::vector<int32_t> appended;    // tokens that the step appends
 
+  // Bytes of the partial results.
+  int64_t partial_bytes() const { return slots * shape.slot_rows() * StepShape<C>::record * static_cast<int64_t>(sizeof(float)); }
+
   // The plan of `lengths`, which the caller has checked.
   Step(const StepShape<C>& shape_, const int32_t* lengths_) : Step(shape_) {
     std::vector<int> plan(shape.plan.size());

@@ -98,12 +98,13 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)
   }
 }
 
-// Calls f(integral T', first) for steps of T tiles from `begin`, then of T / 2, ... until `end`.
+// A number of tiles, as a type.
 template <int T>
 struct Width {
   static constexpr int value = T;
 };
 
+// Calls f(Width<T>{}, first) for steps of T tiles from `begin`, then f(Width<T / 2>{}, first), and so on until `end`.
 template <int T, class F>
 inline __attribute__((always_inline)) void for_tiles(int begin, int end, F f) {
   for (; begin + T <= end; begin += T) f(Width<T>{}, begin);

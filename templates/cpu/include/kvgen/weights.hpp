@@ -59,7 +59,8 @@ class IntegerWeights {
       // A weight that is not finite makes every sum NaN: its integer is arbitrary. Weights that are all below 1e-30 count as 0.
       step_[m] = largest < kInfinity ? largest / most : std::numeric_limits<float>::quiet_NaN();
       const float inverse = largest > 1e-30f && largest < kInfinity ? most / largest : 0.0f;
-      start_[m] = -static_cast<int32_t>(Code::middle) * round(rows + m * Stride, count, inverse, at_ + m * 2 * N);
+      const int32_t total = round(rows + m * Stride, count, inverse, at_ + m * 2 * N);
+      start_[m] = static_cast<int32_t>(0u - static_cast<uint32_t>(Code::middle) * static_cast<uint32_t>(total));  // wraps where arbitrary
     }
   }
 
