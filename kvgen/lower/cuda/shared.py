@@ -1,4 +1,4 @@
-"""Shared memory of a CTA: the only description of it. Rendered sources hold the offsets, and the kernels read them there."""
+"""Shared memory of a CTA: where its arrays lie. Rendered sources hold the offsets, and the kernels read them there."""
 
 from __future__ import annotations
 

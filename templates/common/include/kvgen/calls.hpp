@@ -146,7 +146,10 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
          name);
   if (v.sinks) call.sinks = a.tensor<1>(i + 2, "sinks", kFloat32, {v.q_heads}, Memory::contiguous);
   call.workspace = a.tensor<1>(i + 3, "workspace", kUint8, {kAny}, Memory::blocks);
-  if (a.given(i + 4)) call.plan = a.tensor<1>(i + 4, "plan", kInt32, {kAny}, Memory::blocks);
+  if (a.given(i + 4)) {
+    call.plan = a.tensor<1>(i + 4, "plan", kInt32, {kAny}, Memory::blocks);
+    if (call.plan.size[0] == 0) fail("ValueError", "%s: plan is empty: give none instead", name);
+  }
   call.scale = static_cast<float>(a.real(i + 5, "scale"));
   if (!(std::fabs(call.scale) * 1.4426950408889634f <= std::numeric_limits<float>::max()))
     fail("ValueError", "%s: scale must be finite, and float32 must hold it", name);

@@ -1,8 +1,9 @@
-// The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a unit of work on the CPU.
+// The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a group of CTAs, one for each run of
+// query rows; on the CPU it is a unit of work.
 //
 // All KV tiles of all heads lie in one row, ordered by sequence and head. The row is cut into ranges of equal length, at most one for each
-// worker (stream-K, Osama et al., 2023). The plan is a pure function of the sequence lengths, which are not negative, and of PlanShape;
-// kvgen/reference/plan.py is its oracle.
+// worker (stream-K, Osama et al., 2023). The plan is a pure function of the sequence lengths, which are not negative, of PlanShape, of the
+// largest length that a sequence may have, and of whether empty sequences are skipped; kvgen/reference/plan.py is its oracle.
 #pragma once
 #include <cstdint>
 
@@ -14,9 +15,9 @@ namespace kvgen {
 // them.
 struct alignas(16) WorkTile {
   int sequence = 0;
-  int head = 0;  // KV head, or a run of its query rows: see PlanShape::heads
-  int first = 0, end = 0;
-  int split_idx = 0, num_splits = 0;  // num_splits is 0 if there is no work tile
+  int head = 0;                       // KV head, or a run of its query rows: see PlanShape::heads
+  int first = 0, end = 0;             // empty if the head has no packed tiles
+  int split_idx = 0, num_splits = 0;  // num_splits is at least 1; entries that no WorkRange covers are undefined
   int slot = 0;                       // of the partial result; the slots of a head are consecutive
   int length = 0;                     // tokens of the sequence before the step
 };
@@ -46,7 +47,8 @@ struct PlanShape {
   KVGEN_HOST_DEVICE int packed(int length) const { return length > unpacked ? (length - unpacked) / block_tokens * block_tokens : 0; }
   KVGEN_HOST_DEVICE int end_tile(int length) const { return (packed(length) + tile_tokens - 1) / tile_tokens; }
   // The first KV tile that holds a token which the step's first query attends to. If the window begins in the residual, no KV tile holds
-  // one, even if a gathered tile covers that position. A window never goes with sink tokens, so tiles begin at position 0 here.
+  // one, even if a gathered tile (of several blocks, on GPUs) covers that position. A window never goes with sink tokens, so tiles begin at
+  // position 0 here.
   KVGEN_HOST_DEVICE int first_tile(int length) const {
     const int token = length + fresh - q_len - window + 1;
     if (window == 0 || token <= 0) return 0;
@@ -146,9 +148,9 @@ struct HeadRange {
     return tile;
   }
 
-  // Writes the work tiles of the ranges first + start, first + start + step, and so on. Where one is the first of its range it sets the
-  // begin of the worker's WorkRange, and where it is the last one, the end; then it also clears the workers between this range's and the
-  // next range's. With `start` 0, the workers of empty ranges before the head are cleared, too.
+  // Writes every `step`-th work tile of the head, from its `start`-th on. The first work tile of a range sets `begin` of its worker's
+  // WorkRange. The last one sets `end`, and clears the workers without a range up to the worker of the next range. With `start` 0 it also
+  // clears the workers of ranges that hold no tile before this head.
   KVGEN_HOST_DEVICE void write(const PlanShape& shape, const Row& row, int* plan, int sequence, int head, int length, int start,
                                int step) const {
     WorkRange* workers = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());

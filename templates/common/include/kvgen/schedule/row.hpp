@@ -35,7 +35,8 @@ struct Row {
   KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }
   // Ranges of a head that has its own.
   KVGEN_HOST_DEVICE int own_ranges(const HeadLoad& load) const { return (load.tiles + each - 1) / each; }
-  // The worker of a range. Fewer ranges than workers are spread evenly, because consecutive CTAs may share a multiprocessor.
+  // The worker of a range. Fewer ranges than workers are spread evenly, because consecutive CTAs may share a multiprocessor. (The test
+  // saves a division where there are as many.)
   KVGEN_HOST_DEVICE int worker(int range, int workers) const { return ranges == workers ? range : range * workers / ranges; }
 };
 

@@ -37,14 +37,13 @@ template <class Traits>
 __device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, const WorkTile& tile, int done, int* words, int warp,
                                                     int lane) {
   KvTiles<Traits> tiles(args, head_of<Traits>(args, tile), Traits::kWarps, words, lane);
-  // The blocks before the window may have no page, so the iterator replaces them by the window's first block.
+  // The blocks before the window may have no page, so in gathered tiles the iterator replaces them by the window's first block.
   const int first = Traits::Mask::first_token(max(tile.length + (args.k_new.data ? args.q_len : 0) - args.q_len, 0));
   tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, tile.length, first / Traits::Format::kTokens);
   return tiles;
 }
 
-// Whether the head exists. Before griddepcontrol.wait a work tile may hold stale values, and so it may later in a CTA that has no work
-// tile.
+// Whether the head exists. The speculative work tile may hold any values, also when q is loaded for it after griddepcontrol.wait.
 __device__ __forceinline__ bool exists(const AttendArgs& args, const Head& head) {
   return static_cast<unsigned>(head.sequence) < static_cast<unsigned>(args.cache.batch) &&
          static_cast<unsigned>(head.head) < static_cast<unsigned>(args.cache.kv_heads);

@@ -61,7 +61,7 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
                                          Scores<Traits> (&x)[kStepSubtiles]) {
   const bool first = lane % 4 < 2;
   if constexpr (Traits::kExchangeShared) {
-    const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // + 32 avoids bank conflicts
+    const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // see the loads
     constexpr int kStride = Traits::Format::kSubtileBytes;
     __syncwarp();
 #pragma unroll
@@ -70,6 +70,7 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
     __syncwarp();
 #pragma unroll
     for (int s = 0; s < kStepSubtiles; ++s) {
+      // The second group of lanes reads its two addends in the other order, so that both groups use different banks.
       const uint4 a = ptx::load_shared16(codes + at + s * kStride), b = ptx::load_shared16(codes + (at ^ 32) + s * kStride);
       float(&own)[4] = x[s].product[0];
       own[0] = __uint_as_float(a.x) + __uint_as_float(b.x), own[1] = __uint_as_float(a.y) + __uint_as_float(b.y);

@@ -79,7 +79,7 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
   }
 }
 
-// The sum of q * zero for the `s`-th sub-tile of a softmax step, in the 16 tokens that a lane holds of it.
+// The sum of q * zero for the `s`-th sub-tile of a softmax step, in the MMA tile of 16 tokens to which a lane's scores belong.
 template <class Traits>
 __device__ __forceinline__ float key_offset(const TileQuery<Traits>& query, int s, int tile, int m_tile, int lane, int c) {
   if constexpr (!Traits::kKeyPerChannel) return 0.f;

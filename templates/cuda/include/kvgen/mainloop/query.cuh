@@ -35,7 +35,7 @@ struct QueryLoader {
   static constexpr int kRounds = ceil_div(Traits::kQTiles, Traits::kWarps);  // tiles of query rows that a warp loads
   uint4 raw[kRounds][kVectors];
 
-  // Starts the loads of q. A head that does not exist gives zeros.
+  // Starts the loads of q. A sequence beyond the batch gives zeros.
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {

@@ -1,6 +1,6 @@
-// Online softmax with a lazy running maximum. Probabilities are 2^(x - row_max). row_max moves only when a weight p * scale_v would exceed
-// fp16, and then to the value that makes the largest weight 2^10. So row_max may lie above or below the true maximum, and the scale of V
-// does not matter.
+// Online softmax with a lazy running maximum. Probabilities are 2^(x - row_max). row_max moves only when the sum of a lane's weights
+// p * scale_v in one step would come near the maximum of fp16, and then to the value that makes the largest weight 2^10. So row_max may lie
+// above or below the true maximum, and the scale of V does not matter.
 #pragma once
 #include "kvgen/mainloop/group_sums.cuh"
 #include "kvgen/mainloop/traits.cuh"
@@ -27,7 +27,7 @@ struct State {
   float row_max[2];
   float row_sum[2];                       // of p
   float affine[Traits::kValueGroups][2];  // of p * zero_v, with kZerosInScales of weight * (zero_v / scale_v)
-  float out[Traits::kRowTiles][4];        // sum of p * code (V per channel: of p * v): channel g of the two rows, then channel g + 8
+  float out[Traits::kRowTiles][4];        // sum of weight * code (V per channel: of p * v): channel g of the two rows, then channel g + 8
   GroupSums<Traits> group;                // V per channel: of the current group of tokens
 
   __device__ __forceinline__ void clear() {
@@ -112,7 +112,7 @@ __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepS
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 2 * half;
-        p[s][m_tile][i] = ptx::exp2(x[s].relative_to(state.row_max[0], m_tile, i)),
+        p[s][m_tile][i] = ptx::exp2(x[s].relative_to(state.row_max[0], m_tile, i));
         p[s][m_tile][i + 1] = ptx::exp2(x[s].relative_to(state.row_max[1], m_tile, i + 1));
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q) {

@@ -153,6 +153,9 @@ struct Traits : Schedule {
   static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
   using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
+  static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2) * 4);
+  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy ? 2 : 1));
+  static_assert(Memory::kPages - Memory::kMerge >= Schedule::kWarps * kTileQRows * kMergeStride * 4);
 };
 
 // The code fields of one byte belong to different rows and are not shifted down before the MMA. The products of a row are multiplied by

@@ -43,7 +43,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params,
   });
 }
 
-// Converts the accumulators to sums of p * code. V per channel: they are sums of p * v.
+// Converts the accumulators to sums of weight * code. V per channel: they are sums of p * v.
 template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   if constexpr (Traits::kValuePerChannel) return;

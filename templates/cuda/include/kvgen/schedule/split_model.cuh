@@ -22,10 +22,9 @@ struct SplitModel {
   int heads, resident, ctas_per_sm, tile_bytes;
 
   // Upper bound over all lengths, for the size of the workspace.
-  int most(int limit) const { return std::clamp(kMostWaves * resident / heads, 1, limit); }
+  int most(int limit) const { return std::clamp(kMostWaves * resident / std::max(heads, 1), 1, limit); }
 
-  // The cheapest number of splits for heads of `tiles` tiles. CTAs run in waves, which all last as long. More splits may fill the last
-  // wave.
+  // The cheapest number of splits for heads of `tiles` tiles. CTAs run in waves of equal duration. More splits may fill the last wave.
   int cheapest(int tiles, int limit) const {
     int best = 1;
     int64_t least = INT64_MAX;

@@ -31,8 +31,8 @@ class WorkQueue {
   __device__ WorkQueue(const Plan& plan, int worker, WorkTile* memory, int lane)
       : tiles_(plan.tiles), range_address_(plan.ranges + worker), max_tiles_(plan.max_tiles), memory_(memory), lane_(lane) {}
 
-  // Speculative first work tile: loaded before griddepcontrol.wait, so it may hold stale values and serves prefetches only.
-  // `load_confirmed` loads it again.
+  // Speculative first work tile: loaded before griddepcontrol.wait, so it may hold stale values. Before the wait it serves prefetches,
+  // after it the first load of q, which is repeated if `load_confirmed` finds another head.
   __device__ __forceinline__ const WorkTile& load_speculative() {
     range_ = range_of(range_field());
     store_first(first_field(range_.begin));
