@@ -83,3 +83,8 @@ def test_the_model_of_the_look_up_finds_as_cheap_a_number_of_splits(model: ctype
     found = math.exp(own.unfilled(batch, tiles * 128))
     assert chosen <= found * (1 + 1e-9)
     assert found <= chosen * 1.15
+
+
+def test_no_heads_divide_by_nothing(model: ctypes.CDLL) -> None:
+    """The workspace of an empty batch is asked for through the same function."""
+    assert model.most(0, SMS, LIMIT) == LIMIT
