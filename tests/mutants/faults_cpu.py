@@ -355,7 +355,7 @@ FAULTS: tuple[Fault, ...] = (
         "weights",
         (
             "integers-middle", "integers", "half the middle of the codes is subtracted from the stored ones",
-            "-static_cast<int32_t>(Code::middle) * round", "-static_cast<int32_t>(Code::middle / 2) * round",
+            "static_cast<uint32_t>(Code::middle) *", "static_cast<uint32_t>(Code::middle / 2) *",
         ),
         (
             "integers-step", "integers", "the sums of all query rows are scaled with the step of the first",
@@ -428,12 +428,12 @@ FAULTS: tuple[Fault, ...] = (
         "module",
         (
             "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
-            "for (int64_t b = 0; b < batch; ++b) cache.length(b) += static_cast<int32_t>(call.q_len);",
-            "for (int64_t b = 0; b < (batch < 128 ? batch : 128); ++b) cache.length(b) += static_cast<int32_t>(call.q_len);",
+            "for (int64_t b = 0; b < batch; ++b) cache.length(b) += step.appended[b];",
+            "for (int64_t b = 0; b < (batch < 128 ? batch : 128); ++b) cache.length(b) += step.appended[b];",
         ),
         (
             "advance-one", "heads", "`decode` of several tokens advances lengths by one",
-            "cache.length(b) += static_cast<int32_t>(call.q_len);", "cache.length(b) += 1;",
+            "cache.length(b) += step.appended[b];", "cache.length(b) += 1;",
         ),
         (
             "flush-last-sequence", "int8", "whether blocks are packed in `decode` follows from the last sequence alone",

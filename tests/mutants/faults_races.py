@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/keys",
         (
             "products-stored", "last", "lanes take each other's products before they are stored",
-            "~;\n#pragma unroll\n    for (int s = 0; s < kStepSubtiles; ++s) {\n      const uint4 a",
+            "~;\n#pragma unroll\n    for (int s = 0; s < kStepSubtiles; ++s) {\n      // The second",
         ),
     ),
     *_without(
