@@ -13,6 +13,7 @@ from kvgen.reference.layout import PackedLayout
 from kvgen.registry.dispatch import Launch
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
+from kvgen.registry.serving import require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.module import load
@@ -20,6 +21,7 @@ from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch
 from kvgen.spec.distance import mean_length
+from kvgen.spec.traffic import parse
 
 
 class Kernel(Calls):
@@ -56,15 +58,25 @@ class Kernel(Calls):
     def __repr__(self) -> str:
         return f"<Kernel {self.spec.name} for {self.target}: {self.selection.how}, layout {self.layout.id}>"
 
-    def variant(self, workload: Workload) -> Variant:
-        """The compiled launch that a call of this shape takes."""
+    def variant(self, workload: Workload | str) -> Variant:
+        """The compiled launch that a call of this shape takes; `workload` and what it raises are as in `launch`."""
         return self._variants[self._index(workload)]
 
-    def launch(self, workload: Workload) -> Launch | None:
-        """The entry's launch for a workload: back end and schedule. None if the kernel is a back end's default."""
-        return self.entry.every_launch[self._index(workload)] if self.entry is not None else None
+    def launch(self, workload: Workload | str) -> Launch | None:
+        """The entry's launch for a call of this shape: back end and schedule. None if the kernel is a back end's default.
 
-    def _index(self, workload: Workload) -> int:
+        `workload` is a `kvgen.spec.Workload` or its name, like "8x32768". Raises ValueError for what is no name and for more query tokens
+        than `attention.q_len`, whose calls are extend attention, TypeError for other types.
+        """
+        index = self._index(workload)
+        return self.entry.every_launch[index] if self.entry is not None else None
+
+    def _index(self, workload: Workload | str) -> int:
+        if isinstance(workload, str):
+            workload = parse(workload)
+        if not isinstance(workload, Workload):
+            raise TypeError(f"workload must be a Workload or its name, like '8x32768', not {type(workload).__name__}")
+        require_compiled(self.spec, workload)
         tokens = round(workload.batch * mean_length(workload))
         return self._dispatch.launch(workload.batch, workload.kv_len, workload.q_len, tokens)
 

@@ -90,6 +90,8 @@ def build(
         },
     )
     chosen = [resolve_any_spec(name, arch, workload) for name in specs]
+    if devices is not None:
+        _require_gpu(chosen)
     require("kvgen build", "optuna")
     if compile_only:
         _compile(chosen, backend, jobs, limit, as_json=as_json)
@@ -117,6 +119,14 @@ def _agree(compile_only: bool, compiling: Mapping[str, object], measuring: Mappi
             raise typer.BadParameter(
                 "nothing is measured with --compile-only" if compile_only else "it goes with --compile-only", param_hint=name
             )
+
+
+def _require_gpu(specs: list[AnySpec]) -> None:
+    """Refuse --devices, which would have no effect, where every spec is built for a CPU."""
+    from kvgen.spec.target import resolve
+
+    if all(resolve(spec.arch) == "cpu" for spec in specs):
+        raise typer.BadParameter("--devices names GPUs, and this build is for cpu")
 
 
 def _budget(text: str | None, trials: int | None) -> Budget:

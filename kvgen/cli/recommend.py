@@ -41,10 +41,6 @@ def recommend(
 
     Only formats on the Pareto front of size and quality are listed. Exit code 3 if none fits.
     """
-    if budget is None and increase is None and chosen is None:
-        raise typer.BadParameter("give --budget-bytes-per-token or --max-perplexity-increase (or --spec)")
-    if dtype not in ("float16", "bfloat16"):
-        raise typer.BadParameter(f"--dtype is float16 or bfloat16, not {dtype!r}")
     from kvgen.accuracy.recommend import best, model_shape, options, read_csv, results, spec_for
     from kvgen.accuracy.suite import suite
     from kvgen.errors import KvgenError, RegistryMiss
@@ -54,6 +50,10 @@ def recommend(
         shape = model_shape(model)
     except KvgenError as error:
         raise typer.BadParameter(str(error)) from error
+    if budget is None and increase is None and chosen is None:
+        raise typer.BadParameter("give --budget-bytes-per-token, --max-perplexity-increase or --spec")
+    if dtype not in ("float16", "bfloat16"):
+        raise typer.BadParameter(f"--dtype is float16 or bfloat16, not {dtype!r}")
     if chosen is not None:
         if chosen not in suite():
             raise typer.BadParameter(f"there is no format {chosen!r}; formats: {', '.join(suite())}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,10 +23,14 @@ from kvgen.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvgen.arch import Target
     from kvgen.registry import Found
     from kvgen.registry.entry import Entry
+    from kvgen.registry.select import Selection
     from kvgen.registry.serving import Serving
-    from kvgen.spec import AnyWorkload
+    from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 
 
 def register(app: typer.Typer) -> None:
@@ -106,7 +110,7 @@ def _print_entry(entry: Entry, one: Found) -> None:
     typer.echo(f"{entry.backend} for {entry.arch}, tuned on {entry.device.get('name')}; layout {entry.layout} ({entry.layout_id})\n")
     print_launches("", entry)
     if why := entry.provenance.get("why"):
-        typer.echo(f"\n{why}")
+        typer.echo(f"\ndecision: {why}")
     other = (entry.runner_up or {}).get("layout")
     if other:
         times = ", ".join(f"{key} {one['backend']} {microseconds(one['us'])}" for key, one in other["launches"].items())
@@ -144,59 +148,106 @@ def _quality(entry: Entry) -> dict[str, str]:
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
     """Show which entry get_kernel returns for a spec, why, and which launch each workload takes. Exit code 3 if there is none."""
-    from kvgen.registry.select import select
-    from kvgen.registry.serving import serving
-    from kvgen.spec import MatrixSpec, Workload
     from kvgen.spec.target import resolve
 
     spec = resolve_any_spec(spec_name, arch)
     target = resolve(spec.arch)
-    parse = parse_shape if isinstance(spec, MatrixSpec) else parse_workload
-    wanted = [parse(text) for text in workload] if workload else [None]
-    answers = [(work, select(spec, target, work)) for work in wanted]
-
-    def served(work: AnyWorkload | None, entry: Entry | None) -> list[Serving]:
-        if entry is None or isinstance(spec, MatrixSpec):  # kernels of a matrix have one launch for each shape, and no dispatch table
-            return []
-        return [serving(entry, spec, one) for one in ([work] if work else spec.workloads) if isinstance(one, Workload)]
-
+    answers = [_Answer.of(spec, target, work) for work in _wanted(spec, workload)]
     if as_json:
-        print_json(
-            [
-                {
-                    "workload": work.key if work else None,
-                    "how": answer.how,
-                    "key": answer.entry.key if answer.entry else None,
-                    "backend": answer.entry.backend if answer.entry else None,
-                    "launches": answer.entry.standings() if answer.entry else [],
-                    "serving": [one.to_json() for one in served(work, answer.entry)],
-                    "why": list(answer.why),
-                    "cautions": list(answer.cautions),
-                }
-                for work, answer in answers
-            ]
-        )
+        print_json([answer.to_json() for answer in answers])
     else:
-        for work, answer in answers:
-            typer.echo(
-                f"{spec.name}{f' at {work.key}' if work else ''} on {target}: {answer.how}"
-                + (f", entry {answer.entry.key}" if answer.entry else "")
-            )
-            for reason in (*answer.why, *answer.cautions):
-                typer.echo(f"  {reason}")
-            if answer.entry:
-                typer.echo("")
-                print_launches("", answer.entry)
-                typer.echo("")
-                for one in served(work, answer.entry):
-                    typer.echo(_serving_line(one))
-    if any(answer.entry is None for _, answer in answers):
+        for answer in answers:
+            _print_answer(answer, f"{spec.name}{f' at {answer.workload.key}' if answer.workload else ''} on {target}")
+    if any(answer.selection.entry is None for answer in answers):
         raise typer.Exit(Exit.NO_KERNEL)
 
 
-def _serving_line(one: Serving) -> str:
-    """Which launch serves a workload, and what was measured there."""
-    told = [f"{one.workload.key} takes launch {one.index} ({one.launch.backend} {one.launch.params}): {one.why}"]
+def _wanted(spec: AnySpec, names: list[str] | None) -> Sequence[AnyWorkload | None]:
+    """The workloads that are asked about; None alone stands for all of the spec's. Raises BadParameter."""
+    from kvgen.spec import MatrixSpec
+
+    if not names:
+        return [None]
+    if isinstance(spec, MatrixSpec):
+        return [parse_shape(name) for name in names]
+    return [_served_workload(spec, name) for name in names]
+
+
+def _served_workload(spec: KernelSpec, name: str) -> Workload:
+    """The workload of a name, if a launch serves it. Raises BadParameter."""
+    from kvgen.registry.serving import require_compiled
+
+    work = parse_workload(name)
+    try:
+        require_compiled(spec, work)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from error
+    return work
+
+
+class _Answer(NamedTuple):
+    """What `get_kernel` takes for a workload, or for all of a spec's."""
+
+    workload: AnyWorkload | None
+    selection: Selection
+    backend: str | None
+    """Of the entry or the default; None where no back end gives a kernel."""
+    serving: list[Serving]
+
+    @classmethod
+    def of(cls, spec: AnySpec, target: Target, work: AnyWorkload | None) -> _Answer:
+        from kvgen.registry.default import default_entry
+        from kvgen.registry.select import select
+
+        selection = select(spec, target, work)
+        if selection.how == "none":
+            return cls(work, selection, None, [])
+        entry = selection.entry or default_entry(spec, target, selection)[0]
+        return cls(work, selection, entry.backend, _served(entry, spec, [work] if work else spec.workloads))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        entry = self.selection.entry
+        return {
+            "workload": self.workload.key if self.workload else None,
+            "how": self.selection.how,
+            "key": entry.key if entry else None,
+            "backend": self.backend,
+            "launches": entry.standings() if entry else [],
+            "serving": [one.to_json() for one in self.serving],
+            "why": [*self.selection.refusals, *self.selection.why],
+            "cautions": list(self.selection.cautions),
+        }
+
+
+def _served(entry: Entry, spec: AnySpec, works: Sequence[AnyWorkload]) -> list[Serving]:
+    """The launches that calls take; empty for a matrix, whose kernels have one launch for each shape, and no dispatch table."""
+    from kvgen.registry.serving import serving
+    from kvgen.spec import MatrixSpec, Workload
+
+    return [] if isinstance(spec, MatrixSpec) else [serving(entry, spec, work) for work in works if isinstance(work, Workload)]
+
+
+def _print_answer(answer: _Answer, asked: str) -> None:
+    selection = answer.selection
+    entry = selection.entry
+    told = f", entry {entry.key}" if entry else f": {'; '.join(selection.refusals)}" if selection.refusals else ""
+    typer.echo(f"{asked}: {selection.how}{told}")
+    for reason in (*selection.why, *selection.cautions):
+        typer.echo(f"  {reason}")
+    if entry:
+        typer.echo("")
+        print_launches("", entry)
+    if answer.serving:
+        typer.echo("")
+    for one in answer.serving:
+        typer.echo(_serving_line(one, numbered=entry is not None))
+
+
+def _serving_line(one: Serving, *, numbered: bool) -> str:
+    """Which launch serves a workload, and what was measured there. The number is of use where `kvgen show` lists the launches."""
+    launch = f"{one.launch.backend} {one.launch.params}"
+    told = [f"{one.workload.key} takes {f'launch {one.index} ({launch})' if numbered else launch}: {one.why}"]
     if one.us is not None:
         told.append(microseconds(one.us))
     if one.read_fraction is not None:

@@ -26,6 +26,8 @@ _unbound: dict[int, CallOrder] = {}
 """Call orders of caches that only a graph from another process refers to."""
 _overflows: WeakKeyDictionary[CallOrder, OverflowFlag] = WeakKeyDictionary()
 """The overflow flag of the cache of each call order. One flag for several caches would let a step of one raise for another."""
+_arguments: dict[str, Arguments] = {}
+"""Checks of this process's Attention modules, by the path of their library."""
 
 
 def _module(path: str) -> Module:
@@ -65,6 +67,13 @@ def _plan(module: Module, q: torch.Tensor, lengths: torch.Tensor, max_len: int, 
     return plan
 
 
+def _check(path: str, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, lengths: torch.Tensor) -> None:
+    """Check a call's tensors as kernels do, with the same errors. A library that no Attention of this process has is not known."""
+    known = _arguments.get(path)
+    if known is not None:
+        known.inputs(q, new, len(lengths), lengths.device)
+
+
 def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -85,20 +94,25 @@ def _run(
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
-    out, lse = _outputs(q)
     cache = (*tensors, None)
     with _in_order(tensors[0]) as flag:
-        module = _module(path)
-        if q.shape[1] > most_q:
-            call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
-            extend.run(module, cache, call)
-            return out, lse
-        plan = _plan(module, q, tensors[3], max_len, flag, append=new is not None)
-        rest = (out, lse, sinks, workspace, plan, scale, max_len)
-        if new is None:
-            module.attend(q, *cache, *rest)
-        else:
-            module.decode(q, *new, *cache, *rest, max_len, flag.address, 1)
+        try:
+            out, lse = _outputs(q)
+            module = _module(path)
+            if q.shape[1] > most_q:
+                _check(path, q, new, tensors[3])  # torch's kernels would take another batch
+                call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
+                extend.run(module, cache, call)
+                return out, lse
+            plan = _plan(module, q, tensors[3], max_len, flag, append=new is not None)
+            rest = (out, lse, sinks, workspace, plan, scale, max_len)
+            if new is None:
+                module.attend(q, *cache, *rest)
+            else:
+                module.decode(q, *new, *cache, *rest, max_len, flag.address, 1)
+        except Exception:
+            _check(path, q, new, tensors[3])  # names the argument, which the module cannot
+            raise
     return out, lse
 
 
@@ -184,15 +198,18 @@ class Attention(torch.nn.Module):
         """`q_len` is the number of query tokens of the steps by which the launch is chosen; calls may have others. `scale` multiplies q·k
         (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are the learned logits of a format that has them.
 
-        Raises CacheMismatch if the cache has another layout than the kernel, TypeError if it is no cache, ValueError on wrong sinks or a
-        scale that is not finite, and where the cache shares its lengths with others: every Attention would advance them.
+        Raises CacheMismatch if the cache has another layout than the kernel, TypeError if one of them is something else, ValueError on
+        wrong sinks or a scale that is not finite, and where the cache shares its lengths with others: every Attention would advance them.
         """
         super().__init__()
+        if not isinstance(kernel, Calls):
+            raise TypeError(f"kernel must be a kernel, which get_kernel returns, not {type(kernel).__name__}")
         launch = kernel.launch_at_capacity(cache, q_len)
         if cache.sequences.shared:
             raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
-        Arguments(kernel.spec, kernel.layout).sinks(sinks, cache)
+        arguments = Arguments(kernel.spec, kernel.layout)
+        arguments.sinks(sinks, cache)
         for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": launch.workspace(cache), "sinks": sinks}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(launch.module.path)
@@ -202,7 +219,7 @@ class Attention(torch.nn.Module):
         self.scale = kernel.scale if scale is None else checks.scale(scale, attention.softcap)
         self.max_len = cache.max_len
         self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
-        _modules[self.module] = launch.module
+        _modules[self.module], _arguments[self.module] = launch.module, arguments
         sequences = cache.sequences
         with sequences.call_order.lock:
             sequences.captured = True

@@ -38,7 +38,7 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
         entry = untuned_entry(spec, target, defaults, plain, sources, device={})
         caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
         return entry, selection._replace(cautions=(caution, *selection.cautions))
-    raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join([*selection.why, *reasons])}")
+    raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*(selection.refusals or reasons), *selection.why))}")
 
 
 def untuned_entry(

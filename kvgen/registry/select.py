@@ -1,4 +1,4 @@
-"""Chooses the entry for a spec: exact, then nearest workloads, then a back end's default; with the reasons."""
+"""Chooses the entry for a spec: exact, then nearest workloads, then a back end's default, if one gives any; with the reasons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvgen.registry.store import Found, Store
 from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.distance import Coordinates, apart, coordinates_of, nearest
 
-How = Literal["exact", "nearest", "default"]
+How = Literal["exact", "nearest", "default", "none"]
 
 
 class Selection(NamedTuple):
-    """The chosen entry. `entry` is None if and only if `how` is default."""
+    """The chosen entry. `entry` is None if and only if `how` is default or none."""
 
     entry: Entry | None
     how: How
@@ -26,6 +26,8 @@ class Selection(NamedTuple):
     """Every entry that was considered, and why it was chosen or not."""
     cautions: tuple[str, ...] = ()
     """Differences between the chosen entry and this machine. Results are correct all the same, but perhaps not the fastest."""
+    refusals: tuple[str, ...] = ()
+    """Where `how` is none, why each back end for the target gives no default."""
 
 
 class _Candidate(NamedTuple):
@@ -80,11 +82,13 @@ def select(
                 why.append(f"{one.label}: passed over: {problem}")
             else:
                 candidates.append(_Candidate(one, entry, _coverage(entry, wanted), not _same_device(entry, device), place))
-    selection = _choose(sorted(candidates, key=lambda candidate: candidate.rank), why, device)
+    ranked = sorted(candidates, key=lambda candidate: candidate.rank)
+    selection = _choose(ranked, why, device) or _without_entry(spec, target, why)
     return selection._replace(cautions=(*selection.cautions, *unread))
 
 
-def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection:
+def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection | None:
+    """The first candidate that fits this machine, None if none does; adds the reasons to `why`."""
     chosen: _Candidate | None = None
     chosen_outdated = False
     for candidate in ranked:
@@ -98,10 +102,29 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
             match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
             why.append(f"{where}: taken: {match}")
     if chosen is None:
-        why.append("no entry is left: the default schedule of the first back end that supports the format")
-        return Selection(None, "default", tuple(why))
+        return None
     how: How = "exact" if chosen.distance == 0 else "nearest"
     return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device, outdated=chosen_outdated)))
+
+
+def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selection:
+    """The default of the first back end that supports the format; none, with the reasons, where no back end does."""
+    from kvgen.lower import backends
+
+    refusals: list[str] = []
+    for name in backends.NAMES:
+        try:
+            backend = backends.get_backend(name)
+        except KvgenError as error:
+            refusals.append(str(error))
+            continue
+        if target not in backend.targets:
+            continue  # it says nothing of the spec
+        reason = backends.refusal(backend, spec, target)
+        if reason is None:
+            return Selection(None, "default", (*why, f"no entry is left: the default schedule of the {name} back end"))
+        refusals.append(f"{name}: {reason}")
+    return Selection(None, "none", tuple(why), refusals=tuple(refusals))
 
 
 def _coverage(entry: Entry, wanted: Sequence[AnyWorkload]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgen.registry.dispatch import Launch
 from kvgen.registry.entry import Entry
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.distance import coordinates_of, distance, mean_length, nearest
 
 
@@ -51,6 +51,13 @@ class Serving:
         }
 
 
+def require_compiled(spec: KernelSpec, work: Workload) -> None:
+    """Raises ValueError for more query tokens than the launches of a spec are compiled for: another algorithm serves such calls."""
+    q_len, most = work.q_len, spec.attention.q_len
+    if q_len > most:
+        raise ValueError(f"q_len ({q_len}) is more than attention.q_len ({most}): calls with more query tokens are extend attention")
+
+
 def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     """The launch for a workload, given the traffic of `spec`."""
     table = entry.dispatch
@@ -59,6 +66,8 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     launch = entry.every_launch[index]
     if table is None:
         tuned = entry.launches[nearest([coordinates_of(one.workload) for one in entry.launches], coordinates_of(work))].workload
+        if not entry.timings:
+            return Serving(work, index, launch, None, _told(tuned, distance(tuned, work), measured=False))
         return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; the entry has no dispatch table")
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
@@ -82,7 +91,7 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default), *power)
 
 
-def _told(near: Workload, away: float, *, measured: bool) -> str:
+def _told(near: AnyWorkload, away: float, *, measured: bool) -> str:
     if not measured:
         return f"the default for {near.key}" + (f", {away:.1f} doublings away" if away else "")
     return f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away" if away else f"measured at {near.key}"

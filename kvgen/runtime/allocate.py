@@ -65,8 +65,11 @@ def new_cache(
 def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
     """An empty cache whose sequences are those of `other`: another layer of the same model.
 
-    Raises CacheMismatch if pages or blocks of the two layouts have different numbers of tokens, or if other numbers may be taken back.
+    Raises TypeError if `other` is no cache, CacheMismatch if pages or blocks of the two layouts have different numbers of tokens, or if
+    other numbers may be taken back.
     """
+    if not isinstance(other, KVCache):
+        raise TypeError(f"like must be a KVCache, not {type(other).__name__}")
     rows, _, blocks, _ = other.packed.shape
     if other.block_tokens != layout.tokens or (spec.cache.page is None) != (other.block_table is None):
         raise CacheMismatch("caches that share lengths must have blocks and pages of the same numbers of tokens")
@@ -94,13 +97,22 @@ def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, seq
     shape = (rows, heads, blocks, layout.block_bytes)
     residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
     return KVCache(
-        packed=new_bytes(math.prod(shape), device).view(shape),
+        packed=_blocks(math.prod(shape), sequences).view(shape),
         k_residual=torch.empty(residual, dtype=dtype, device=device),
         v_residual=torch.empty(residual, dtype=dtype, device=device),
         layout_id=cache_id(spec, layout),
         block_tokens=layout.tokens,
         sequences=sequences,
     )
+
+
+def _blocks(count: int, sequences: Sequences) -> torch.Tensor:
+    """Memory of packed blocks: uint8 [count]. Raises MemoryError, which says what the cache needs, where the system refuses it."""
+    try:
+        return new_bytes(count, sequences.lengths.device)
+    except MemoryError as error:
+        sizes = f"{sequences.batch} x {sequences.max_len} tokens"
+        raise MemoryError(f"a cache of {sizes} needs {count / 1e9:.1f} GB, and the system refuses them") from error
 
 
 def _page_table(size: CacheSize, need: int, table: torch.Tensor | None, device: torch.device) -> tuple[torch.Tensor, int]:

@@ -16,12 +16,14 @@ from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
 
 if TYPE_CHECKING:
-    from kvgen.reference.layout import PackedLayout
+    from kvgen.reference.layout import Operand, PackedLayout
     from kvgen.spec import KernelSpec
 
 if TYPE_CHECKING:
     from kvgen.runtime.extend import Call
 
+_layouts: dict[str, PackedLayout] = {}
+"""The layouts of this process's kernels by their id in caches, to name a cache's format in an error."""
 New = tuple[torch.Tensor, torch.Tensor]
 """K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
 
@@ -37,6 +39,7 @@ class Arguments:
         self.dtype = torch_dtype(attention.dtype)
         self.scale = 1.0 / math.sqrt(attention.head_dim)
         self._layout_id = cache_id(spec, layout)
+        _layouts[self._layout_id] = layout
         self._heads = attention.q_heads
         self._q_tail = (attention.q_heads, attention.head_dim)
         self._kv_tail = (attention.kv_heads, attention.head_dim)
@@ -49,7 +52,10 @@ class Arguments:
         if not isinstance(cache, KVCache):
             raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
         if cache.layout_id != self._layout_id:
-            raise CacheMismatch(f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}")
+            raise CacheMismatch(
+                f"the cache is packed in {_shown(cache.layout_id)}, and this kernel reads {_shown(self._layout_id)}: make the cache with "
+                "this kernel's new_cache"
+            )
 
     def query(self, q: torch.Tensor, cache: KVCache) -> int:
         """The query tokens of a call, after checking query and cache. Caches of several layouts may share sequences and workspaces."""
@@ -73,7 +79,7 @@ class Arguments:
                 return
         except AttributeError:
             pass
-        self._new(new, tokens, cache)
+        self._new(new, tokens, cache.batch, cache.device)
 
     def filling(
         self, cache: KVCache, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | Sequence[int] | None, *, finite: bool
@@ -120,10 +126,15 @@ class Arguments:
 
     def tensors(self, q: torch.Tensor, new: New | None, cache: KVCache, out: torch.Tensor) -> None:
         """Check everything except overlaps: for calls that no module checks, and to name the argument that a module refused."""
-        checks.tensor("q", q, q.shape, self.dtype, cache.device)
-        if new is not None:
-            self._new(new, q.shape[1], cache)
+        self.inputs(q, new, cache.batch, cache.device)
         checks.output("out", out, q.shape, self.dtype, cache.device)
+
+    def inputs(self, q: torch.Tensor, new: New | None, batch: int, device: torch.device) -> None:
+        """Check query, K and V of a call over a cache of `batch` sequences."""
+        tokens = q.shape[1] if q.dim() == 4 else 1
+        checks.tensor("q", q, (batch, tokens, *self._q_tail), self.dtype, device)
+        if new is not None:
+            self._new(new, tokens, batch, device)
 
     def extend(self, call: Call, cache: KVCache) -> None:
         """A call with more query tokens than modules are compiled for. Raises UnsupportedError if the GPU cannot compute it."""
@@ -151,10 +162,10 @@ class Arguments:
                 f"the newest {held}: give new tokens to decode with their queries, or use a paged cache"
             )
 
-    def _new(self, new: New, tokens: int, cache: KVCache) -> None:
-        shape = (cache.batch, tokens, *self._kv_tail)
+    def _new(self, new: New, tokens: int, batch: int, device: torch.device) -> None:
+        shape = (batch, tokens, *self._kv_tail)
         for name, x in zip(("k_new", "v_new"), new, strict=True):
-            checks.tensor(name, x, shape, self.dtype, cache.device)
+            checks.tensor(name, x, shape, self.dtype, device)
 
     def _lse(self, lse: torch.Tensor | bool, q: torch.Tensor) -> torch.Tensor | None:
         """The tensor that a caller's `lse` asks to fill."""
@@ -177,3 +188,18 @@ _CACHE = (
     "the cache's block table",
     "the cache's residual slots",
 )
+
+
+def _shown(layout_id: str) -> str:
+    """A layout's id, and what is known of its format."""
+    layout = _layouts.get(layout_id)
+    if layout is None:
+        return f"layout {layout_id}"
+    return f"layout {layout_id} (K {_bits(layout.key)}, V {_bits(layout.value)}, blocks of {layout.tokens} tokens)"
+
+
+def _bits(operand: Operand) -> str:
+    """The format of K or V in a few words."""
+    if operand.bits == 16:
+        return "16 bits"
+    return f"{operand.bits} bits per {'channel' if operand.per_channel else 'token'} in groups of {operand.group}"

@@ -73,7 +73,8 @@ class Calls:
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
         Raises ValueError on sizes below 1, on a table of the wrong shape, and on pages for a contiguous format, TypeError where neither
-        sizes nor `like` are given, CacheMismatch where blocks or pages of `like` hold another number of tokens.
+        sizes nor `like` are given and where `like` is no cache, CacheMismatch where blocks or pages of `like` hold another number of
+        tokens, MemoryError where the system refuses the memory of a cache on the CPU.
         """
         if like is not None:
             if any(given is not None for given in (batch, max_len, device, block_table, pages)):
@@ -169,11 +170,13 @@ class Calls:
         schedule, and no result depends on it. `tokens` is the number of all sequences together, about, where the host knows it: of
         unequal lengths, it chooses a better launch than the longest length alone.
 
-        Raises CacheMismatch for a cache of another layout or too small, ValueError on a q_len that the kernel does not hold, and on
-        numbers below 0.
+        Raises CacheMismatch for a cache of another layout or too small, ValueError on more query tokens than the spec's `attention.q_len`,
+        which is extend attention and takes no plan, and on numbers below 0.
         """
         self._arguments.cache(cache)
-        q_len = checks.whole("q_len", q_len, 1, self._most_q)
+        q_len = checks.whole("q_len", q_len, 1)
+        if q_len > self._most_q:
+            raise ValueError(_no_plan(q_len, self._most_q, append=append))
         if bound is not None:
             bound = checks.whole("bound", bound, 0)
         if tokens is not None:
@@ -346,3 +349,9 @@ class Calls:
         if total is None and cache.sequences.uniform:
             total = cache.batch * length
         return self._launches[self._dispatch.launch(cache.batch, length, min(tokens, self._most_q), total)]
+
+
+def _no_plan(q_len: int, most: int, *, append: bool) -> str:
+    """Why there is no plan for so many query tokens, and what to call instead."""
+    way = f"decode(..., advance=False) in every layer, then cache.advance({q_len})" if append else "attend(q, cache) without a plan"
+    return f"q_len ({q_len}) is more than the spec's attention.q_len ({most}): more tokens are extend attention, which takes no plan: {way}"

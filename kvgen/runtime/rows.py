@@ -15,8 +15,11 @@ def row_of(caches: Sequence[KVCache], index: int, length: int | None = None) -> 
     What is appended to them is in the batch. `length` is the sequence's, where the host knows it; otherwise the device is asked, which
     waits for it. The caches are for use until the batch's lengths change by other calls.
 
-    Raises TypeError or ValueError on a wrong index, ValueError for caches that do not share their sequences.
+    Raises TypeError or ValueError on a wrong index, TypeError for something else than a sequence of caches, ValueError for caches that do
+    not share their sequences.
     """
+    if not isinstance(caches, Sequence) or not caches or not all(isinstance(cache, KVCache) for cache in caches):
+        raise TypeError(f"row_of takes a sequence of at least one KVCache, such as [cache], not {type(caches).__name__}")
     sequences = caches[0].sequences
     if any(cache.sequences is not sequences for cache in caches):
         raise ValueError("rows are taken of caches that share their sequences (new_cache(like=...))")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from kvgen.errors import MAX_ISSUES, SpecError, SpecIssue
 from kvgen.spec.base import Model, hints
 from kvgen.spec.limits import UNREADABLE
+from kvgen.spec.model import KernelSpec
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -17,6 +18,8 @@ LineOf = Callable[[Place], "int | None"]
 
 RULE = "rule"
 """Type of pydantic's errors for what does not hold between fields that are right by themselves."""
+PRESET = ("preset",)
+"""The field that `load_spec` resolves: no spec has it."""
 LONGEST_VALUE = 40
 LARGEST_SHOWN = 1024
 """Bits of an integer that is written out."""
@@ -83,12 +86,14 @@ def spec_error(error: ValidationError, model: type[Model]) -> SpecError:
 def spec_issues(error: ValidationError, model: type[Model], line_of: LineOf = no_line) -> list[SpecIssue]:
     """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
     errors = error.errors(include_url=False)
+    preset = any(e["loc"] == PRESET for e in errors)
     nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
     told = [
         e
         for e in errors
         if e["input"] is not UNREADABLE  # said already
         and not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
+        and not (preset and e["type"] == "missing" and e["loc"][0] in ("key", "value"))  # the preset has them
     ]
     told.sort(key=lambda e: line_of(e["loc"]) or 0)
     return in_order([_issue(dict(e), model, line_of) for e in told[: MAX_ISSUES + 1]])  # one more says that there are more
@@ -157,6 +162,8 @@ def _field_hint(place: Place, model: type[Model]) -> str | None:
     name = str(place[-1])
     if owner is None:
         return None
+    if tuple(place) == PRESET and model is KernelSpec:
+        return "load_spec({'preset': ..., 'attention': {...}}) resolves it"
     close = closest(name, hints(owner), 0.6)
     if close:
         return f"did you mean {close}?"

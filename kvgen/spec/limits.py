@@ -26,6 +26,9 @@ class _Unreadable:
     def __repr__(self) -> str:
         return "unreadable"
 
+    def __deepcopy__(self, memo: object) -> _Unreadable:
+        return self  # it is told by its identity
+
 
 UNREADABLE = _Unreadable()
 

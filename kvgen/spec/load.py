@@ -64,8 +64,17 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise SpecError([SpecIssue("", f"the file is not UTF-8 text (byte {error.start})")], str(path)) from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SpecError([SpecIssue("", f"cannot read the file: {reason}")], str(path)) from None
+        raise SpecError([SpecIssue("", _unreadable(path, error))], str(path)) from None
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    """Why there is no spec at a path, which may be the name of a preset."""
+    from kvgen.spec.presets import FORMATS
+
+    name = str(path)
+    if isinstance(error, FileNotFoundError) and name in FORMATS:
+        return f"{name!r} is a preset, not a file: write {{'preset': {name!r}, 'attention': {{...}}}}"
+    return f"cannot read the file: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -52,6 +52,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """The fields of each preset; the heads are the spec's own."""
 
+_QUANT = dict.fromkeys(("bits", "axis", "group"), UNREADABLE)
+_UNKNOWN: dict[str, Any] = {"key": _QUANT, "value": _QUANT}
+"""What an unknown preset would have brought: that the spec lacks it is no mistake of its own."""
+
 
 @cache
 def presets() -> dict[str, KernelSpec]:
@@ -60,11 +64,12 @@ def presets() -> dict[str, KernelSpec]:
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
-    """`data` with the fields of its `preset` where it has none itself; an unknown name is an issue."""
+    """`data` with the fields of its `preset` where it has none itself; an unknown name is an issue, and its fields are unreadable."""
     own = {key: value for key, value in data.items() if key != "preset"}
     name = data["preset"]
     if isinstance(name, str) and name in FORMATS:
         return _merge(FORMATS[name], own), None
+    own = _merge(_UNKNOWN, own)
     if name is UNREADABLE:
         return own, None
     from kvgen.spec.issues import closest, shown  # a fetch has no mistakes to name

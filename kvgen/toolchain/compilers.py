@@ -30,6 +30,7 @@ PTXAS_THREADS = ("-Xptxas", "--split-compile=4")
 nvcc splits the optimizer before ptxas as well: some kernels then differ.
 """
 PTXAS_THREADS_SINCE = (12, 2)
+OTHER_CXX = "unset it, or point it at a g++"
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,26 @@ def compiler_for(language: Language) -> Compiler:
 
 @cache
 def find_gxx() -> Compiler:
-    """g++ from `CXX` (if it is one) or PATH. Raises ToolchainMissing."""
-    path = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("g++")
+    """g++ from `CXX`, else from PATH. Raises ToolchainMissing, also for a `CXX` that is none: another compiler would surprise."""
+    named = os.environ.get("CXX")
+    path = shutil.which(named or "g++")
+    if path is None and named:
+        raise ToolchainMissing(f"CXX is {named!r}, which is not an executable: {OTHER_CXX}")
     if path is None:
         raise ToolchainMissing("g++ was not found: install it (Debian and Ubuntu: apt install g++), or point CXX at one")
-    return Compiler("g++", Path(path), _output([path, "-dumpfullversion", "-dumpversion"]).strip())
+    return Compiler("g++", Path(path), _gxx_version(path, named))
+
+
+def _gxx_version(path: str, named: str | None) -> str:
+    """What a g++ says of itself. Raises ToolchainMissing for another program; `named` is how CXX calls it."""
+    try:
+        version = _output([path, "-dumpfullversion", "-dumpversion"]).strip()
+        reason = "it does not answer -dumpversion like a g++ does"
+    except ToolchainMissing as error:
+        version, reason = "", str(error)
+    if not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise ToolchainMissing(f"CXX is {named!r}, which is no g++ ({reason}): {OTHER_CXX}" if named else f"{path} is no g++: {reason}")
+    return version
 
 
 @cache
@@ -167,5 +183,10 @@ def _output(command: list[str]) -> str:
     """The output of a command. Raises ToolchainMissing if it does not run."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ToolchainMissing(f"{command[0]} does not run: {error}") from error
+    except subprocess.CalledProcessError as error:
+        ended = f"was killed by signal {-error.returncode}" if error.returncode < 0 else f"ends with exit status {error.returncode}"
+        raise ToolchainMissing(f"{' '.join(command)} {ended}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ToolchainMissing(f"{' '.join(command)} has not ended after {error.timeout:.0f} s") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ToolchainMissing(f"{command[0]} does not run: {getattr(error, 'strerror', None) or error}") from error

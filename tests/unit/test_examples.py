@@ -49,6 +49,11 @@ def test_every_back_end_computes_an_example_or_says_why_not(file: Path) -> None:
                     backend.default(spec, target)
 
 
+def test_the_example_of_speculative_decoding_can_take_tokens_back() -> None:
+    spec = load_spec(ROOT / "examples" / "speculative_kv4.yaml")
+    assert spec.cache.rollback >= spec.attention.q_len > 1
+
+
 def test_models_have_their_shapes() -> None:
     for name, (q_heads, kv_heads, head_dim, more) in MODELS.items():
         attention = load_spec(ROOT / "examples" / f"{name}.yaml").attention

@@ -11,6 +11,7 @@ import torch
 
 from kvgen.errors import UnsupportedError
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec.issues import closest
 
 Format = KernelSpec | Mapping[str, Any] | str | Path
 """What a spec is loaded from; a mapping may leave `attention` out."""
@@ -43,9 +44,11 @@ def layer_specs(
     The dtype is the format's; of a mapping without one, the configuration's. A mapping without workloads is for `batch` sequences of
     `max_len` tokens.
 
-    Raises UnsupportedError for layers that are no causal attention, ValueError where a format contradicts the configuration, SpecError
-    for formats with mistakes.
+    Raises UnsupportedError for layers that are no causal attention, TypeError for something else than a configuration, ValueError where a
+    format contradicts the configuration and for an unknown layer type, SpecError for formats with mistakes.
     """
+    if not hasattr(config, "get_text_config"):
+        raise TypeError(f"config must be the model's configuration (model.config), not {type(config).__name__}")
     if getattr(config, "is_encoder_decoder", False):
         raise refusal(f"{config.model_type} is an encoder-decoder model, and kvgen caches causal self-attention alone")
     text = config.get_text_config(decoder=True)
@@ -82,6 +85,10 @@ def _slides(config: Any) -> bool:
 
 
 def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Sequence[str]) -> list[Format]:
+    if isinstance(spec, Mapping) and any(_is_kind(key) for key in spec):
+        unknown = [key for key in spec if key not in (FULL, SLIDING)]
+        if unknown:
+            raise ValueError(f"formats by layer type have the keys {FULL} and {SLIDING}, not {unknown[0]!r}")
     if isinstance(spec, Mapping) and set(spec) <= {FULL, SLIDING}:
         missing = sorted(set(kinds) - set(spec))
         if missing:
@@ -92,6 +99,11 @@ def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Seq
             raise ValueError(f"the model has {len(kinds)} layers, and {len(spec)} formats were given")
         return list(spec)
     return [spec] * len(kinds)
+
+
+def _is_kind(key: object) -> bool:
+    """Whether a key of a mapping is a layer type, misspelt perhaps, and no field of a spec."""
+    return isinstance(key, str) and (key.endswith("_attention") or closest(key, (FULL, SLIDING), 0.8) is not None)
 
 
 def _facts(config: Any, kind: str) -> LayerFacts:

@@ -133,8 +133,16 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
 
 def test_nothing_supports_the_spec(places, spec, naive_backend):
     naive_backend.reason = "it is too naive"
-    with pytest.raises(RegistryMiss, match=r"no kernel for naive on cpu: .*cpu: it is too naive"):
+    with pytest.raises(RegistryMiss, match=r"^no kernel for naive on cpu: cpu: it is too naive; user .*nothing for this format") as missed:
         kvgen.get_kernel(spec)
+    assert "default" not in str(missed.value)
+
+
+def test_a_back_end_of_another_target_is_no_reason(places, spec):
+    whole = load_spec({**spec.to_json(), "key": {"bits": 4, "group": 4096}})
+    with pytest.raises(RegistryMiss, match=r"^no kernel for naive on cpu: cpu: whole groups need blocks of 4096 tokens") as missed:
+        kvgen.get_kernel(whole)
+    assert "does not target" not in str(missed.value)
 
 
 def test_a_bad_spec_is_told(places):

@@ -153,8 +153,27 @@ def test_many_short_sequences_do_not_take_the_launch_of_one_short_sequence(spec,
 
 @given(st.lists(workloads(), min_size=2, max_size=6, unique_by=lambda work: work.key), workloads())
 def test_a_launch_is_chosen_by_the_distance_that_entries_are_chosen_by(tuned, wanted):
-    kernel = chooser(naive_spec(), *((work.batch, work.kv_len, work.q_len) for work in tuned))
+    kernel = chooser(naive_spec(q_len=8), *((work.batch, work.kv_len, work.q_len) for work in tuned))
     assert kernel.variant(wanted).name == min(tuned, key=lambda work: distance(work, wanted)).key
+
+
+def test_a_launch_is_asked_for_by_a_workload_or_its_name(spec):
+    kernel = chooser(spec, (1, 4096, 1), (8, 32768, 1))
+    assert kernel.variant("8x32768").name == kernel.variant(parse("8x32768")).name == "8x32768"
+    with pytest.raises(ValueError, match="'big' is not a workload; write batch x tokens"):
+        kernel.launch("big")
+    for wrong in (4096, (1, 4096), None, {"batch": 1, "kv_len": 4096}):
+        with pytest.raises(TypeError, match="workload must be a Workload or its name, like '8x32768', not "):
+            kernel.launch(wrong)
+
+
+def test_no_launch_is_named_for_calls_of_extend_attention(spec):
+    """A call with more query tokens than launches are compiled for is another algorithm's, whatever launch looks nearest."""
+    kernel = chooser(spec, (1, 4096, 1), (1, 4096, 2))
+    assert kernel.variant("1x4096q2").name == "1x4096q2"
+    for ask in (kernel.launch, kernel.variant):
+        with pytest.raises(ValueError, match=r"q_len \(4\) is more than attention.q_len \(2\): .* extend attention"):
+            ask("1x4096q4")
 
 
 def test_launches_of_two_back_ends_take_turns_over_one_cache(places, spec):

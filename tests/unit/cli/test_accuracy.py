@@ -156,7 +156,8 @@ def test_recommend_prints_one_spec_alone(kvgen: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["llama-3.1-8b"], 2, "give --budget-bytes-per-token"),
+        (["llama-3.1-8b"], 2, "give --budget-bytes-per-token, --max-perplexity-increase or --spec"),
+        (["nonsense"], 2, "'nonsense' is no model shape"),
         (["llama-3.1-8b", "--max-perplexity-increase", "much"], 2, "is a number like"),
         (["llama-3.1-8b", "--spec", "k3v3"], 2, "there is no format"),
         (["llama-3.1-8b", "--dtype", "int8", "--spec", "k4v2"], 2, "--dtype is float16 or bfloat16"),
@@ -169,6 +170,11 @@ def test_recommend_refuses_with_a_reason(kvgen: Command, words: list[str], code:
     ended, _, err = kvgen("recommend", *words)
     assert ended == code
     assert said in " ".join(err.replace("│", "").split())
+
+
+def test_the_page_names_every_model_of_recommend() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    assert [name for name in recommend.MODELS if f"`{name}`" not in page] == []
 
 
 def test_show_tells_the_quality_of_an_entry(kvgen: Command, tmp_path: Path) -> None:

@@ -192,6 +192,13 @@ def test_a_build_refuses_options_that_would_say_nothing(kvgen: Any, words: tuple
     assert "--compile-only" in answer.err
 
 
+@pytest.mark.parametrize("devices", ["3", "all", "0,1"])
+def test_a_build_for_a_cpu_refuses_gpus(kvgen: Any, devices: str):
+    answer = kvgen("build", "tiny.yaml", "--devices", devices)
+    assert answer.code == 2
+    assert "--devices names GPUs, and this build is for cpu" in " ".join(answer.err.replace("│", " ").split())
+
+
 def test_a_back_end_of_another_target_refuses_by_name(kvgen: Any):
     answer = kvgen("build", "tiny.yaml", "--backend", "cpu", "--arch", "sm90")
     assert answer.code == 3

@@ -59,6 +59,7 @@ def test_tables_name_each_workloads_back_end_and_how_far_behind_the_other_is(mix
             assert words[1] == winner
             assert words[words.index(other) + 1] == "1.50x"
     assert mixed.why in built
+    assert f"\ndecision: {mixed.why}\n" in printed(capsys, "show", mixed.entry.key)
 
 
 def test_json_has_the_standings(mixed: TuningResult, capsys: pytest.CaptureFixture[str]):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvgen.cli.app import main
+from kvgen.lower.backends import get_backend
 from kvgen.registry import Store
-from kvgen.spec import dump_spec
+from kvgen.spec import dump_spec, load_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.grid import Grid, powers
 from kvgen.tune.result import TuningResult
@@ -50,6 +51,16 @@ def test_it_names_the_launch_the_measured_workload_and_its_times(built: TuningRe
     assert f"dispatch: {len(built.entry.dispatch.members)} launches over {len(built.entry.dispatch.cells)} measured workloads" in text
 
 
+def test_launches_count_in_the_order_of_what_show_prints(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+    capsys.readouterr()
+    shown = json.loads(printed(capsys, "show", built.entry.key, "--json"))
+    launches = [*shown["schedule"]["launches"], *shown["dispatch"]["launches"]]
+    words = [f"--workload={cell['workload']}" for cell in shown["dispatch"]["cells"]]
+    served = [answer["serving"][0] for answer in json.loads(printed(capsys, "why", "tiny.yaml", *words, "--json"))]
+    assert len({one["launch"] for one in served}) > 1
+    assert all(one["params"] == launches[one["launch"]]["launch"] for one in served)
+
+
 def test_beyond_the_grid_it_says_that_the_plain_schedule_serves(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     (near, far) = json.loads(printed(capsys, "why", "tiny.yaml", "--workload", "4x450", "--workload", "64x32768", "--json"))
@@ -88,3 +99,71 @@ def test_a_workload_of_another_load_is_told_as_it_was_measured(built: TuningResu
         assert f"{regret} times the fastest launch measured there" in text
         assert ("640 W, 1540 MHz" in text) == (sustained is serves)
     assert "7 µs" in printed(capsys, "why", "tiny.yaml", "--workload", "4x512")
+
+
+# --- without an entry ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """`kvgen why` for a spec over empty registries: exit code, stdout, and stderr without frames."""
+    for name in ("CACHE", "REGISTRY", "SITE"):
+        monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / name.lower()))
+
+    def ask(changes: dict[str, object], *words: str) -> tuple[int, str, str]:
+        (tmp_path / "asked.yaml").write_text(dump_spec(load_spec({**tiny_spec().to_json(), "name": "asked", **changes})))
+        with pytest.raises(SystemExit) as ended:
+            main(["why", str(tmp_path / "asked.yaml"), *words])
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, " ".join(told.err.replace("│", " ").split())
+
+    return ask
+
+
+HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+WHOLE = {"arch": "cpu", "attention": HEADS, "key": {"bits": 4, "group": 4096}, "value": {"bits": 4}}
+WIDE = {"arch": "sm90", "attention": {**HEADS, "head_dim": 320}, "key": {"bits": 4}, "value": {"bits": 4, "group": 64}}
+
+
+def test_a_spec_that_no_back_end_supports_has_no_default(asked):
+    code, out, _ = asked(WHOLE)
+    assert code == 3
+    assert out.splitlines()[0] == "asked on cpu: none: cpu: whole groups need blocks of 4096 tokens, more than 2048"
+    assert "default" not in out
+    code, out, _ = asked(WHOLE, "--json")
+    (answer,) = json.loads(out)
+    assert (code, answer["how"], answer["key"], answer["backend"], answer["serving"]) == (3, "none", None, None, [])
+    assert answer["why"][0] == "cpu: whole groups need blocks of 4096 tokens, more than 2048"
+
+
+def test_every_back_end_for_the_target_says_why_it_refuses(asked):
+    code, out, _ = asked(WIDE)
+    assert code == 3
+    assert out.startswith("asked on sm90: none: cuda: attention.head_dim (320) is more than 256")
+    assert "tilelang" in out
+    assert "does not target" not in out
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm90"])
+def test_without_an_entry_the_launches_of_the_default_are_told(asked, arch):
+    works = [{"batch": 1, "kv_len": 8192}, {"batch": 32, "kv_len": 8192}]
+    spec = {"arch": arch, "attention": HEADS, "key": {"bits": 4}, "value": {"bits": 4}, "cache": {"local": 64}, "workloads": works}
+    code, out, _ = asked(spec)
+    assert code == 3
+    backend = get_backend("cpu" if arch == "cpu" else "cuda")
+    wanted = load_spec({"name": "asked", **spec})
+    for work in wanted.workloads:
+        launch = backend.default(wanted, arch, work).launch
+        assert f"{work.key} takes {backend.name} {launch}: the default for {work.key}\n" in out
+    code, out, _ = asked(spec, "--workload", "1x8192", "--json")
+    (answer,) = json.loads(out)
+    assert (code, answer["how"], answer["key"], answer["backend"], answer["launches"]) == (3, "default", None, backend.name, [])
+    (served,) = answer["serving"]
+    assert (served["workload"], served["backend"], served["us"]) == ("1x8192", backend.name, None)
+    assert served["params"] == dict(backend.default(wanted, arch, wanted.workloads[0]).launch)
+
+
+def test_a_workload_of_extend_attention_is_refused(asked):
+    code, out, err = asked({"arch": "cpu"}, "--workload", "1x512q4")
+    assert (code, out) == (2, "")
+    assert "q_len (4) is more than attention.q_len (1): calls with more query tokens are extend attention" in err

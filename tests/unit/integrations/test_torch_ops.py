@@ -117,6 +117,38 @@ def test_a_cache_of_another_layout_is_refused(kernel, spec):
         torch_ops.Attention(kernel, cache)
 
 
+def test_a_cache_in_place_of_the_kernel_is_refused(kernel, spec):
+    with pytest.raises(TypeError, match="kernel must be a kernel, which get_kernel returns, not KVCache"):
+        torch_ops.Attention(_filled(kernel, spec), kernel)
+
+
+def test_wrong_tensors_are_refused_as_kernels_refuse_them():
+    kernel = variant(spec_of())
+    cache = kernel.new_cache(BATCH, CAPACITY)
+    bound = torch_ops.Attention(kernel, cache)
+    q, k, v = (x.half() for x in _step(kernel.spec, 3))
+    longer = q.expand(BATCH, 3, *q.shape[2:])
+    for given in (
+        tuple(torch.cat([x, x[:1]]) for x in (q, k, v)),
+        (q.bfloat16(), k, v),
+        (q[:, :, :1], k, v),
+        (q[0], k, v),
+        (q, torch.cat([k, k], 1), v),
+        (longer[:1], k, v),
+    ):
+        with pytest.raises(ValueError) as kernels:  # noqa: PT011 - compared below
+            kernel.decode(*given, cache)
+        with pytest.raises(ValueError) as operators:  # noqa: PT011
+            bound(*given)
+        assert str(operators.value) == str(kernels.value)
+    with pytest.raises(ValueError, match="q must be"):
+        bound.attend(q.bfloat16())
+    step = torch.compile(bound, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="q must be"):
+        step(q.bfloat16(), k, v)
+    assert not cache.lengths.any()
+
+
 @pytest.mark.parametrize("uniform", [True, False])
 def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform):
     """One launch for equal lengths and another for unequal ones: a cache at its capacity may hold either."""

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig
 
-from kvgen.integrations.transformers import layer_specs
+from kvgen.integrations.transformers import KvgenCache, layer_specs
 from kvgen.integrations.transformers.forwards import States
 
 CacheOf = Callable[..., Any]
@@ -179,3 +179,19 @@ def test_v_that_changes_after_the_cache_took_it_is_refused(cache_of: CacheOf, mo
 def test_models_whose_cache_is_not_kvgens_are_refused(kind: str, match: str) -> None:
     with pytest.raises(UnsupportedError, match=match):
         layer_specs(AutoConfig.for_model(kind), EXACT)
+
+
+def test_a_model_in_place_of_its_configuration_is_refused(cache_of: CacheOf) -> None:
+    model = model_of("llama")
+    with pytest.raises(TypeError, match=r"config must be the model's configuration \(model\.config\), not LlamaForCausalLM"):
+        KvgenCache(model, EXACT, 2, 64)
+
+
+@pytest.mark.parametrize("kind", ["full_atention", "chunked_attention", "sliding"])
+def test_an_unknown_layer_type_is_told_with_those_there_are(kind: str) -> None:
+    config = model_of("llama").config
+    for formats in ({kind: EXACT}, {"full_attention": EXACT, kind: EXACT}):
+        if kind == "sliding" and len(formats) == 1:
+            continue  # nothing tells it from a misspelt field
+        with pytest.raises(ValueError, match=rf"have the keys full_attention and sliding_attention, not '{kind}'"):
+            layer_specs(config, formats)

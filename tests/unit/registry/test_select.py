@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvgen.errors import ToolchainMissing
 from kvgen.lower import backends
 from kvgen.lower.expression import Expression
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
@@ -75,6 +76,50 @@ def test_nothing_registered_means_the_default(store, spec):
     selection = _select(spec, store)
     assert (selection.how, selection.entry) == ("default", None)
     assert any("nothing for this format" in line for line in selection.why)
+    assert selection.why[-1] == "no entry is left: the default schedule of the cpu back end"
+    assert selection.refusals == ()
+
+
+def test_without_an_entry_the_first_back_end_that_supports_the_spec_gives_the_default(store, spec, monkeypatch):
+    reasons = {"cuda": "it refuses all", "tilelang": None, "cpu": "never asked"}
+
+    class Fake:
+        targets = ("sm90",)
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def unsupported(self, spec, target):
+            return reasons[self.name]
+
+        def missing(self):
+            return None
+
+        def plain(self, spec, target):
+            return None
+
+    monkeypatch.setattr(backends, "get_backend", Fake)
+    selection = select(spec, "sm90", stores=[store], device=HERE)
+    assert (selection.how, selection.refusals) == ("default", ())
+    assert selection.why[-1] == "no entry is left: the default schedule of the tilelang back end"
+
+
+def test_no_back_end_means_none_with_the_reasons_of_those_for_the_target(store, spec, monkeypatch):
+    def get_backend(name: str):
+        if name == "tilelang":
+            raise ToolchainMissing("the tilelang back end cannot be loaded")
+        return real(name)
+
+    real = backends.get_backend
+    monkeypatch.setattr(backends, "get_backend", get_backend)
+    whole = load_spec({**spec.to_json(), "key": {"bits": 4, "group": 4096}})
+    selection = _select(whole, store)
+    assert (selection.how, selection.entry) == ("none", None)
+    assert selection.refusals == (
+        "the tilelang back end cannot be loaded",
+        "cpu: whole groups need blocks of 4096 tokens, more than 2048",
+    )
+    assert all("nothing for this format" in line for line in selection.why)
 
 
 def test_the_first_store_outranks_the_others(store, make_entry, spec, tmp_path):
@@ -98,6 +143,8 @@ def cpu_space(monkeypatch):
     hints = [Constraint(Expression("tile < kv_len or tile < 77"), "{tile} tiles are more than {kv_len}")]
 
     class Fake:
+        targets = ("cpu",)
+
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -106,6 +153,9 @@ def cpu_space(monkeypatch):
 
         def unsupported(self, spec, target):
             return "it refuses sinks" if spec.attention.sinks else None
+
+        def plain(self, spec, target):
+            return None
 
         def space(self, spec, target):
             own = parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")]
@@ -174,7 +224,7 @@ def test_threads_and_driver_are_cautions(store, make_entry, spec):
     assert _select(spec, store, device={"name": "Test CPU", "threads": 8}).cautions == ("tuned with 2 threads, and there are 8",)
 
 
-def test_other_targets_are_passed_over(store, make_entry, spec):
+def test_other_targets_are_passed_over(store, make_entry, spec, cpu_space):
     store.put(make_entry())
     selection = select(spec, "sm90", stores=[store], device=HERE)
     assert selection.entry is None

@@ -78,6 +78,9 @@ def test_a_row_is_one_sequence_of_caches_that_share_them(variant: Variant) -> No
             row_of(caches, index)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="share their sequences"):
         row_of([caches[0], variant.new_cache(BATCH, 256)], 0)
+    for given, kind in ((caches[0], "KVCache"), ([], "list"), (["cache"], "list")):
+        with pytest.raises(TypeError, match=rf"a sequence of at least one KVCache, such as \[cache\], not {kind}"):
+            row_of(given, 1)  # type: ignore[arg-type]
     row = row_of(caches, 2, length=30)[0]
     with pytest.raises(CacheMismatch, match="256 tokens per sequence, and 257 could be needed"):
         variant.prefill(row, random(1, 227, 2, 0), random(1, 227, 2, 0))

@@ -126,8 +126,15 @@ def test_a_plan_is_of_one_step(variant: Variant) -> None:
     caches[0].advance(1)
     with pytest.raises(ValueError, match="before lengths changed"):
         variant.decode(q, new, new, caches[0], plan=plan)
-    with pytest.raises(ValueError, match="q_len"):
-        variant.plan(caches[0], 3)
+
+
+def test_more_query_tokens_than_the_specs_have_no_plan(variant: Variant) -> None:
+    cache = prefilled(variant, [5, 6, 7])[0]
+    most = rf"q_len \(3\) is more than the spec's attention\.q_len \({variant.spec.attention.q_len}\): .* takes no plan: "
+    with pytest.raises(ValueError, match=most + r"decode\(\.\.\., advance=False\) in every layer, then cache\.advance\(3\)$"):
+        variant.plan(cache, 3)
+    with pytest.raises(ValueError, match=most + r"attend\(q, cache\) without a plan$"):
+        variant.plan(cache, 3, append=False)
 
 
 def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) -> None:

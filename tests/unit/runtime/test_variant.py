@@ -10,9 +10,12 @@ import torch
 
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
 from kvgen.reference.layout import packed_layout
+from kvgen.runtime import allocate
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.variant import Variant
+from tests.support.cpu import spec_of
+from tests.support.cpu import variant as compiled
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 
@@ -111,9 +114,17 @@ def test_caches_of_another_layout_are_refused(variant: Variant, module: Module) 
         lambda: other.prefill(cache, new, new),
         lambda: other.unpack(cache),
     ):
-        with pytest.raises(CacheMismatch, match=f"layout {variant.layout.id}, and this kernel reads layout {other.layout.id}"):
+        with pytest.raises(CacheMismatch, match=f"{variant.layout.id} .*, and this kernel reads layout {other.layout.id} .* new_cache"):
             call()
     assert cache.bound == 40
+
+
+def test_a_cache_of_another_format_is_told_with_both_formats(variant: Variant) -> None:
+    cache = filled(variant, 40)
+    known, cache.layout_id = cache.layout_id, "unknown"
+    shown = rf"{known} \(K .*, V .*, blocks of {BLOCK} tokens\)"
+    with pytest.raises(CacheMismatch, match=rf"layout unknown, and this kernel reads layout {shown}: make the cache with"):
+        variant.attend(tokens(1, heads=4), cache)
 
 
 def test_variants_of_one_layout_share_caches_but_not_workspaces(variant: Variant, module: Module) -> None:
@@ -301,6 +312,8 @@ def test_scales_that_float32_does_not_hold_are_refused(variant: Variant, scale: 
         (lambda v, c, q: v.attend(q, c, lse=torch.empty(2, 4)), ValueError, r"lse must have shape \[2, 4, 1\]"),
         (lambda v, c, q: v.attend(q, c, lse=torch.empty(2, 4, 1).half()), ValueError, "lse must be torch.float32"),
         (lambda v, c, q: v.attend(q, c, lse="yes"), TypeError, "lse must be a torch tensor"),
+        (lambda v, c, q: v.new_cache(like=v), TypeError, "like must be a KVCache, not Variant"),
+        (lambda v, c, q: v.new_cache(like=[c]), TypeError, "like must be a KVCache, not list"),
         (lambda v, c, q: v.new_cache(2, 64, device="gpu"), ValueError, "device must be a torch device, not 'gpu'"),
         (lambda v, c, q: v.new_cache(2, 64, device="meta"), ValueError, "kernels run on the CPU and on CUDA devices, not on meta"),
     ],
@@ -359,3 +372,42 @@ def test_an_empty_sequence_has_its_sink_for_lse() -> None:
     out, lse = v.attend(torch.ones(1, 1, 4, 64, dtype=v.dtype), v.new_cache(1, 64), lse=True, sinks=sinks)
     assert not out.any()
     torch.testing.assert_close(lse[0, :, 0], sinks)
+
+
+def test_memory_that_is_refused_is_told_with_its_size(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(count: int, device: torch.device) -> torch.Tensor:
+        raise MemoryError(f"{count} {device}")
+
+    monkeypatch.setattr(allocate, "new_bytes", refuse)
+    with pytest.raises(MemoryError, match=r"^a cache of 64 x 1048576 tokens needs \d+\.\d GB, and the system refuses them$"):
+        variant.new_cache(64, 2**20)
+
+
+def test_queries_before_the_first_token_give_nothing() -> None:
+    kernel = compiled(spec_of())
+    cache = kernel.new_cache(2, 128)
+    given = [torch.randn(2, 6, heads, 64).half() for heads in (2, 2, 4)]
+    kernel.prefill(cache, given[0], given[1], [2, 6])
+    out, lse = kernel.attend(given[2], cache, lse=True)
+    assert not out[0, :4].any()
+    assert out[0, 4:].any(-1).all()
+    assert torch.equal(lse[0].isinf(), torch.tensor([True] * 4 + [False] * 2).expand(4, 6))
+    assert lse[1].isfinite().all()
+
+
+def test_inputs_may_require_gradients_and_results_have_none(variant: Variant) -> None:
+    cache = filled(variant, 40)
+    q, new = tokens(1, heads=4).requires_grad_(), tokens(1).requires_grad_()
+    variant.prefill(cache, new, new)
+    results = variant.decode(q, new, new, cache, lse=True)
+    assert not any(x.requires_grad for x in results)
+
+
+def test_a_decode_without_room_changes_nothing(variant: Variant) -> None:
+    cache = filled(variant, 40, max_len=40)
+    before, out = variant.unpack(cache), torch.full((2, 1, 4, 32), 7.0)
+    with pytest.raises(CacheMismatch, match="max_len=40"):
+        variant.decode(tokens(1, heads=4), tokens(1), tokens(1), cache, out=out)
+    assert (out == 7).all()
+    assert cache.lengths.tolist() == [40, 40]
+    assert all(torch.equal(a, b) for a, b in zip(variant.unpack(cache), before, strict=True))

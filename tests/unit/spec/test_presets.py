@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvgen.errors import SpecError
-from kvgen.spec import load_spec, presets
+from kvgen.spec import KernelSpec, load_spec, presets
 
 HEADS = "attention: {q_heads: 8, kv_heads: 1, head_dim: 64}\n"
 
@@ -69,3 +71,38 @@ def test_mistakes_in_what_a_preset_sets_point_at_its_line() -> None:
 def test_a_preset_that_is_no_name(value: str) -> None:
     with pytest.raises(SpecError, match="line 1: preset: no such preset"):
         load_spec(f"preset: {value}\n" + HEADS)
+
+
+@pytest.mark.parametrize("source", ["kitty", Path("kitty")])
+def test_the_name_of_a_preset_is_no_file(source: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        load_spec(source)
+    (issue,) = caught.value.issues
+    assert issue.message == "'kitty' is a preset, not a file: write {'preset': 'kitty', 'attention': {...}}"
+    (tmp_path / "kitty").write_text("preset: kivi-int2\n" + HEADS)
+    assert load_spec(source).key.group == 32
+
+
+def test_constructors_take_no_preset_and_say_what_does() -> None:
+    with pytest.raises(SpecError) as caught:
+        KernelSpec(preset="kitty", attention={"q_heads": 8, "kv_heads": 1, "head_dim": 64})  # type: ignore[call-arg]
+    (issue,) = caught.value.issues
+    assert (issue.path, issue.message) == ("preset", "unknown field")
+    assert issue.hint == "load_spec({'preset': ..., 'attention': {...}}) resolves it"
+
+
+@pytest.mark.parametrize(
+    ("sections", "paths"),
+    [
+        ("", []),
+        ("key: {group: 64}\n", []),
+        ("key: {grup: 64}\n", ["key.grup"]),
+        ("key: {bits: 3}\nvalue: 4\n", ["key.bits", "value"]),
+    ],
+)
+def test_what_a_misspelt_preset_would_have_brought_is_not_missing(sections: str, paths: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec("preset: bitdecoding-int5\n" + HEADS + sections)
+    assert [issue.path for issue in caught.value.issues] == ["preset", *paths]
+    assert caught.value.issues[0].hint == "did you mean bitdecoding-int4?"

@@ -90,6 +90,46 @@ def test_missing_gxx_is_one_sentence(fresh: None, monkeypatch: pytest.MonkeyPatc
     assert "\n" not in str(caught.value)
 
 
+def program(folder: Path, script: str) -> str:
+    path = folder / "cxx"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_cxx_that_does_not_exist_is_not_passed_over(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nope/g++")
+    with pytest.raises(ToolchainMissing, match=r"^CXX is '/nope/g\+\+', which is not an executable: unset it, or point it at a g\+\+$"):
+        find_gxx()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "ends with exit status 1"),
+        ("kill -9 $$", "was killed by signal 9"),
+        ("echo no numbers", "does not answer -dumpversion"),
+        ("", "does not answer -dumpversion"),
+    ],
+)
+def test_a_cxx_that_is_no_gxx_is_one_sentence(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, reason: str
+) -> None:
+    monkeypatch.setenv("CXX", path := program(tmp_path, script))
+    with pytest.raises(ToolchainMissing) as caught:
+        find_gxx()
+    message = str(caught.value)
+    assert message.startswith(f"CXX is '{path}', which is no g++ (")
+    assert reason in message
+    assert "\n" not in message
+    assert "returned non-zero" not in message
+
+
+def test_a_cxx_is_used(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", path := program(tmp_path, "echo 13.2.0"))
+    assert find_gxx() == Compiler("g++", Path(path), "13.2.0")
+
+
 def test_missing_nvcc_says_where_it_was_looked_for(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
