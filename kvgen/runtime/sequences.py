@@ -313,9 +313,7 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.index_fill_(0, rows, 0)
-            if self.capturing:  # the lengths are those before, until the graph is replayed
-                self.captured = True
-            elif self.batch == 1 and len(rows):  # on the device, where the host cannot read them
+            if self.batch == 1 and len(rows) and not self.capturing:  # on the device, where the host cannot read them
                 self.bound, self.uniform = 0, True
             elif len(rows):
                 self.uniform, self.loose = False, True
