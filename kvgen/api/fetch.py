@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen._collect import resting
-from kvgen.errors import RegistryMiss, SpecError, SpecIssue
+from kvgen.errors import SpecError, SpecIssue
 from kvgen.registry.select import select
 from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.spec.target import resolve
@@ -86,8 +86,6 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
         target = resolve(spec.arch)
         require_device(target)
         selection = select(spec, target)
-        if selection.how == "none":
-            raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*selection.refusals, *selection.why))}")
         entry = selection.entry
         if entry is None:
             from kvgen.registry.default import default_entry

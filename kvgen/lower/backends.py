@@ -49,6 +49,21 @@ def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:
     return reason
 
 
+def first_for(spec: AnySpec, target: Target) -> tuple[Backend | None, list[str]]:
+    """The first back end that gives a kernel for a spec here, None where none does, and why those for the target before it give none."""
+    reasons: list[str] = []
+    for name in NAMES:
+        backend, missing = _try(name)
+        if backend is None:
+            reasons.append(str(missing))
+        elif target in backend.targets:  # others say nothing of the spec
+            reason = refusal(backend, spec, target)
+            if reason is None:
+                return backend, reasons
+            reasons.append(f"{name}: {reason}")
+    return None, reasons
+
+
 def missing_backends() -> dict[str, str]:
     """Back ends that cannot be loaded here, each with the reason."""
     return {name: reason for name in NAMES if (reason := _try(name)[1]) is not None}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvgen.arch import Target
-from kvgen.errors import KvgenError, RegistryMiss
+from kvgen.errors import RegistryMiss
 from kvgen.lower import backends
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
@@ -22,23 +22,14 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
 
     Raises RegistryMiss where no back end supports the spec.
     """
-    reasons = []
-    for name in backends.NAMES:
-        try:
-            backend = backends.get_backend(name)
-        except KvgenError as error:
-            reasons.append(str(error))
-            continue
-        reason = backends.refusal(backend, spec, target)
-        if reason is not None:
-            reasons.append(f"{name}: {reason}")
-            continue
-        plain, defaults = backend.plain(spec, target), backends.defaults(backend, spec, target)
-        sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values()}}
-        entry = untuned_entry(spec, target, defaults, plain, sources, device={})
-        caution = f"nothing is tuned for this format on {target}; using {name}'s default schedule"
-        return entry, selection._replace(cautions=(caution, *selection.cautions))
-    raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*(selection.refusals or reasons), *selection.why))}")
+    backend, reasons = backends.first_for(spec, target)
+    if backend is None:
+        raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*reasons, *selection.why))}")
+    plain, defaults = backend.plain(spec, target), backends.defaults(backend, spec, target)
+    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values()}}
+    entry = untuned_entry(spec, target, defaults, plain, sources, device={})
+    caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedule"
+    return entry, selection._replace(cautions=(caution, *selection.cautions))
 
 
 def untuned_entry(

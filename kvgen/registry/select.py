@@ -111,20 +111,10 @@ def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selecti
     """The default of the first back end that supports the format; none, with the reasons, where no back end does."""
     from kvgen.lower import backends
 
-    refusals: list[str] = []
-    for name in backends.NAMES:
-        try:
-            backend = backends.get_backend(name)
-        except KvgenError as error:
-            refusals.append(str(error))
-            continue
-        if target not in backend.targets:
-            continue  # it says nothing of the spec
-        reason = backends.refusal(backend, spec, target)
-        if reason is None:
-            return Selection(None, "default", (*why, f"no entry is left: the default schedule of the {name} back end"))
-        refusals.append(f"{name}: {reason}")
-    return Selection(None, "none", tuple(why), refusals=tuple(refusals))
+    backend, reasons = backends.first_for(spec, target)
+    if backend is None:
+        return Selection(None, "none", tuple(why), refusals=tuple(reasons))
+    return Selection(None, "default", (*why, f"no entry is left: the default schedule of the {backend.name} back end"))
 
 
 def _coverage(entry: Entry, wanted: Sequence[AnyWorkload]) -> float:

@@ -24,12 +24,7 @@ def row_of(caches: Sequence[KVCache], index: int, length: int | None = None) -> 
     if any(cache.sequences is not sequences for cache in caches):
         raise ValueError("rows are taken of caches that share their sequences (new_cache(like=...))")
     index = checks.whole("index", index, 0, sequences.batch - 1)
-    if length is None:
-        with sequences.call_order.lock:
-            if sequences.gpu is not None:
-                sequences.call_order.follow(sequences.gpu)
-            length = int(sequences.lengths[index])
-    row = _row(sequences, index, checks.whole("length", length, 0, sequences.max_len))
+    row = _row(sequences, index, sequences.length_of(index) if length is None else checks.whole("length", length, 0, sequences.max_len))
     return [_cache(cache, index, row) for cache in caches]
 
 

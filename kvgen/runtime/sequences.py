@@ -228,6 +228,13 @@ class Sequences:
             self.whole.captured = self.whole.captured or self.captured
             self.whole._changed()
 
+    def length_of(self, index: int) -> int:
+        """The length of a sequence; waits for the device, behind the calls so far."""
+        with self.call_order.lock:
+            if self.gpu is not None:
+                self.call_order.follow(self.gpu)
+            return int(self.lengths[index])
+
     def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
         """Add tokens to the lengths: the end of a step over a plan, or of `prefill(advance=False)` in every layer.
 

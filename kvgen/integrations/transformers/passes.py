@@ -116,7 +116,7 @@ class Passes:
     def row(self, index: int) -> Passes:
         """The passes of one sequence over the same memory; waits for the device, which knows its length."""
         sequences = self.groups[0].first.sequences
-        length = int(sequences.lengths[index])
+        length = sequences.length_of(index)
         least = 0 if sequences.least is None else int(sequences.least[index])  # where crops of the past end
         self.one_by_one()
         groups = {group: group.row(index, length) for group in self.groups}
