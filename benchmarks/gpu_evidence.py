@@ -118,7 +118,7 @@ def tasks(warm: float | None = None) -> list[Task]:
 
     def tests(name: str) -> Task:
         seconds, files = TESTS[name]
-        return Task(f"tests-{name}", seconds, (f"python -m pytest {' '.join(map(_test_file, files))} -n 16 -v --tb=short",))
+        return Task(f"tests-{name}", seconds, (f"python -m pytest {' '.join(map(_test_file, files))} -n auto -v --tb=short",))
 
     def matrix(name: str) -> Task:
         command = f"python -m kvgen build examples/matrix/int8_{name}.yaml --arch sm90 --budget 150s"

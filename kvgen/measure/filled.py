@@ -89,7 +89,7 @@ class FilledCache:
         self._seen = self._count()
         random = torch.Generator(self.device).manual_seed(4)
         for residual in (self.cache.k_residual, self.cache.v_residual):
-            residual.copy_(torch.randn(residual.shape, generator=random, device=self.device))
+            residual.copy_(torch.randn(residual.shape, generator=random, device=self.device, dtype=residual.dtype))
         self._residuals = self.cache.k_residual.clone(), self.cache.v_residual.clone()
         self.known: dict[object, Output] = {}
         """References that were computed already, by their arguments."""

@@ -11,18 +11,32 @@ import pytest
 import torch
 from filelock import FileLock
 
+from kvgen.measure import reads
 from tests.support.kernel_cases import Compilation, KernelCase
 
 HERE = Path(__file__).parent
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """torch reads it at the first product of a process, and refuses deterministic training without it from then on."""
 COMPILATION = pytest.StashKey[Compilation]()
+WORKER_BYTES = 7 << 30
+"""Of the GPU's memory, what a worker takes at most: a test's caches, their references in fp64, the context."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """`-n auto`: a worker for each processor, as far as the GPU's memory holds them."""
+    if not torch.cuda.is_available():
+        return None
+    return max(1, min(len(os.sched_getaffinity(0)), torch.cuda.mem_get_info()[1] // WORKER_BYTES))
 
 
 def pytest_configure() -> None:
-    """Workers side by side share the processors: torch would start as many threads in each as there are."""
+    """Workers side by side share the processors: torch would start as many threads in each as there are. They share the GPU's memory,
+    too: a worker keeps no filled caches for its next test, which mostly is of another format.
+    """
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(workers)))
+        reads.KEPT_BYTES["cuda"] = 0
 
 
 @pytest.fixture(autouse=True)

@@ -87,6 +87,7 @@ def test_a_registered_entry_is_found_without_compiling(registry, spec, monkeypat
 
 @pytest.mark.filterwarnings("ignore::kvgen.FallbackWarning")
 def test_a_compiled_step_and_a_captured_one_are_the_kernels_own(registry, spec):
+    """To rounding: `decode` knows that the lengths are equal, and operators plan, with other splits."""
     kernel = kvgen.get_kernel(spec)
     plain, compiled, captured = _filled(kernel), _filled(kernel), _filled(kernel)
     bound = torch_ops.Attention(kernel, compiled)
@@ -99,9 +100,9 @@ def test_a_compiled_step_and_a_captured_one_are_the_kernels_own(registry, spec):
     for seed in range(5):
         inputs = _step(10 * seed)
         expected = kernel.decode(*inputs, plain)
-        torch.testing.assert_close(step(*inputs), expected)
+        assert relative_l2(step(*inputs), expected) <= tolerance(torch.float16)
         for place, value in zip(static, inputs, strict=True):
             place.copy_(value)
         graph.replay()
-        torch.testing.assert_close(out, expected)
+        assert relative_l2(out, expected) <= tolerance(torch.float16)
     assert compiled.lengths.tolist() == captured.lengths.tolist() == [TOKENS + 5] * BATCH
