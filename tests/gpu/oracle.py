@@ -39,9 +39,18 @@ def contents(
 def attend(
     spec: KernelSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence: q [q_len, q_heads, head_dim], k and v [kv_heads, length, head_dim]; out like q and LSE [q_heads, q_len], fp64."""
-    attention = spec.attention
-    k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
-    sinks = learned_sinks(spec, q.device)
-    out, lse = reference_attend(q.unsqueeze(0), k, v, scale=scale, softcap=attention.softcap, window=attention.window, sinks=sinks)
-    return out[0], lse[0]
+    """One sequence: q [q_len, q_heads, head_dim], k and v [kv_heads, length, head_dim]; out like q and LSE [q_heads, q_len], fp64.
+
+    One KV head after the other, because scores in fp64 over a long sequence take gigabytes.
+    """
+    attention, sinks = spec.attention, learned_sinks(spec, q.device)
+    found = []
+    for head in range(attention.kv_heads):
+        rows = slice(head * attention.group, (head + 1) * attention.group)
+        found.append(
+            reference_attend(
+                q[None, :, rows], k[None, head, :, None], v[None, head, :, None],
+                scale=scale, softcap=attention.softcap, window=attention.window, sinks=None if sinks is None else sinks[rows],
+            )
+        )  # fmt: skip
+    return torch.cat([out[0] for out, _ in found], 1), torch.cat([lse[0] for _, lse in found])

@@ -12,6 +12,8 @@ from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import attend, contents
 from tests.support.kernel_cases import KernelCase, variant
 
+FILLED_AT_ONCE = 16384
+"""Tokens of a sequence in one `prefill`: K and V of 64 sequences of 128K tokens would take 34 GB."""
 DECODED = ("k4v4", "k8v8", "k2v2", "k4v4:token", "k4v4:bf16:page128", "k2v2:q3:kg32", "k4v4:h8/1", "k4v4:d64:h6/2")
 
 
@@ -33,8 +35,11 @@ def filled(v: Variant, lengths: list[int], room: int, seed: int = 0) -> KVCache:
     cache.packed.fill_(255)
     cache.k_residual.fill_(torch.nan)
     cache.v_residual.fill_(torch.nan)
-    k, x = (random(len(lengths), max(*lengths, 1), a.kv_heads, a.head_dim, dtype=v.dtype, seed=seed + s) for s in (1, 2))
-    v.prefill(cache, k, x, lengths)
+    for start in range(0, max(*lengths, 1), FILLED_AT_ONCE):
+        part = [min(max(0, length - start), FILLED_AT_ONCE) for length in lengths]
+        shape = len(lengths), max(*part, 1), a.kv_heads, a.head_dim
+        k, x = (random(*shape, dtype=v.dtype, seed=seed + start + s) for s in (1, 2))
+        v.prefill(cache, k, x, part)
     return cache
 
 
