@@ -17,7 +17,7 @@ def root() -> Path:
     """
     override = os.environ.get("KVGEN_DATA_DIR")
     package = Path(__file__).resolve().parent
-    for candidate in [Path(override)] if override else [package / "_data", package.parent]:
+    for candidate in [Path(override).absolute()] if override else [package / "_data", package.parent]:
         if (candidate / "templates").is_dir():
             return candidate
     raise KvgenError("kvgen's templates are missing: reinstall it, or point KVGEN_DATA_DIR at a checkout")

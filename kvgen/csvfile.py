@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.errors import host_errors
+from kvgen.files import write_whole
 
 
 class CsvFile:
     """Rows of the same names as CSV. Rows are in the file as soon as they are added, so an interrupt or a crash loses none of them.
 
-    The first rows replace what the file held; without any it stays as it is.
+    The first rows replace what the file held; without any, or where these cannot be written, it stays as it is.
     """
 
     def __init__(self, file: Path) -> None:
@@ -32,9 +33,12 @@ class CsvFile:
             writer.writeheader()
         writer.writerows(rows)
         with host_errors("write", self.file):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("ab" if self._columns else "wb", buffering=0) as opened:
-                _append(opened, text.getvalue().encode())
+            if self._columns:
+                with self.file.open("ab", buffering=0) as opened:
+                    _append(opened, text.getvalue().encode())
+            else:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self.file, text.getvalue())
         self._columns = columns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ class KvgenError(Exception):
     """Base of all errors raised by kvgen."""
 
 
+HOST_REASONS = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
+    r"|Cannot allocate memory|virtual memory exhausted|out of memory allocating|Resource temporarily unavailable|MemoryError"
+)
+"""Messages of a compiler, with LC_ALL=C, or of Python that mean that this machine failed, and not what it compiled."""
 MAX_ISSUES = 100
 """Mistakes that a SpecError lists."""
 MAX_ISSUE_TEXT = 300

@@ -40,10 +40,10 @@ def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
 
 def write_whole(file: Path, text: str) -> None:
     """Replace a file by a text in UTF-8; where that fails, for want of room say, the old one stays. Raises OSError."""
-    file = file.resolve()
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
         file.write_text(text, encoding="utf-8")
         return
+    file = file.resolve()
     part = file.with_name(f"{file.name}.part")
     try:
         part.write_text(text, encoding="utf-8")

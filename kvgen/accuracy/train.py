@@ -6,6 +6,7 @@ Weights are kept in kvgen's cache and made again where they are missing: minutes
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import pickle
@@ -24,6 +25,7 @@ from kvgen.accuracy.recipe import Recipe, Stage
 from kvgen.accuracy.text import Corpus, corpus, sources
 from kvgen.digest import digest
 from kvgen.errors import host_errors
+from kvgen.files import write_whole
 
 Told = Callable[[str], None]
 
@@ -127,7 +129,7 @@ def model_of(
     key = digest([asdict(recipe), text.digest, torch.__version__, name])
     file = user_cache() / "models" / f"{recipe.name}-{key}.pt"
     if not again and file.exists():
-        with suppress(OSError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError):  # damaged, or cut off: trained again
+        with suppress(OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError):  # damaged, or cut off: trained again
             kept = torch.load(file, map_location=device, weights_only=True)
             model = Transformer(recipe.shape).to(device)
             model.load_state_dict(kept["weights"])
@@ -144,8 +146,10 @@ def model_of(
 
 def write_curve(file: Path, curve: Sequence[Point], facts: Mapping[str, Any]) -> None:
     """A loss curve as CSV, each point with the facts of the run. Raises HostError where the file cannot be written."""
-    with host_errors("write", file), file.open("w", newline="", encoding="utf-8") as text:
-        told = [{**asdict(point), "loss": f"{point.loss:.5f}", "held_out": f"{point.held_out:.5f}", **facts} for point in curve]
-        writer = csv.DictWriter(text, list(told[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(told)
+    told = [{**asdict(point), "loss": f"{point.loss:.5f}", "held_out": f"{point.held_out:.5f}", **facts} for point in curve]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(told[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(told)
+    with host_errors("write", file):
+        write_whole(file, text.getvalue())

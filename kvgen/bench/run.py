@@ -15,7 +15,8 @@ from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant, Provider
 from kvgen.csvfile import CsvFile
 from kvgen.errors import ToolchainMissing, UnsupportedError
-from kvgen.measure.job import LOAD_SECONDS, TimingPolicy
+from kvgen.measure.inputs import NoRoom
+from kvgen.measure.job import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
 from kvgen.measure.power import Power, metered
 from kvgen.plaindata import Json, Written, rounded
 from kvgen.spec import KernelSpec, Workload
@@ -24,7 +25,7 @@ from kvgen.spec.model import EQUAL
 ROUNDS = 15
 READ_ROUNDS = 5
 SLOW_SECONDS = 1.5
-"""A provider that has taken this long is not timed in the remaining rounds."""
+"""A provider that has taken this long is not timed in further rounds than LEAST_ROUNDS, unless it is timed under load."""
 COLUMNS = (
     "provider",
     "backend",
@@ -32,6 +33,7 @@ COLUMNS = (
     "batch",
     "kv_len",
     "q_len",
+    "lengths",
     "us",
     "bytes",
     "tb_s",
@@ -40,6 +42,7 @@ COLUMNS = (
     "relative_l2",
     "watts",
     "clock_mhz",
+    "rounds",
 )
 
 
@@ -65,6 +68,8 @@ class Row(Json):
     """Power of the GPU, under a sustained load."""
     clock_mhz: float | None = None
     """Clock of its multiprocessors then."""
+    rounds: int = 0
+    """Rounds in which it was timed."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -118,8 +123,8 @@ def compare(
                 if workload.shortest < workload.kv_len and provider.name != "kvgen":
                     raise UnsupportedError(provider.name, "its sequences have one length")
                 series.append(_Series(provider, provider.prepare(case)))
-            except (UnsupportedError, ToolchainMissing) as error:  # noqa: PERF203 - the others go on
-                reason = str(error) if isinstance(error, ToolchainMissing) else f"{workload.key}: {error.backend}: {error.reason}"
+            except (UnsupportedError, ToolchainMissing, NoRoom) as error:  # noqa: PERF203 - the others go on
+                reason = f"{workload.key}: {error.backend}: {error.reason}" if isinstance(error, UnsupportedError) else str(error)
                 if reason not in said:
                     said.add(reason)
                     told(reason)
@@ -137,7 +142,7 @@ def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy,
 
     for number in range(rounds):
         for one in series:
-            if number and one.spent > SLOW_SECONDS:
+            if number >= LEAST_ROUNDS and one.spent > SLOW_SECONDS and not policy.sustained_seconds:
                 continue
             started = time.monotonic()
             if policy.sustained_seconds and target != "cpu":
@@ -162,6 +167,7 @@ def _row(case: Case, one: _Series) -> Row:
         one.entrant.error(),
         one.power.watts,
         one.power.clock_mhz,
+        len(one.samples),
     )
 
 
@@ -171,6 +177,7 @@ def csv_rows(rows: Iterable[Row], facts: Mapping[str, Any]) -> list[dict[str, An
     for row in rows:
         data = row.to_json()
         data |= data.pop("workload")
+        data["lengths"] = "equal" if "lengths" not in data else f"{row.workload.shortest}-{row.workload.kv_len}"
         own = dict(facts)
         if data.get("load") == "sustained" and facts.get("load") == "burst":
             own["load"] = f"after {LOAD_SECONDS:g} s of load"

@@ -78,8 +78,7 @@ def accuracy(
     found = table(
         chosen, target, recipe, lengths=lengths, times=entry_times(chosen), seed=seed, again=again, told=_told, kept=_writing(csv)
     )
-    _write(found, curve, html, png)
-    if registered:
+    if registered and not found.wrong(chosen):
         from kvgen.accuracy.record import record
         from kvgen.registry import user_store
 
@@ -92,6 +91,7 @@ def accuracy(
         print_json({"rows": rows, "orders": judged, "facts": found.facts})
     else:
         show(found)
+    _write(found, curve, html, png)
     _exit_if_wrong(found, chosen)
 
 

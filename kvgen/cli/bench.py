@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.bench.provider import Provider
     from kvgen.bench.run import Row
-    from kvgen.measure.job import TimingPolicy
+    from kvgen.measure.job import Call, TimingPolicy
     from kvgen.spec import KernelSpec
 
 
@@ -36,10 +36,12 @@ def bench(
     arch: Arch = None,
     workload: Workloads = None,
     decode: Annotated[bool, typer.Option("--decode", help="Time decode (append, attend, flush) instead of attend.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds: one sample of each provider per round.")] = 15,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="One median per provider and round; slow ones have fewer, at least 3.")
+    ] = 15,
     sustained: Annotated[
         float,
-        typer.Option("--sustained", metavar="S", min=0, help="Keep the GPU busy for S seconds before each sample (sustained timing)."),
+        typer.Option("--sustained", metavar="S", min=0, help="Sustained timing: S seconds of load before each round, and no pauses in it."),
     ] = 0.0,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     as_json: Json = False,
@@ -48,6 +50,8 @@ def bench(
     for option, given in {"--against": against, "--alone": alone, "--decode": decode}.items():
         if suite is not None and given:
             raise typer.BadParameter("it goes with a SPEC, not with --suite", param_hint=option)
+    if alone and against:
+        raise typer.BadParameter("it leaves no other providers, and --against names some", param_hint="--alone")
     require_writable(csv)
     pin_threads()
     if spec_name is None or suite is not None:
@@ -94,8 +98,9 @@ def _policy(call: str, sustained: float) -> TimingPolicy:
 
     from kvgen.measure.job import TimingPolicy
 
-    chosen = TimingPolicy(seconds=0.06, warmup_seconds=0.02, samples=15, sustained_seconds=sustained, threads=torch.get_num_threads())
-    return TimingPolicy(**{**{f: getattr(chosen, f) for f in chosen.__dataclass_fields__}, "call": call})
+    return TimingPolicy(
+        cast("Call", call), seconds=0.06, warmup_seconds=0.02, samples=15, sustained_seconds=sustained, threads=torch.get_num_threads()
+    )
 
 
 def run(

@@ -63,9 +63,10 @@ def recommend(
     rows, facts = read_csv(file)
     found = options(shape, rows, budget=budget, increase=_fraction(increase), dtype=dtype)  # type: ignore[arg-type]
     if not found:
-        raise RegistryMiss(
-            f"no format of {file.name} fits {model}; the smallest takes {options(shape, rows)[0].token_bytes:.0f} bytes per token"
-        )
+        smallest = next(iter(options(shape, rows, dtype=dtype)), None)  # type: ignore[arg-type]
+        if smallest is None:
+            raise KvgenError(f"{file} has no format of the suite: {', '.join(suite())}")
+        raise RegistryMiss(f"no format of {file.name} fits {model}; the smallest takes {smallest.token_bytes:.0f} bytes per token")
     pick = best(found, budget)
     if as_json:
         print_json({"formats": [option.to_json() for option in found], "best": pick.row.name, "measured": facts})

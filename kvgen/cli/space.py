@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from kvgen.cli.output import Arch, BackendNames, Json, SpecName, print_json, print_table, resolve_any_spec, resolve_backends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvgen.arch import Target
     from kvgen.lower.base import Backend
@@ -51,6 +52,8 @@ def space(
     if not found:
         from kvgen.tune.contenders import no_backend
 
+        for other in refusals[1:]:
+            typer.echo(str(other), err=True)
         raise refusals[0] if refusals else no_backend(target)
     if as_json:
         print_json({"spec": spec.name, "target": target, "spaces": found, "refused": [str(error) for error in refusals]})
@@ -76,18 +79,19 @@ def _describe(spec: AnySpec, backend: Backend, target: Target, *, explain: bool,
     if schedules:
         data["schedules"] = [schedule.to_json() for schedule in space.schedules()]
     if explain:
-        data["excluded"] = _grouped(space.excluded())
-        data["unsearched"] = _grouped(space.unsearched())
+        data["excluded"] = _grouped(space.excluded(), data["parameters"])
+        data["unsearched"] = _grouped(space.unsearched(), data["parameters"])
     return data
 
 
-def _grouped(found: Iterable[tuple[Params, list[str]]]) -> list[dict[str, Any]]:
-    """Each reason, the number of schedules that it excludes, and a few of them."""
+def _grouped(found: Iterable[tuple[Params, list[str]]], parameters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each reason, the number of schedules that it excludes, and a few of them. A layout stands for its schedules with all launches."""
+    of_launch = {p["name"]: len(p["values"]) for p in parameters if p["part"] == "launch"}
     counts: Counter[str] = Counter()
     examples: dict[str, list[dict[str, Any]]] = {}
     for params, reasons in found:
         for reason in reasons:
-            counts[reason] += 1
+            counts[reason] += 1 if of_launch.keys() & params.keys() else prod(of_launch.values())
             if len(examples.setdefault(reason, [])) < EXAMPLES:
                 examples[reason].append(dict(params))
     return [{"reason": reason, "schedules": count, "examples": examples[reason]} for reason, count in counts.most_common()]

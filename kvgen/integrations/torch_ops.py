@@ -5,7 +5,7 @@ An operator names its module by the path of the compiled library: a compiled gra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -204,7 +204,7 @@ class Attention(torch.nn.Module):
         super().__init__()
         if not isinstance(kernel, Calls):
             raise TypeError(f"kernel must be a kernel, which get_kernel returns, not {type(kernel).__name__}")
-        launch = kernel.launch_at_capacity(cache, q_len)
+        launch = kernel.launch_at_capacity(cache, checks.whole("q_len", q_len, 1))
         if cache.sequences.shared:
             raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))
         tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
@@ -224,6 +224,17 @@ class Attention(torch.nn.Module):
         with sequences.call_order.lock:
             sequences.captured = True
             sequences.appended(sequences.bound)  # a batch of which this is one sequence (`row_of`) learns it, too
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Attention:
+        """What `to`, `half` and the like do to every module of a model: nothing here. Raises TypeError where a tensor would change."""
+        for name, tensor in self.named_buffers(recurse=recurse):
+            changed = fn(tensor)
+            if changed.dtype != tensor.dtype or changed.device != tensor.device:
+                raise TypeError(
+                    f"{name} stays {tensor.dtype} on {tensor.device}, as the cache has it: make the Attention when the model has its "
+                    "dtype and its device"
+                )
+        return self
 
     def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
         """Append this step's tokens and attend causally.

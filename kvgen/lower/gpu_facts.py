@@ -11,7 +11,10 @@ from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.lower.space import Fact, spec_facts
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec
-from kvgen.spec.waves import MOST_WAVES, Waves
+from kvgen.spec.waves import MOST_SPLITS, MOST_WAVES, Waves
+
+MAX_BATCH = 2048
+"""Sequences of a call: `kMaxPlanBatch` of schedule/plan_kernel.cuh."""
 
 
 def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
@@ -30,12 +33,22 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "in_flight": gpu.bytes_in_flight,
         "smallest_block": smallest_block(spec),
         "odd_factor": odd_factor(smallest_block(spec)),
+        "max_batch": MAX_BATCH,
         "most_pack": MOST_PACK,
         "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),  # asked for blocks that cannot be, too
     }
 
 
-def waves_of(spec: KernelSpec, schedule: Schedule, target: Target, *, runs: int, cluster: int = 1, one_wave: bool = False) -> Waves:
+def waves_of(
+    spec: KernelSpec,
+    schedule: Schedule,
+    target: Target,
+    *,
+    runs: int,
+    cluster: int = 1,
+    one_wave: bool = False,
+    most_splits: int = MOST_SPLITS,
+) -> Waves:
     """How a schedule's CTAs run on the usual GPU of a target. `runs` CTAs share the packed-GQA rows of a KV head, `cluster` CTAs the KV
     tiles of a split; `one_wave`: the kernel chooses no more splits than run at once.
     """
@@ -49,6 +62,7 @@ def waves_of(spec: KernelSpec, schedule: Schedule, target: Target, *, runs: int,
         tile_bytes=layout.block_bytes * kv_tile // layout.tokens,
         most_waves=1 if one_wave else MOST_WAVES,
         visible=window + kv_tile if window else None,
+        most_splits=most_splits,
     )
 
 

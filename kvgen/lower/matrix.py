@@ -55,7 +55,12 @@ class MatrixLowering(ABC):
     def space(self, spec: MatrixSpec, target: Target) -> SearchSpace:
         """`search_spaces/<name>-matrix.yaml`. Raises UnsupportedError."""
         self._require(spec, target)
-        facts: dict[str, Fact] = {"dtype": spec.matrix.dtype, "element_bytes": ELEMENT_BYTES[spec.matrix.dtype], "target": target}
+        facts: dict[str, Fact] = {
+            "operation": spec.operation,
+            "dtype": spec.matrix.dtype,
+            "element_bytes": ELEMENT_BYTES[spec.matrix.dtype],
+            "target": target,
+        }
         return SearchSpace.load(f"{self.name}-matrix", facts, spec.workloads)
 
     def default(self, spec: MatrixSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:

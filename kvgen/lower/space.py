@@ -335,16 +335,13 @@ def spec_facts(spec: KernelSpec) -> dict[str, Fact]:
 
     attention = spec.attention
     facts: dict[str, Fact] = {
-        "q_heads": attention.q_heads,
         "kv_heads": attention.kv_heads,
         "gqa": attention.group,
         "head_dim": attention.head_dim,
         "dtype": attention.dtype,
-        "dtype_bytes": 4 if attention.dtype == "float32" else 2,
-        "max_q_len": attention.q_len,
         "page": spec.cache.page or 0,
     }
     for label, quant in (("key", spec.key), ("value", spec.value)):
-        facts |= {f"{label}_bits": quant.bits, f"{label}_axis": quant.axis, f"{label}_group": quant.group, f"{label}_zero": quant.zero}
-        facts[f"{label}_group_tokens"] = channel_group(quant)
+        facts |= {f"{label}_bits": quant.bits, f"{label}_axis": quant.axis, f"{label}_group": quant.group}
+        facts |= {f"{label}_per_channel": quant.per_channel, f"{label}_group_tokens": channel_group(quant)}
     return facts

@@ -7,11 +7,12 @@ sequences and large batches, `timed.TimedCheck` the caches that are timed. A wor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
-from kvgen.measure.compare import Comparison, poison, poisoned
+from kvgen.measure.compare import Comparison, changed, poison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
@@ -142,8 +143,8 @@ class Checker:
         held = slice(first_held(self.variant.spec, self.variant.layout.tokens, k.shape[1]), full)
         blocks = self._blocks(cache, full)[:, :, held]
         for which, want in codes.items():
-            wanted = (x[:, :, held] for x in (want.codes, want.scale))
-            self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, *wanted)
+            wanted = changed(want, lambda x: x[:, :, held])
+            self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, wanted)
 
     def _steps(self, scenario: Scenario, how: str, outputs: Sequence[Output]) -> None:
         for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):
@@ -240,7 +241,7 @@ class Checker:
                 self.comparison.sequences("unpack", where, mine[some, :tokens].masked_fill(empty, 0.0), truth)
 
     def _codes(self, scenario: Scenario, cache: KVCache) -> None:
-        """Compare packed codes and their scales with the reference's."""
+        """Compare packed codes and their params with the reference's."""
         count = torch.tensor([self.rows.packed_blocks(length) for length in scenario.lengths])
         blocks = self._blocks(cache, max((want.codes.shape[2] for want in scenario.codes.values()), default=0))
         gone = torch.tensor([first_held(self.variant.spec, self.variant.layout.tokens, length) for length in scenario.lengths])
@@ -250,9 +251,9 @@ class Checker:
             distinct, most = want.codes.shape[0], want.codes.shape[2]
             for start in range(0, scenario.batch, distinct):  # the sequences repeat
                 held = full[start : start + distinct]
-                truth = [x[: len(held)].transpose(1, 2)[held[:, :most]] for x in (want.codes, want.scale)]
+                truth = changed(want, partial(_held, held[:, :most]))
                 mine = blocks[start : start + distinct].transpose(1, 2)[held]
-                self.comparison.codes(f"of {scenario.name}", self.variant.layout, which, mine, truth[0], truth[1])
+                self.comparison.codes(f"of {scenario.name}", self.variant.layout, which, mine, truth)
 
     def _blocks(self, cache: KVCache, count: int) -> torch.Tensor:
         """Packed blocks by sequence, at least `count`: uint8 [batch, kv_heads, blocks, block_bytes]; of a contiguous cache without a
@@ -261,3 +262,8 @@ class Checker:
             return cache.packed[cache.block_table.long()].transpose(1, 2).flatten(2, 3)
         places = window_places(self.variant.spec, self.variant.layout.tokens)
         return cache.packed[:, :, torch.arange(count) % places] if places else cache.packed
+
+
+def _held(which: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Of blocks [distinct, kv_heads, blocks, ...] those that `which`, bool [sequences, blocks], names: [named, kv_heads, ...]."""
+    return x[: len(which)].transpose(1, 2)[which]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from kvgen.errors import CheckError
 from kvgen.reference.layout import PackedLayout, Which
 from kvgen.reference.packing import read_codes
+from kvgen.reference.quantize import Quantized
 from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
@@ -14,7 +17,7 @@ from kvgen.spec import KernelSpec
 NAN_BYTE = 255
 """Repeated, it is NaN in every format of scales and residuals."""
 TIES = 1e-3
-"""Share of codes and scales that may differ by one step on a GPU, where rounding ties fall the other way."""
+"""Share of codes, scales and zeros that may differ by one step on a GPU, where rounding ties fall the other way."""
 
 
 class Comparison:
@@ -52,17 +55,19 @@ class Comparison:
         worst = float(ratio.max()) if bool(torch.isfinite(ratio).all()) else float("inf")
         self.bounded(name, f"{where}, sequence {int(ratio.nan_to_num(torch.inf).argmax())}", worst, self.limit)
 
-    def codes(self, where: str, layout: PackedLayout, which: Which, blocks: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
-        """Codes and scales of packed blocks, uint8 [..., block_bytes], against the reference's."""
+    def codes(self, where: str, layout: PackedLayout, which: Which, blocks: torch.Tensor, want: Quantized) -> None:
+        """Codes, scales, zeros and boosted channels of packed blocks, uint8 [..., block_bytes], against the reference's."""
         got = read_codes(layout, which, blocks)
         where = f"codes of {which} {where}"
-        for name, x, truth in (("code", got.codes, codes), ("scale", got.scale, scale)):
+        for name, x, truth in zip(("code", "scale", "zero", "boosted"), _parts(got), _parts(want), strict=True):
+            if x is None or truth is None:
+                continue
             if torch.equal(x, truth):
                 self.accuracy.setdefault(f"{name}_mismatches", 0.0)
                 continue
             self.bounded(f"{name}_mismatches", where, float((x != truth).double().mean()), self.ties)
-            if name == "code":
-                self.bounded("code_steps", where, float((x.int() - truth.int()).abs().max()), 1.0)
+            if name != "boosted":
+                self.bounded(f"{name}_steps", where, float((_steps(x) - _steps(truth)).abs().max()), 1.0)
 
     @staticmethod
     def same_bits(where: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -70,6 +75,24 @@ class Comparison:
         whole = {2: torch.int16, 4: torch.int32}[got.element_size()]
         if not torch.equal(got.view(whole), want.view(whole)):
             raise CheckError(f"{where}: the same inputs gave other bits")
+
+
+def _parts(q: Quantized) -> tuple[torch.Tensor | None, ...]:
+    """Codes, scales, zeros, boosted channels."""
+    return q.codes, q.scale, q.zero, q.boosted
+
+
+def changed(q: Quantized, by: Callable[[torch.Tensor], torch.Tensor]) -> Quantized:
+    """The same change, such as a selection, of every part that there is."""
+    return Quantized(by(q.codes), by(q.scale), *(None if x is None else by(x) for x in (q.zero, q.boosted)))
+
+
+def _steps(x: torch.Tensor) -> torch.Tensor:
+    """Numbers of a type as whole numbers of which neighbours differ by 1, int64."""
+    if not x.is_floating_point():
+        return x.long()
+    bits = x.view({2: torch.int16, 4: torch.int32}[x.element_size()]).long()
+    return torch.where(bits < 0, -(bits & (1 << 8 * x.element_size() - 1) - 1), bits)
 
 
 def poisoned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.measure.compare import Comparison, poisoned
+from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
@@ -80,21 +81,21 @@ class TimedCheck:
     def _decode(self, wanted: _Wanted) -> None:
         """The first new token packs a block; all that are not in it wait in the residual."""
         inputs, cache, where = self._inputs, self._caches[0], f"decode at {self._name}"
-        q_len, place = inputs.workload.q_len, self._place
-        replaced = None if place is None else cache.packed[:, :, place].clone()
+        q_len, target = inputs.workload.q_len, self._target(cache)
+        before = cache.packed[target].clone()
+        cache.packed[target] = NAN_BYTE  # else a variant that packs nothing would leave the block of the one before it
         inputs.filled.set([self._almost_full] * cache.batch)
         out, lse = self._poisoned()
         self._variant.decode(inputs.q, inputs.k, inputs.v, cache, out=out, lse=lse, sinks=inputs.sinks)
         self._comparison.output(where, out, lse, *wanted.decode)
         if not bool((cache.lengths == self._almost_full + q_len).all()):
             raise CheckError(f"{where}: lengths are not {q_len} more than before")
-        mine = self._blocks(cache)
-        if replaced is not None:  # shorter sequences of the next variant see the block that lay there
-            cache.packed[:, :, place] = replaced
+        mine = cache.packed[target][self._sampled]
+        cache.packed[target] = before
         for which in OPERANDS:
             if self._variant.layout.operand(which).quantized:
                 want = read_codes(self._variant.layout, which, wanted.blocks)
-                self._comparison.codes(f"after {where}", self._variant.layout, which, mine, want.codes, want.scale)
+                self._comparison.codes(f"after {where}", self._variant.layout, which, mine, want)
         after = self._almost_full + q_len
         first = max(self._almost_full, self._rows.first(after - self._rows.rollback))
         for residual, new in ((cache.k_residual, inputs.k), (cache.v_residual, inputs.v)):
@@ -128,19 +129,14 @@ class TimedCheck:
         self._comparison.same_bits(where, got[0], want[0])
         self._comparison.same_bits(f"LSE of {where}", got[1], want[1])
 
-    def _blocks(self, cache: KVCache) -> torch.Tensor:
-        """The block that `decode` packed, of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
+    def _target(self, cache: KVCache) -> tuple[Any, ...]:
+        """The index of `cache.packed` under which the block of every sequence lies that `decode` packs."""
         block = self._rows.packed_blocks(self._almost_full)
-        if cache.block_table is None:
-            return cache.packed[self._sampled, :, block if self._place is None else self._place]
-        page, place = divmod(block, cache.packed.shape[2])
-        return cache.packed[cache.block_table[self._sampled, page].long(), :, place]
-
-    @property
-    def _place(self) -> int | None:
-        """Where `decode` packs its block in place of an older one: in a contiguous cache with a sliding window; None in others."""
+        if cache.block_table is not None:
+            page, place = divmod(block, cache.packed.shape[2])
+            return cache.block_table[:, page].long(), slice(None), place
         places = window_places(self._variant.spec, self._variant.layout.tokens)
-        return self._rows.packed_blocks(self._almost_full) % places if places else None
+        return slice(None), slice(None), block % places if places else block
 
     @property
     def _almost_full(self) -> int:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Literal
 
 from kvgen.errors import MeasureError
+from kvgen.measure.job import LEAST_ROUNDS
 
 MIN_EFFECT = 0.02
 CONFIDENCE = 0.95
@@ -51,7 +52,8 @@ def compare(
     draws = sorted(_ratios(new, old, random.Random(seed)))
     tail = (1 - confidence) / 2
     low, high = draws[int(tail * RESAMPLES)], draws[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))]
-    return Verdict(_kind(low, high, min_effect), median(new) / median(old), low, high)
+    few = min(len(new), len(old)) < LEAST_ROUNDS  # too few to know how much they vary
+    return Verdict("unclear" if few else _kind(low, high, min_effect), median(new) / median(old), low, high)
 
 
 def _ratios(new: Sequence[float], old: Sequence[float], rng: random.Random) -> list[float]:

@@ -66,7 +66,8 @@ class Worker:
         self.memory_bytes = memory_bytes if memory_bytes is not None else available_bytes() // 2
         self._environment = {**os.environ, **(environment or {})}
         self._process: _Process | None = None
-        self._verified_s = 0.0
+        self._verified_s: dict[str, float] = {}
+        """Seconds of the longest stage of verification so far, by format: another one may take much longer."""
 
     def __enter__(self) -> Worker:
         return self
@@ -85,7 +86,7 @@ class Worker:
         long it takes. Raises MeasureError where no worker can be started.
         """
         self._compile_read_rooflines([job])
-        return self._request({"job": job.to_json()}, 1, timeout_s, job.device)[0]
+        return self._request({"job": job.to_json()}, [job], timeout_s)[0]
 
     def interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float = TIMEOUT_S, seconds: float | None = None) -> list[Outcome]:
         """Time verified candidates A B C A B C … in one process: samples at one index are from one round. `seconds` as for
@@ -97,7 +98,7 @@ class Worker:
             return []
         self._compile_read_rooflines(jobs)
         request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
-        return self._request(request, len(jobs), timeout_s, jobs[0].device)
+        return self._request(request, jobs, timeout_s)
 
     def close(self) -> None:
         """End the process and all processes that it started."""
@@ -111,16 +112,16 @@ class Worker:
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
             compile_read_roofline(target)
 
-    def _request(self, request: dict[str, Any], count: int, timeout_s: float, device: str) -> list[Outcome]:
-        process = self._alive(device)
+    def _request(self, request: dict[str, Any], jobs: Sequence[Job], timeout_s: float) -> list[Outcome]:
+        process = self._alive(jobs[0].device)
         started = time.monotonic()
         try:
-            outcomes = self._follow(process, request, timeout_s)
+            outcomes = self._follow(process, request, jobs[0].spec.format_id, timeout_s)
         except BaseException:  # the answer, which still comes, would be read as that of the next request
             self.close()
             raise
         if isinstance(outcomes, Outcome):
-            outcomes = [Outcome(outcomes.kind, outcomes.detail, seconds=time.monotonic() - started)] * count
+            outcomes = [Outcome(outcomes.kind, outcomes.detail, seconds=time.monotonic() - started)] * len(jobs)
         if not all(outcome.kind in ("ok", "unsupported") for outcome in outcomes):
             self.close()
         return outcomes
@@ -134,8 +135,8 @@ class Worker:
             self._process.wait_ready()
         return self._process
 
-    def _follow(self, process: _Process, request: dict[str, Any], timeout_s: float) -> list[Outcome] | Outcome:
-        """The outcomes that the process reports, or the outcome that follows from its end or its silence."""
+    def _follow(self, process: _Process, request: dict[str, Any], family: str, timeout_s: float) -> list[Outcome] | Outcome:
+        """The outcomes that the process reports, or the outcome that follows from its end or its silence. `family`: the jobs' format."""
         process.send(request)
         stage, since, limit = "load", time.monotonic(), timeout_s
         while True:
@@ -146,15 +147,15 @@ class Worker:
             if "outcomes" in message:
                 return [Outcome.from_json(outcome) for outcome in message["outcomes"]]
             if stage == "verify":
-                self._verified_s = max(self._verified_s, now - since)
+                self._verified_s[family] = max(self._verified_s.get(family, 0.0), now - since)
             stage, since = str(message["stage"]), now
-            limit = self._limit(stage, timeout_s)
+            limit = self._limit(stage, family, timeout_s)
 
-    def _limit(self, stage: str, timeout_s: float) -> float:
+    def _limit(self, stage: str, family: str, timeout_s: float) -> float:
         if stage == "reference":
             return max(REFERENCE_S, timeout_s)
-        if stage == "verify" and self._verified_s:
-            return min(timeout_s, max(VERIFY_FLOOR_S, VERIFY_FACTOR * self._verified_s))
+        if stage == "verify" and (longest := self._verified_s.get(family)):
+            return min(timeout_s, max(VERIFY_FLOOR_S, VERIFY_FACTOR * longest))
         return timeout_s
 
 
@@ -194,7 +195,7 @@ class _Process:
         finally:
             os.close(requests)
             os.close(answers)
-        self._buffer = b""
+        self._buffer, self._closed = b"", False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._from_child, selectors.EVENT_READ)
 
@@ -244,6 +245,7 @@ class _Process:
                 continue
             data = os.read(self._from_child, 1 << 16)
             if not data:
+                self._closed = True
                 return None
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -257,6 +259,8 @@ class _Process:
         status = self._popen.returncode
         tail = self.log_tail()
         self.kill()
+        if status is None and self._closed and not over:
+            return Outcome("crash", f"it closed its pipe during {stage}{': ' + tail if tail else ''}")
         if status is None and not over:
             return Outcome("timeout", f"it did not finish {stage} within {limit:.3g} s")
         if self._watch.verdict:  # also if the candidate ignored a failed allocation

@@ -33,8 +33,8 @@ def attend(
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float64, device=q.device)
     for part in _parts(q, k, lengths, scale, softcap, window, sinks):
-        values = v[part.batch, : part.weights.shape[-1], part.kv_head].double()
-        out[part.batch, part.rows, part.heads] = (part.weights @ values).transpose(0, 1)
+        values = v[part.batch, part.first : part.weights.shape[-1], part.kv_head].double()
+        out[part.batch, part.rows, part.heads] = (part.weights[..., part.first :] @ values).transpose(0, 1)
         lse[part.batch, part.heads, part.rows] = part.lse
     return out, lse
 
@@ -64,6 +64,8 @@ class _Part:
     kv_head: int
     heads: slice
     rows: slice
+    first: int
+    """The first position that one of the queries sees: values before it take no part, since 0 times a NaN is a NaN."""
     weights: torch.Tensor
     lse: torch.Tensor
 
@@ -93,7 +95,8 @@ def _parts(
             for rows in _row_chunks(q_len, share * max(length, 1)):
                 queries = q[b, rows, heads].double().transpose(0, 1)  # [share, rows, head_dim]
                 visible = _visible(length, q_len, rows, window).to(q.device)
-                yield _Part(b, h, heads, rows, *_softmax(queries @ keys.T * scale, visible, softcap, sink))
+                first = 0 if window is None else max(0, length - q_len + rows.start - window + 1)
+                yield _Part(b, h, heads, rows, first, *_softmax(queries @ keys.T * scale, visible, softcap, sink))
 
 
 def _row_chunks(q_len: int, scores_per_row: int) -> Iterator[slice]:

@@ -41,7 +41,7 @@ class ReferenceCache:
         self._given = [torch.zeros(shape, dtype=torch_dtype(spec.attention.dtype)) for _ in range(2)]
         self._read = [torch.zeros(shape, dtype=torch.float64) for _ in range(2)]
 
-    # --- the four verbs of a module ----------------------------------------------------------------------------------
+    # --- what a module does ----------------------------------------------------------------------------------
 
     def append(self, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor | None = None) -> None:
         """Add the first new_lengths[b] (all, where None) of k[b], v[b] [batch, tokens, kv_heads, head_dim], unquantized."""
@@ -76,7 +76,7 @@ class ReferenceCache:
             raise ValueError(f"at most {self.rows.rollback} tokens can be taken back, as many as a sequence has")
         self.lengths = lengths
         for b, length in enumerate(lengths.tolist()):
-            self.blocks[b] = self.rows.packed_blocks(length)
+            self.blocks[b] = min(int(self.blocks[b]), self.rows.packed_blocks(length))
             for given, read in zip(self._given, self._read, strict=True):
                 read[b, self.rows.first(length) : length] = given[b, self.rows.first(length) : length].double()
 

@@ -96,7 +96,7 @@ class PackedLayout:
 
     @cached_property
     def id(self) -> str:
-        """Digest of the layout. A cache stores it, and a kernel refuses a cache with another one."""
+        """Digest of the layout. It is part of what a cache stores (`window.cache_id`), and a kernel refuses a cache with another one."""
         return digest({"version": LAYOUT_VERSION, **_plain(asdict(self))})
 
     @property
@@ -147,11 +147,6 @@ class PackedLayout:
     def boost_slots(self) -> int:
         """Boosted channels of a group, and places without one up to a whole run."""
         return _align(self.key.boosted, BOOST_RUN)
-
-    @property
-    def boost_index_bytes(self) -> int:
-        """Numbers of the boosted channels, per group of tokens, and padding."""
-        return self.header_bytes - self.channel_params_end if self.key.boost else 0
 
     @property
     def _boost_numbers(self) -> int:

@@ -66,13 +66,12 @@ def mma_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: i
     return ((index // vector * LANES + lane) * vector + index % vector) * 32 + bit
 
 
-def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:
+def mma_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int) -> torch.Tensor:
     """Position of a param in its section.
 
     Params of K per channel lie along k, next to the four slots that a lane scales: {zero pair, scale pair} twice, so that a 16-byte load
     is the A operand of the sum of q * z. All others lie along rows: lane g of the eight finds rows g, g + 8, ... next to each other.
     """
-    del groups
     if op.axis == "channel" and op.rows_are_tokens:
         step, slot = _channel_as_k(index, full_runs(op, extent))
         quad = step * 4 + slot % 8 // 2
@@ -93,7 +92,6 @@ def simd_place(op: Operand, token: torch.Tensor, channel: torch.Tensor, tokens: 
     return word * 32 + op.width * (k % per_word)
 
 
-def simd_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int, groups: int) -> torch.Tensor:
+def simd_param(op: Operand, kind: torch.Tensor, index: torch.Tensor, extent: int, group: torch.Tensor | int) -> torch.Tensor:
     """Scales of a group in natural order, then its zeros."""
-    del groups
     return (group * op.params + kind) * extent + index

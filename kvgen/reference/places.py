@@ -30,12 +30,11 @@ def param_offsets(layout: PackedLayout, which: Which) -> torch.Tensor:
     if op.axis == "channel":
         group = torch.arange(layout.tokens // op.group).reshape(1, -1, 1)
         channel = torch.arange(layout.head_dim).reshape(1, 1, -1)
-        index = group * layout.head_dim * op.params + slot(op, kind, channel, layout.head_dim, 0, 1)
+        index = group * layout.head_dim * op.params + slot(op, kind, channel, layout.head_dim, 0)
         return layout.channel_params_offset(which) + index * layout.param_bytes
     token = torch.arange(layout.tokens).reshape(1, -1, 1)
-    groups = layout.head_dim // op.group
-    group = torch.arange(groups).reshape(1, 1, -1)
-    index = slot(op, kind, token % layout.subtile, layout.subtile, group, groups)
+    group = torch.arange(layout.head_dim // op.group).reshape(1, 1, -1)
+    index = slot(op, kind, token % layout.subtile, layout.subtile, group)
     start = layout.header_bytes + token // layout.subtile * layout.subtile_bytes + layout.token_params_offset(which)
     return start + index * layout.param_bytes
 

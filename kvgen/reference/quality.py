@@ -11,11 +11,10 @@ import torch
 from kvgen.reference.attention import attend, weights
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import Inputs, normal, structured
-from kvgen.reference.sizes import layout_of_format
+from kvgen.reference.sizes import usual_block
 from kvgen.reference.tolerance import relative_l2
 from kvgen.spec import KernelSpec, presets
 
-BLOCK = 128
 KV_LEN = 4096
 LOGIT = 20.0
 """Largest score of structured data: the loss of a format is told apart best where the softmax is neither flat nor at one token."""
@@ -38,9 +37,9 @@ def data_sets(spec: KernelSpec, kv_len: int = KV_LEN, seed: int = 0) -> dict[str
     return {"normal": normal(spec, 1, kv_len, seed=seed), "structured": structured(spec, 1, kv_len, seed=seed, logit=LOGIT)}
 
 
-def quality(spec: KernelSpec, inputs: Inputs, block: int = BLOCK) -> Quality:
-    """Errors of the spec's format on these inputs, packed in blocks of `block` tokens; sinks are taken as 0."""
-    cache = ReferenceCache(spec, len(inputs.q), block)
+def quality(spec: KernelSpec, inputs: Inputs, block: int | None = None) -> Quality:
+    """Errors of the spec's format on these inputs, packed in blocks of `block` tokens (the usual ones); sinks are taken as 0."""
+    cache = ReferenceCache(spec, len(inputs.q), block or usual_block(spec))
     cache.prefill(inputs.k, inputs.v)
     k_hat, v_hat = cache.keys_values()
     return errors(spec, inputs, attention(spec, inputs.q, k_hat, v_hat), k_hat)
@@ -68,9 +67,9 @@ def errors(spec: KernelSpec, inputs: Inputs, out: torch.Tensor, k_hat: torch.Ten
 @cache
 def format_quality(spec: KernelSpec) -> dict[str, Any]:
     """What a format costs on normal and structured data, as plain data for a registry's entry: a property of the format, of no device."""
-    block = layout_of_format(spec).tokens
-    found = {name: asdict(quality(spec, inputs, block)) for name, inputs in data_sets(spec).items()}
-    return {**found, "kv_len": KV_LEN, "logit": LOGIT, "seed": 0}
+    kv_len = max(KV_LEN, 4 * usual_block(spec) + spec.cache.unpacked)  # some blocks are packed
+    found = {name: asdict(quality(spec, inputs)) for name, inputs in data_sets(spec, kv_len).items()}
+    return {**found, "kv_len": kv_len, "logit": LOGIT, "seed": 0}
 
 
 def table() -> str:

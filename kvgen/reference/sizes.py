@@ -9,17 +9,27 @@ from kvgen.reference.residual import residual_rows
 from kvgen.spec import KernelSpec
 
 BLOCK = 128
-"""Tokens of a packed block where the format leaves them open; no size depends on them but Kitty's index, per group of tokens."""
+"""Most tokens of a packed block where the format leaves them open."""
+
+
+def block_multiple(spec: KernelSpec) -> int:
+    """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles."""
+    multiple = lcm(16, *(quant.group for quant in (spec.key, spec.value) if quant.per_channel))
+    small = spec.cache.page is not None and spec.cache.page % 32 != 0
+    return multiple if multiple == 16 and small else lcm(32, multiple)
+
+
+def usual_block(spec: KernelSpec) -> int:
+    """Tokens of a block near 128 that holds whole groups and divides the pages."""
+    block, page = block_multiple(spec), spec.cache.page or 0
+    while block * 2 <= BLOCK and page % (block * 2) == 0:
+        block *= 2
+    return block
 
 
 def layout_of_format(spec: KernelSpec) -> PackedLayout:
-    """The layout of a format in blocks of 128 tokens, or of the least number that holds its groups and fits its pages.
-
-    Raises ValueError where no layout holds the spec.
-    """
-    groups = [quant.group for quant in (spec.key, spec.value) if quant.quantized and quant.axis == "channel"]
-    block, page = lcm(BLOCK, *groups), spec.cache.page
-    return packed_layout(spec, block if page is None or page % block == 0 else page, "simd")
+    """The layout of a format in blocks of the usual size. Raises ValueError where no layout holds the spec."""
+    return packed_layout(spec, usual_block(spec), "simd")
 
 
 def bits_per_element(spec: KernelSpec) -> float:

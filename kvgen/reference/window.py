@@ -33,6 +33,9 @@ def first_held(spec: KernelSpec, block: int, length: int) -> int:
 
 
 def cache_id(spec: KernelSpec, layout: PackedLayout) -> str:
-    """Identifies caches that a kernel reads alike: the packed layout, and the places of a sliding window."""
-    places = window_places(spec, layout.tokens)
-    return f"{layout.id}.{places}" if places else layout.id
+    """Identifies caches that a kernel reads alike: the packed layout, where unquantized tokens lie, and the places of a sliding window."""
+    cache, places = spec.cache, window_places(spec, layout.tokens)
+    found = layout.id
+    if cache.sink or cache.local or cache.rollback:
+        found += f".s{cache.sink}l{cache.local}c{residual_rows(spec, layout.tokens).capacity}"
+    return f"{found}.{places}" if places else found

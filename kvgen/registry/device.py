@@ -9,8 +9,7 @@ from typing import Any
 from kvgen._machine import cores
 from kvgen._nvml import gpu_identity
 from kvgen.arch import Target
-from kvgen.digest import digest
-from kvgen.toolchain.compilers import cpu_features, cpu_name, tvm_ffi_version
+from kvgen.toolchain.compilers import cpu_name
 
 
 @cache
@@ -22,11 +21,6 @@ def here(target: Target) -> dict[str, Any]:
     if target == "cpu":
         return {"name": cpu_name(), "threads": cores()}
     return {"name": "", **gpu_identity()}
-
-
-def machine(target: Target) -> str:
-    """Digest of the properties of a machine that a compiled module depends on: the CPU's instructions, the version of TVM-FFI."""
-    return digest([platform.machine(), cpu_features() if target == "cpu" else "", tvm_ffi_version()])
 
 
 def origin() -> str:

@@ -21,13 +21,13 @@ from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
-from kvgen.registry.device import machine
 from kvgen.registry.dispatch import DispatchTable, Launch
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.artifact import Artifact, Resources
+from kvgen.toolchain.compilers import machine
 from kvgen.validated import recall, record
 
 SCHEMA = 3

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Source
-from kvgen.registry.device import machine
 from kvgen.registry.dispatch import Launch
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compilers import machine
 
 LOG = logging.getLogger("kvgen")
 """For information that needs no action. Without a handler, Python prints messages from WARNING on to stderr."""

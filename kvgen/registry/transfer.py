@@ -20,14 +20,14 @@ from kvgen.files import is_name, read_plain
 from kvgen.lower.base import Source
 from kvgen.plaindata import Json
 from kvgen.registry import archive
-from kvgen.registry.device import machine, origin
+from kvgen.registry.device import origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
 from kvgen.registry.gzipped import Refused
 from kvgen.registry.paths import device_folder, format_folder, key_of
 from kvgen.registry.store import Found, Store, entry_files, folder_name, parse_json, read_entry
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.artifact import Resources
-from kvgen.toolchain.compilers import compiler_for
+from kvgen.toolchain.compilers import compiler_for, machine
 
 MODULE, RESOURCES = "module.so", "resources.json"
 MOST_ORIGIN = 200
@@ -193,7 +193,7 @@ def _take_modules(modules: Iterable[_Module], cache: ArtifactCache) -> tuple[lis
             refused.append(f"module {one.key}: it was compiled for another machine ({one.target})")
             continue
         artifact = cache.put(one.key, one.file, one.resources, origin=one.origin)
-        cache.name(one.source, one.key)
+        cache.name(one.source, one.key, one.machine)
         if artifact.sha256 == one.sha256:
             taken.append(one)
         else:

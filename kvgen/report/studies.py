@@ -59,7 +59,8 @@ def study_views(entry: Entry, cache: ArtifactCache) -> list[StudyView]:
     if not journal.exists():
         return []
     storage = journal_storage(journal)
-    found = [_finished(optuna.load_study(study_name=name, storage=storage)) for name in optuna.get_all_study_names(storage)]
+    read = (_finished(optuna.load_study(study_name=name, storage=storage)) for name in optuna.get_all_study_names(storage))
+    found = [one for one in read if one is not None]
     latest: dict[tuple[str, str], _Trials] = {}
     for one in sorted((one for one in found if one.trials), key=lambda one: one.last):
         latest[one.records[0].candidate.backend, one.records[0].candidate.workload.key] = one
@@ -69,9 +70,13 @@ def study_views(entry: Entry, cache: ArtifactCache) -> list[StudyView]:
     return sorted(views, key=lambda view: (order.get(view.workload, len(order)), view.workload, view.backend))
 
 
-def _finished(study: Any) -> _Trials:
+def _finished(study: Any) -> _Trials | None:
+    """The finished trials of a study; None where another version of kvgen wrote records that this one does not read."""
     trials = sorted((t for t in study.get_trials(deepcopy=False) if RECORD in t.user_attrs and t.state.is_finished()), key=_ended)
-    return _Trials(study, trials, [Record.from_json(trial.user_attrs[RECORD]) for trial in trials])
+    try:
+        return _Trials(study, trials, [Record.from_json(trial.user_attrs[RECORD]) for trial in trials])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _ended(trial: Any) -> datetime:

@@ -38,6 +38,7 @@ class CacheSize:
         return cls(whole("batch", batch, 1), whole("max_len", max_len, 1), None if pages is None else whole("pages", pages, 1))
 
 
+@torch.inference_mode(False)  # else nothing could be changed in place outside of that mode
 def new_cache(
     spec: KernelSpec, layout: PackedLayout, module: Module, size: CacheSize, table: torch.Tensor | None, device: torch.device
 ) -> KVCache:
@@ -62,11 +63,12 @@ def new_cache(
     return cache
 
 
+@torch.inference_mode(False)
 def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
     """An empty cache whose sequences are those of `other`: another layer of the same model.
 
-    Raises TypeError if `other` is no cache, CacheMismatch if pages or blocks of the two layouts have different numbers of tokens, or if
-    other numbers may be taken back.
+    Raises TypeError if `other` is no cache, ValueError if it has tokens, CacheMismatch if pages or blocks of the two layouts have different
+    numbers of tokens, or if other numbers may be taken back.
     """
     if not isinstance(other, KVCache):
         raise TypeError(f"like must be a KVCache, not {type(other).__name__}")
@@ -80,6 +82,8 @@ def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCach
         )
     if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
         raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
+    if other.sequences.longest:
+        raise ValueError("the cache in like has tokens, which a new layer would lack: make all layers first, or call clear()")
     if other.block_table is None:
         blocks = _contiguous_blocks(spec, layout, other.max_len)
     return _tensors(spec, layout, rows, blocks, other.sequences)
@@ -128,4 +132,8 @@ def _page_table(size: CacheSize, need: int, table: torch.Tensor | None, device: 
         raise ValueError(f"block_table must be int32 [{batch}, {need} or more], not {table.dtype} {list(table.shape)}")
     if pages is None:
         raise ValueError("a block_table needs `pages`, the size of its pool")
-    return table.to(device).contiguous(), pages
+    if table.device != device:
+        return table.to(device), pages
+    if table.stride(1) != 1:  # a copy would not see the pages that the caller assigns later
+        raise ValueError(f"the pages of a sequence must be next to each other in block_table, whose strides are {list(table.stride())}")
+    return table, pages

@@ -220,7 +220,8 @@ class Calls:
 
         Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`), so that every layer appends at the
         same place, and sequences without tokens take no part. Without a plan but with `advance=False` lengths stay as they are, too, and
-        sequences without tokens take part: the layers of a model share a chunk of a prompt like that, and `cache.advance(q_len)` ends it.
+        sequences without tokens take part: the layers of a model share a chunk of a prompt like that, and `cache.advance([q_len] * batch)`
+        ends it.
 
         More query tokens than the spec's `attention.q_len` are extend attention: on a GPU the cache is dequantized, at most
         1 GiB at a time, and torch's kernels run over that and the new tokens. Such a call waits once for the device, to know the
@@ -286,6 +287,8 @@ class Calls:
     ) -> Any:
         """`decode`, or `attend` where there is no new K and V."""
         tokens = self._arguments.query(q, cache)
+        if plan is not None and not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a Plan, which kernel.plan returns, not {type(plan).__name__}")
         if new is not None:
             self._arguments.new(new, tokens, cache)
         out, lse, scale = self._arguments.outputs(q, cache, out, lse, scale)
@@ -353,5 +356,7 @@ class Calls:
 
 def _no_plan(q_len: int, most: int, *, append: bool) -> str:
     """Why there is no plan for so many query tokens, and what to call instead."""
-    way = f"decode(..., advance=False) in every layer, then cache.advance({q_len})" if append else "attend(q, cache) without a plan"
+    way = (
+        f"decode(..., advance=False) in every layer, then cache.advance([{q_len}] * batch)" if append else "attend(q, cache) without a plan"
+    )
     return f"q_len ({q_len}) is more than the spec's attention.q_len ({most}): more tokens are extend attention, which takes no plan: {way}"

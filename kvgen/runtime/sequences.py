@@ -247,6 +247,8 @@ class Sequences:
         number, uniform = 0, True
         if checks.is_whole(tokens):
             number = most = checks.whole("tokens", tokens, 0)
+        elif tokens is None:
+            raise TypeError("tokens must be a number, or numbers for each sequence, not None")
         else:
             counts, most, uniform = checks.lengths("tokens", tokens, self.batch, self.max_len, "max_len", self.lengths.device)
         with self.call_order.lock:
@@ -256,6 +258,7 @@ class Sequences:
             bound = self.max_len if tokens is counts else self.after(most, counts)  # of numbers on a GPU, the host knows nothing
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
+            self.loose = self.loose or (counts is None and not self.uniform)  # so may the longest of these, for all that the host knows
             self.appended(0 if empty else bound, uniform=uniform)
 
     def crop(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
@@ -332,11 +335,13 @@ class Sequences:
         `index` are `batch` numbers below `batch`, on the host or the device (int32 or int64); those on a GPU are not checked. Every cache
         that shares the sequences is copied, as far as its sequences reach.
 
-        Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller: reorder the block table and copy the
-        pages that would have two owners.
+        Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller.
         """
         if self.block_table is not None:
-            raise ValueError("a paged cache cannot be reordered: its caller owns the pages, and reorders the block table")
+            raise ValueError(
+                "a paged cache cannot be reordered: lengths and the tokens outside of pages belong to the row. Fill the sequences anew, or "
+                "use a contiguous format"
+            )
         if not isinstance(index, torch.Tensor) or index.device.type == "cpu":
             numbers = checks.counts("index", index, self.batch, self.batch - 1, "the cache's sequences")
             index = torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -5,7 +5,7 @@ validated, because its import takes longer than all else that a fetch imports of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from kvgen.spec.rules import Problem
@@ -48,7 +48,7 @@ class Step:
         return step(self.function, handler(source))
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Model:
     """A dataclass, frozen and strict: an unknown field is a mistake, and "4" is not a number.
 

@@ -105,8 +105,10 @@ class _Reader:
             reason = refusal(text)
             return text if reason is None else self.refuse(node, place, reason)
         try:
-            if node.tag in NUMBERS and (len(text) > MAX_NUMBER or ":" in text):
-                raise ValueError("a number has no parts, and ends")
+            if node.tag in NUMBERS and len(text) > MAX_NUMBER:
+                return self.refuse(node, place, f"not a readable number: it has more than {MAX_NUMBER} characters")
+            if node.tag in NUMBERS and ":" in text:
+                raise ValueError("a number has no parts")
             return self.scalars.yaml_constructors[node.tag](self.scalars, node)
         except (yaml.YAMLError, ValueError, ArithmeticError, LookupError):
             return self.refuse(node, place, f"not a readable {kind}: {text[:20]!r}")

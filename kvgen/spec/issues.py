@@ -33,15 +33,6 @@ _EXPECTED = {
     "finite_number": "a finite number",
     "int_parsing_size": "a smaller number",
 }
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "a boolean"),
-    (int, "an integer"),
-    (float, "a number"),
-    (str, "text"),
-    (list, "a list"),
-    (tuple, "a list"),
-    (dict, "a mapping"),
-)
 
 
 def no_line(place: Place) -> None:
@@ -61,8 +52,10 @@ def shown(value: object) -> str:
     """A value for a message: short, with its type where the text alone would be ambiguous."""
     if value is None:
         return "nothing"
-    if isinstance(value, (list, tuple, dict)):
-        return next(name for kind, name in _KINDS if isinstance(value, kind))
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
     if not isinstance(value, (bool, int, float, str, bytes)):
         return f"an object of type {type(value).__name__}"
     if isinstance(value, int) and value.bit_length() > LARGEST_SHOWN:  # Python may refuse to print it
@@ -118,9 +111,13 @@ def _issue(error: dict[str, Any], model: type[Model], line_of: LineOf) -> SpecIs
     elif kind in _EXPECTED:
         message = f"must be {_EXPECTED[kind]}, not {shown(value)}"
         if isinstance(value, str) and kind in ("int_type", "float_type") and _numeric(value):
-            hint = "write it without quotes"
+            hint = (
+                "write it without quotes" if not value.lstrip("+-").startswith("0") else "write it without quotes and without leading zeros"
+            )
     elif kind == "string_pattern_mismatch":
         message = f"may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit, not {shown(value)}"
+    elif kind == "too_short":
+        message = "must not be empty: leave it out for the default"
     elif kind in (RULE, "too_many", "lengths"):
         message = error["msg"]
     else:
@@ -146,7 +143,8 @@ def _choice(place: Place, model: type[Model], value: object) -> tuple[str, str |
     choices = _literals(hints(owner)[str(place[-1])]) if owner else []
     close = closest(shown(value).strip("'"), [str(c) for c in choices])
     listed = ", ".join(str(c) for c in choices)
-    return f"must be one of {listed}, not {shown(value)}", f"did you mean {close}?" if close else None
+    several = len(choices) > 1
+    return f"must be {'one of ' if several else ''}{listed}, not {shown(value)}", f"did you mean {close}?" if close else None
 
 
 def _literals(annotation: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.spec.limits import MAX_TEXT
 from kvgen.spec.matrix import MatrixSpec
-from kvgen.spec.model import KernelSpec
+from kvgen.spec.model import EQUAL, KernelSpec
 from kvgen.spec.operations import AnySpec
 from kvgen.validated import recall, record
 
@@ -19,9 +19,9 @@ from kvgen.validated import recall, record
 def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec:
     """The spec of attention in a YAML file, a YAML text or a mapping.
 
-    A string is YAML if it contains a newline or a `:` followed by a space, else the path of a file. Raises SpecError with every
-    mistake up to the hundredth, with lines if the source is YAML, and no other exception for any content. A source
-    that exceeds `kvgen.spec.limits` is refused. What was accepted once is recorded in the cache folder (`kvgen.validated`).
+    A string is YAML if it contains a newline or a `:` followed by a space, or begins with `{` or `[`; else it is the path of a file.
+    Raises SpecError with every mistake up to the hundredth, with lines if the source is YAML, and no other exception for any content.
+    A source that exceeds `kvgen.spec.limits` is refused. What was accepted once is recorded in the cache folder (`kvgen.validated`).
     """
     spec = load_any_spec(source)
     if isinstance(spec, MatrixSpec):
@@ -38,6 +38,8 @@ def load_any_spec(source: str | Path | Mapping[str, Any] | AnySpec) -> AnySpec:
         return _load_mapping(source)
     if isinstance(source, str) and ("\n" in source or ": " in source or source.lstrip().startswith(("{", "["))):
         return _load_text(source, None)
+    if isinstance(source, str) and not source.strip():
+        raise SpecError([SpecIssue("", "a spec is a path, YAML text or a mapping, and this text is empty")])
     if not isinstance(source, (str, Path)):
         raise SpecError([SpecIssue("", f"a spec is a path, YAML text or a mapping, not {type(source).__name__}")])
     return _load_text(_read(Path(source)), str(source))
@@ -47,7 +49,11 @@ def dump_spec(spec: AnySpec) -> str:
     """YAML with every field; `load_any_spec` gives the same spec back."""
     import yaml
 
-    return yaml.safe_dump(spec.to_json(), sort_keys=False, default_flow_style=None, width=120)
+    data = spec.to_json()
+    for work in data["workloads"]:
+        if work.get("lengths") == EQUAL.to_json():
+            work["lengths"] = "equal"
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
 
 
 def _read(path: Path) -> str:

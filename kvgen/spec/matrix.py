@@ -78,12 +78,13 @@ class MatrixSpec(Model):
 
     def problems(self) -> Iterable[Problem]:
         """Shapes that are listed twice."""
-        return _listed_twice(self.workloads)
+        return listed_twice(enumerate(self.workloads))
 
 
-def _listed_twice(shapes: Iterable[MatrixShape]) -> Iterator[Problem]:
+def listed_twice(shapes: Iterable[tuple[int, MatrixShape]]) -> Iterator[Problem]:
+    """Shapes, given with their places in the list, that stand there a second time."""
     seen: dict[str, int] = {}
-    for index, shape in enumerate(shapes):
+    for index, shape in shapes:
         if shape.key in seen:
             yield ("workloads", index), f"{shape.key} is listed twice, first as workloads[{seen[shape.key]}]"
         seen.setdefault(shape.key, index)

@@ -6,13 +6,15 @@ several groups), Kitty (2-bit K with boosted channels, sink and local window), K
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from kvgen.arch import Arch
 from kvgen.digest import digest
 from kvgen.spec import rules
 from kvgen.spec.base import Limits, Model, Step
+from kvgen.spec.limits import UNREADABLE
 
 
 def integer(value: Any) -> Any:
@@ -40,13 +42,15 @@ def not_too_many(value: Any) -> Any:
 
 def _equal_lengths(value: Any) -> Any:
     """`equal` in place of a mapping."""
-    if value == "equal":
+    if isinstance(value, str) and value == "equal":
         return EQUAL
-    if isinstance(value, str):
-        from pydantic_core import PydanticCustomError
+    if isinstance(value, (Mapping, Lengths)) or value is UNREADABLE:
+        return value
+    from pydantic_core import PydanticCustomError
 
-        raise PydanticCustomError("lengths", "must be equal, or a mapping with min, not '{value}'", {"value": value[:40]})
-    return value
+    from kvgen.spec.issues import shown
+
+    raise PydanticCustomError("lengths", "must be equal, or a mapping with min, not {value}", {"value": shown(value)})
 
 
 Axis = Literal["channel", "token"]
@@ -174,7 +178,7 @@ class Lengths(Model):
 
     min: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = None
     """Tokens of the shortest sequence, where lengths are unequal."""
-    max: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = None
+    max: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = field(default=None, compare=False)
     """Tokens of the longest: the workload's kv_len, which is also the default."""
     distribution: Literal["equal", "log_uniform"] = "log_uniform"
     """log_uniform: as many sequences in every doubling between min and kv_len."""
@@ -240,6 +244,8 @@ class KernelSpec(Model):
         data = {name: value for name, value in self.to_json().items() if name in ("attention", "key", "value", "cache")}
         if self.key.boost.fraction == 0:
             del data["key"]["boost"]
+        else:  # fractions that mean the same whole number of channels are one format
+            data["key"]["boost"]["fraction"] = self.key.boosted(self.attention.head_dim) / self.attention.head_dim
         if self.cache.rollback == 0:
             del data["cache"]["rollback"]
         for operand in ("key", "value"):

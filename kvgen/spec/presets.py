@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from kvgen.errors import SpecIssue
+from kvgen.spec.base import Model
 from kvgen.spec.limits import UNREADABLE
 from kvgen.spec.model import KernelSpec
 
@@ -68,7 +69,11 @@ def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
     own = {key: value for key, value in data.items() if key != "preset"}
     name = data["preset"]
     if isinstance(name, str) and name in FORMATS:
-        return _merge(FORMATS[name], own), None
+        whole = next((section for section in FORMATS[name] if isinstance(own.get(section), Model)), None)
+        if whole is None:
+            return _merge(FORMATS[name], own), None
+        reason = f"with a preset, give a mapping of the fields that differ, not {type(own[whole]).__name__}"
+        return {**_merge(FORMATS[name], own), whole: UNREADABLE}, SpecIssue(whole, reason)
     own = _merge(_UNKNOWN, own)
     if name is UNREADABLE:
         return own, None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import GetCoreSchemaHandler, ValidationError
@@ -14,7 +16,7 @@ from kvgen.spec import rules
 from kvgen.spec.base import Model
 from kvgen.spec.issues import RULE, LineOf, in_order, no_line, path_text, spec_error, spec_issues
 from kvgen.spec.limits import UNREADABLE
-from kvgen.spec.matrix import MatrixSpec
+from kvgen.spec.matrix import MatrixShape, MatrixSpec, listed_twice
 from kvgen.spec.model import KernelSpec
 from kvgen.spec.operations import AnySpec
 from kvgen.spec.partial import partial_spec
@@ -71,7 +73,7 @@ def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, na
         line_of = _or_preset_line(line_of, data)
         data, problem = start_from(data)
         if problem:
-            issues.append(SpecIssue("preset", problem.message, line_of(("preset",)), problem.hint))
+            issues.append(replace(problem, line=line_of((problem.path,))))
     try:
         spec = validated(KernelSpec, data)
     except ValidationError as error:
@@ -88,9 +90,18 @@ def _matrix_spec(data: dict[str, Any], issues: list[SpecIssue], line_of: LineOf,
         spec = validated(MatrixSpec, data)
     except ValidationError as error:
         issues += spec_issues(error, MatrixSpec, line_of)
+        issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in listed_twice(_readable_shapes(data))]
     if issues:
         raise SpecError(in_order(issues), name)
     return spec
+
+
+def _readable_shapes(data: dict[str, Any]) -> Iterator[tuple[int, MatrixShape]]:
+    """The workloads without a mistake, with their places in the list."""
+    listed = data.get("workloads")
+    for index, item in enumerate(listed) if isinstance(listed, (list, tuple)) else ():
+        with suppress(ValidationError):
+            yield index, validated(MatrixShape, item)
 
 
 def _or_preset_line(line_of: LineOf, written: dict[str, Any]) -> LineOf:

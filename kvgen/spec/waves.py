@@ -36,6 +36,9 @@ class Waves:
     visible: int | None = None
     """Tokens of a sequence that a query sees at most; None: all."""
 
+    most_splits: int = MOST_SPLITS
+    """Splits of a head at most."""
+
     @property
     def possible(self) -> bool:
         """Whether all numbers are those of some launch: a file may say otherwise."""
@@ -55,7 +58,7 @@ class Waves:
     def _splits(self, heads: int, steps: int, waves: int) -> int:
         """Splits that fill so many waves, or fewer where reducing one more takes longer than the reading that it saves."""
         worthwhile = math.isqrt(waves * steps * self.tile_bytes // REDUCE_BYTES)
-        return max(1, min(waves * self.resident // heads, worthwhile, steps, MOST_SPLITS))
+        return max(1, min(waves * self.resident // heads, worthwhile, steps, self.most_splits))
 
     def cost(self, heads: int, steps: int, splits: int) -> float:
         """Modelled time, in bytes that a CTA could read, of so many heads of `steps` steps with `splits` splits each."""

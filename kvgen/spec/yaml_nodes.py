@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -10,6 +11,8 @@ from kvgen.errors import SpecIssue
 from kvgen.spec.limits import Count, TooLarge
 
 TAG = "tag:yaml.org,2002:"
+OCTAL = re.compile(r"[-+]?0[0-9_]+")
+EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 NUMBERS = (TAG + "int", TAG + "float")
 
 
@@ -43,9 +46,14 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(TokenClass)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """The tag of a node without one. A sexagesimal number of YAML 1.1 (1:30 for 90) is text."""
+        """The tag of a node without one. Numbers that YAML 1.1 and 1.2 read differently (1:30 for 90, 0100 for 64) are text; 1e3 is a
+        number, as in YAML 1.2.
+        """
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        return self.DEFAULT_SCALAR_TAG if tag in NUMBERS and ":" in value else tag
+        if tag in NUMBERS and (":" in value or OCTAL.fullmatch(value)):
+            return self.DEFAULT_SCALAR_TAG
+        plain = kind is yaml.ScalarNode and implicit[0] and tag == self.DEFAULT_SCALAR_TAG
+        return TAG + "float" if plain and EXPONENT.fullmatch(value) else tag
 
     def check(self, reason: str | None, line: int) -> None:
         if reason is not None:

@@ -73,18 +73,20 @@ class ArtifactCache:
                 sync(file)
             return self._publish(key, staged)
 
-    def name(self, source_id: str, key: str) -> None:
-        """Let a module be found by its source alone: it was compiled on another machine, and its compiler may be missing here."""
-        place, _ = self._source(source_id), self._folder(key)
+    def name(self, source_id: str, key: str, machine: str) -> None:
+        """Let a module be found by its source alone on machines like `machine` (`compilers.machine`): it was compiled on another one, and
+        its compiler may be missing here.
+        """
+        place, _ = self._source(source_id, machine), self._folder(key)
         with self.scratch() as scratch:
             place.parent.mkdir(parents=True, exist_ok=True)
             (scratch / "key").write_text(key)
             (scratch / "key").replace(place)
 
-    def named(self, source_id: str) -> Artifact | None:
-        """The module that `name` assigned to a source, or None."""
+    def named(self, source_id: str, machine: str) -> Artifact | None:
+        """The module that `name` assigned to a source on such a machine, or None."""
         try:
-            key = read_plain(self._source(source_id), MOST_TEXT).decode()
+            key = read_plain(self._source(source_id, machine), MOST_TEXT).decode()
         except (OSError, ValueError):
             return None
         return self.get(key) if is_name(key) else None
@@ -166,10 +168,10 @@ class ArtifactCache:
             raise KvgenError(f"{key!r:.120} is no key of a compiled module")
         return self.root / "modules" / key[:2] / key
 
-    def _source(self, source_id: str) -> Path:
+    def _source(self, source_id: str, machine: str) -> Path:
         if not is_name(source_id):
             raise KvgenError(f"{source_id!r:.120} is no id of a source")
-        return self.root / "sources" / source_id
+        return self.root / "sources" / f"{source_id}.{machine}"
 
 
 def owned(prefix: str = "") -> str:

@@ -11,21 +11,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from kvgen.errors import CompileError, CompilerCrash, HostError, host_errors
+from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, host_errors
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.compilers import Compiler, compiler_for
+from kvgen.toolchain.compilers import Compiler, compiler_for, machine
 from kvgen.toolchain.probe import probe
 from kvgen.toolchain.ptxas import parse_ptxas
 
 COMPILE_TIMEOUT_S = 600.0
 LOG_CHARS = 20_000
-HOST_REASONS = re.compile(
-    r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
-    r"|Cannot allocate memory|virtual memory exhausted|out of memory allocating|Resource temporarily unavailable"
-)
-"""Messages of a compiler if this machine failed, with LC_ALL=C."""
 PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due to signal \d+)")
 """Messages of g++ and nvcc if a signal ended one of their passes."""
 
@@ -61,7 +56,7 @@ def cached(source: Source, cache: ArtifactCache, *, ptx_only: bool | None = None
     Raises ToolchainMissing if only the compiler could tell, because its version is part of the key.
     """
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
-    carried = None if ptx_only else cache.named(source.id)
+    carried = None if ptx_only else cache.named(source.id, machine(source.target))
     return carried or cache.get(compiler_for(source.language).key(source, ptx_only=ptx_only))
 
 

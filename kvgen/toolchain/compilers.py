@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from kvgen.arch import GPUS, GpuArch
+from kvgen.arch import GPUS, GpuArch, Target
 from kvgen.digest import digest
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Language, Source
@@ -30,6 +30,8 @@ PTXAS_THREADS = ("-Xptxas", "--split-compile=4")
 nvcc splits the optimizer before ptxas as well: some kernels then differ.
 """
 PTXAS_THREADS_SINCE = (12, 2)
+OBEYED = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH")
+"""Variables by which compilers of this machine may be told to compile otherwise."""
 OTHER_CXX = "unset it, or point it at a g++"
 
 
@@ -41,7 +43,9 @@ class Compiler:
     path: Path
     version: str
     link: tuple[str, ...] = ()
-    """Flags for its own libraries, if they are not at the usual place."""
+    """Flags for its own libraries and its host compiler, if they are not at the usual place: paths, which the key leaves out."""
+    host: str = ""
+    """nvcc's host compiler, as its key has it."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -50,12 +54,21 @@ class Compiler:
         """Flags of one compilation, without input, output and include folders."""
         if self.name == "g++":
             return (*CXX_FLAGS, *source.flags)
-        return (*NVCC_FLAGS, "-gencode", _gencode(GPUS[source.target], ptx_only=ptx_only), *self.link, *source.flags)
+        return (*NVCC_FLAGS, "-gencode", _gencode(GPUS[source.target], ptx_only=ptx_only), *source.flags)
 
     def command(self, source: Source, file: Path, output: Path, *, ptx_only: bool = False) -> list[str]:
         """The whole command line that compiles `file` to the shared library `output`."""
         include = [f"-I{folder}" for folder in (*source.include, *tvm_ffi_include())]
-        return [str(self.path), *self.flags(source, ptx_only=ptx_only), *self._parallel(), *include, str(file), "-o", str(output)]
+        return [
+            str(self.path),
+            *self.flags(source, ptx_only=ptx_only),
+            *self.link,
+            *self._parallel(),
+            *include,
+            str(file),
+            "-o",
+            str(output),
+        ]
 
     def _parallel(self) -> tuple[str, ...]:
         """Flags that shorten a compilation and leave its instructions as they are."""
@@ -63,9 +76,9 @@ class Compiler:
         return PTXAS_THREADS if knows else ()
 
     def key(self, source: Source, *, ptx_only: bool = False) -> str:
-        """Digest of all that decides the compiled bytes: source, headers, compiler, flags, CPU features, FFI headers."""
-        features = cpu_features() if self.name == "g++" else ""
-        return digest([source.id, str(self), self.flags(source, ptx_only=ptx_only), features, platform.machine(), tvm_ffi_version()])
+        """Digest of all that decides the compiled bytes: source, headers, compilers, flags, CPU features, FFI headers."""
+        own = {name: value for name in OBEYED if (value := os.environ.get(name))}
+        return digest([source.id, str(self), self.host, self.flags(source, ptx_only=ptx_only), own, machine(source.target)])
 
 
 def compiler_for(language: Language) -> Compiler:
@@ -82,7 +95,7 @@ def find_gxx() -> Compiler:
         raise ToolchainMissing(f"CXX is {named!r}, which is not an executable: {OTHER_CXX}")
     if path is None:
         raise ToolchainMissing("g++ was not found: install it (Debian and Ubuntu: apt install g++), or point CXX at one")
-    return Compiler("g++", Path(path), _gxx_version(path, named))
+    return Compiler("g++", Path(path).absolute(), _gxx_version(path, named))  # it runs in a folder of its own
 
 
 def _gxx_version(path: str, named: str | None) -> str:
@@ -108,13 +121,14 @@ def find_nvcc() -> Compiler:
         raise ToolchainMissing(
             f"nvcc was not found on PATH, in CUDA_HOME or among the NVIDIA wheels: install kvgen[cuda] ({CUDA_WHEELS}, all of one version)"
         )
-    find_gxx()  # nvcc's host compiler
+    host = find_gxx()
     release = re.search(r"\bV(\d+\.\d+\.\d+)", _output([path, "--version"]))
     if release is None:
         raise ToolchainMissing(f"{path} does not answer --version like an nvcc does")
     prefix = Path(path).resolve().parent.parent
     link = (f"-L{prefix / 'lib'}",) if wheel is not None and prefix == wheel.resolve() else ()
-    return Compiler("nvcc", Path(path), release.group(1), link)
+    other = ("-ccbin", str(host.path)) if os.environ.get("CXX") else ()  # else nvcc finds the g++ of PATH itself
+    return Compiler("nvcc", Path(path).absolute(), release.group(1), (*link, *other), str(host))
 
 
 def nvcc_wheel() -> Path | None:
@@ -160,6 +174,11 @@ def _cpuinfo() -> list[str]:
             return [line.rstrip("\n") for line in takewhile(str.strip, file)]
     except OSError:
         return []
+
+
+def machine(target: Target) -> str:
+    """Digest of the properties of a machine that a compiled module depends on: the CPU's instructions, the version of TVM-FFI."""
+    return digest([platform.machine(), cpu_features() if target == "cpu" else "", tvm_ffi_version()])
 
 
 @cache

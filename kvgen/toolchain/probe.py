@@ -17,8 +17,6 @@ from pathlib import Path
 from kvgen.errors import CompileError, CompilerCrash, host_errors
 
 TIMEOUT_S = 120.0
-PREFIX = "__tvm_ffi_"
-"""TVM-FFI's prefix of the names of exported functions."""
 PROGRAM = """
 import ctypes, os, resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

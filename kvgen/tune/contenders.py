@@ -16,6 +16,7 @@ from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compilers import machine
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.search import Search, SearchQueue, search_queues
 
@@ -86,7 +87,9 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
         return None
 
     target, needed = sources.target, [sources.of(c.plain) for c in found]
-    languages = dict.fromkeys(source.language for source in needed if compile_only or cache.named(source.id) is None)
+    languages = dict.fromkeys(
+        source.language for source in needed if compile_only or cache.named(source.id, machine(source.target)) is None
+    )
     missing = [reason for language in languages if (reason := problem(language))]
     if not compile_only and (reason := cannot_run_here(target)) is not None:
         missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")

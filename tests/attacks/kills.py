@@ -32,9 +32,10 @@ from kvgen.lower.schedule import Schedule
 from kvgen.measure.job import Job, Outcome
 from kvgen.measure.worker import Worker
 from kvgen.registry import Store, archive, provenance
-from kvgen.registry.device import here, machine
+from kvgen.registry.device import here
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compilers import machine
 from kvgen.tune import isolated_runner
 from tests.support.commands import TINY
 from tests.support.tuning import FakeBackend, FakeRunner
@@ -100,7 +101,7 @@ class Place:
         found += [f"entry {key} is gone" for key in before - self.keys()]
         cache = ArtifactCache(self.cache)
         found += [f"module {path.name} is not whole" for path in self.cache.glob("modules/*/*") if cache.get(path.name) is None]
-        found += [f"{path} names no module" for path in self.cache.glob("sources/*") if cache.named(path.name) is None]
+        found += [f"{path} names no module" for path in self.cache.glob("sources/*") if cache.named(*path.name.split(".")) is None]
         return found
 
     def keys(self) -> set[str]:

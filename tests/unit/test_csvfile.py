@@ -38,6 +38,15 @@ def test_a_full_disk_takes_no_part_of_a_row(tmp_path: Path):
     assert file.file.read_text() == "name\nfirst\nnext\n"
 
 
+def test_a_full_disk_leaves_what_an_earlier_run_wrote(tmp_path: Path):
+    old = tmp_path / "rows.csv"
+    old.write_text("us\n1\n")
+    with no_file_beyond(5), pytest.raises(HostError, match=r"cannot write .*rows\.csv: File too large"):
+        CsvFile(old).add([{"name": "longer than five"}])
+    assert old.read_text() == "us\n1\n"
+    assert list(tmp_path.iterdir()) == [old]
+
+
 def test_a_device_that_takes_nothing_is_named_with_the_reason():
     with pytest.raises(HostError, match="cannot write /dev/full: No space left on device"):
         CsvFile(Path("/dev/full")).add([{"us": 1}])

@@ -82,10 +82,11 @@ def _earlier(folder: Path, spec: KernelSpec, name: str) -> dict[str, dict[str, A
             try:
                 known = json.loads(read_plain(file, MOST_FACTS))
                 other = json.loads(read_plain(file.with_name("metadata.json"), MOST_FACTS))["name"]
+                format_id = known["format_id"]
             except (ValueError, KeyError, TypeError) as error:
                 raise KvgenError(f"{file.parent} is damaged ({error}): remove it and export it again") from error
-            if known["format_id"] != spec.format_id or other != name:
-                raise KvgenError(f"{folder} holds the kernel {other} of format {known['format_id']}, not {name} of {spec.format_id}")
+            if format_id != spec.format_id or other != name:
+                raise KvgenError(f"{folder} holds the kernel {other} of format {format_id}, not {name} of {spec.format_id}")
             variants[file.parent.name] = known
         return variants
 

@@ -32,12 +32,14 @@ class Padding:
         Raises ValueError for a mask of the wrong shape, and where it, or its absence, disagrees with the padding that has come.
         """
         wanted = [self._batch, positions + tokens]
+        anew = "another prompt needs cache.reset() first"
         if mask is None:
             if self.end:
-                raise ValueError(f"past positions hold padding: give an attention_mask of shape {wanted} that hides it, as when it came")
+                shape = f"give an attention_mask of shape {wanted} that hides it, as when it came"
+                raise ValueError(f"past positions hold padding: {shape}; {anew}")
             return None
         if list(mask.shape) != wanted:
-            raise ValueError(f"attention_mask must have shape {wanted}, past and new positions, not {list(mask.shape)}")
+            raise ValueError(f"attention_mask must have shape {wanted}, past and new positions, not {list(mask.shape)}; {anew}")
         if self._is_usual(mask):
             return None
         host = mask.bool().cpu()

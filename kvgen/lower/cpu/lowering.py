@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kvgen._resources import templates
@@ -13,6 +12,7 @@ from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.reference.layout import BOOST_CHANNELS
+from kvgen.reference.sizes import block_multiple, usual_block
 from kvgen.reference.window import window_places
 from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
 
@@ -41,34 +41,30 @@ class CpuBackend:
             return f"it generates code for the CPU, not for {target}"
         if spec.key.boost.fraction > 0 and spec.attention.head_dim > BOOST_CHANNELS:
             return f"boosted channels (key.boost) are numbered up to {BOOST_CHANNELS}, and head_dim is {spec.attention.head_dim}"
-        multiple, page = _block_multiple(spec), spec.cache.page
+        multiple, page = block_multiple(spec), spec.cache.page
         if multiple > MOST_TOKENS:
             return f"whole groups need blocks of {multiple} tokens, more than {MOST_TOKENS}"
         if page is not None and page % multiple:
-            return f"a page of {page} tokens holds no whole block of {multiple} tokens"
+            return f"a page of {page} tokens holds no whole block of {multiple} tokens: cache.page must be a multiple of that"
         return None
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The schedules of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
-        facts = {**spec_facts(spec), "block_multiple": _block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
+        facts = {**spec_facts(spec), "block_multiple": block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         """For all workloads: blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
         del work
         self._refuse(spec, target)
-        multiple, page = _block_multiple(spec), spec.cache.page or 0
-        block = multiple
-        while block * 2 <= 128 and page % (block * 2) == 0:
-            block *= 2
         rows = _even_share(spec.attention.group, 6)
         key_tiles = 8 if rows <= 2 else 4 if rows <= 4 else 2
         value_tiles = key_tiles
         while value_tiles * 16 > spec.attention.head_dim:
             value_tiles //= 2
         launch = Params(dot="fp32", rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
-        return Schedule(self.name, Params(block=block, order="simd"), launch)
+        return Schedule(self.name, Params(block=usual_block(spec), order="simd"), launch)
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """The default."""
@@ -116,14 +112,6 @@ class CpuBackend:
             "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
         }
-
-
-def _block_multiple(spec: KernelSpec) -> int:
-    """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles."""
-    groups = [q.group for q in (spec.key, spec.value) if q.per_channel]
-    multiple = math.lcm(16, *groups)
-    small = spec.cache.page is not None and spec.cache.page % 32 != 0
-    return multiple if multiple == 16 and small else math.lcm(32, multiple)
 
 
 def _even_share(rows: int, most: int) -> int:

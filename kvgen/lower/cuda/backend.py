@@ -11,11 +11,11 @@ from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import plain_launches, workload_launches
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import MAX_BATCH, SharedMemory, cluster_size, shared_memory
+from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
-from kvgen.lower.refusals import first_refusal, wrong_target
+from kvgen.lower.refusals import blocking, first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.reference.layout import packed_layout
@@ -56,21 +56,22 @@ class CudaBackend:
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """A schedule that no shape is bad at, allowed for every workload: 8 warps with four stages where they fit."""
         hinted = self.space(spec, target)
-        problems = ["no block fits"]
+        tried: list[list[str]] = []
         for space in (hinted, hinted.without_hints()):
             for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - preferred_block(spec))):
                 for launch in plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
-                    problems = [problem for workload in spec.workloads for problem in space.doubts(schedule, workload)]
-                    if not problems:
+                    tried.append([problem for workload in spec.workloads for problem in space.doubts(schedule, workload)])
+                    if not tried[-1]:
                         return schedule
-        raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {problems[-1]}")
+        reason = blocking(tried) if tried else "no block fits"
+        raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {reason}")
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
         self._require(spec, target)
         if problems := self.space(spec, target).check(schedule):
-            raise UnsupportedError(NAME, problems[0])
+            raise UnsupportedError(NAME, f"schedule {schedule}: {'; '.join(problems)}")
         layout = layout_of(spec, schedule.layout)
         return source(spec, layout, schedule.launch, target)
 
@@ -85,8 +86,8 @@ class CudaBackend:
 
 
 def _too_large(spec: KernelSpec, target: Target) -> str | None:
-    """Why neither the scales of a block nor the smallest rings fit, or None."""
-    smallest = Params(warps=2, kv_tile=32, tiles_in_flight=2, copy="cp_async", reduction="last_cta")
+    """Why the scales of a block or the smallest rings do not fit; None if both do."""
+    smallest = Params(warps=2, kv_tile=32, tiles_in_flight=1, copy="cp_async", reduction="last_cta")
     layout = packed_layout(spec, preferred_block(spec), "mma")
     if reason := too_many_scales(layout):
         return reason
@@ -114,7 +115,6 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "integer_keys": _integer_keys(spec),
         "runs": runs(spec),
         "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
-        "max_batch": MAX_BATCH,
         "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,

@@ -29,7 +29,7 @@ def plain_launches(spec: KernelSpec) -> Iterator[Params]:
     short = ((64, 1), (32, 2)) if spec.value.per_channel else ((32, 2), (64, 1))
     groups = spec.key.quantized and not spec.key.per_channel and spec.key.group < spec.attention.head_dim
     for warps in (8, 4, 2):
-        for kv_tile, tiles in (*(short if groups else ()), (128, 1), *short, (64, 2), (32, 4), (128, 2), (64, 4)):
+        for kv_tile, tiles in (*(short if groups else ()), (128, 1), *short, (64, 2), (32, 4), (128, 2), (64, 4), (32, 1)):
             launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
             yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache, partial
 from itertools import product
+from typing import Any
 
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
-from kvgen.lower.refusals import first_refusal, wrong_target
+from kvgen.lower.refusals import blocking, first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
@@ -22,13 +23,15 @@ from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec
-from kvgen.spec.waves import Waves
+from kvgen.spec.waves import MOST_SPLITS, Waves
 
 NAME = "tilelang"
 RING_FACTOR = Fraction(8, 3)
 """Rings of a multiprocessor hold so many times the bytes that copies keep in flight, at least: on an H200, where 24 KB are in flight,
 2-bit codes lose 6 % with rings of 36 KB.
 """
+CLUSTER = 8
+"""Splits of a head at most where they are one cluster."""
 RINGS = ((64, 2), (128, 4), (64, 4), (128, 8), (64, 8), (32, 2), (32, 4), (32, 8))
 """(kv_tile, stages) by preference."""
 
@@ -60,13 +63,16 @@ class TileLangBackend:
         """
         del work
         hinted = self.space(spec, target)
+        tried: list[list[str]] = []
         for space in (hinted, hinted.without_hints()):
             for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred_block(spec))):
                 for launch in _plain_launches(spec):
                     schedule = Schedule(NAME, layout, launch)
-                    if not any(space.doubts(schedule, workload) for workload in spec.workloads):
+                    tried.append([problem for workload in spec.workloads for problem in space.doubts(schedule, workload)])
+                    if not tried[-1]:
                         return schedule
-        raise UnsupportedError(NAME, f"no schedule of {spec.name} fits {target} and all its workloads")
+        reason = blocking(tried) if tried else "no block fits"
+        raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {reason}")
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """The default."""
@@ -78,13 +84,14 @@ class TileLangBackend:
         Raises UnsupportedError where spec or schedule cannot be built, ToolchainMissing without TileLang, CompileError where it fails.
         """
         if problems := self.space(spec, target).check(schedule):
-            raise UnsupportedError(NAME, problems[0])
+            raise UnsupportedError(NAME, f"schedule {schedule}: {'; '.join(problems)}")
         return source(make_traits(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
 
     def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
         """See `Lowering`."""
         runs = _runs(spec, schedule.launch.integer("q_tiles"))
-        return waves_of(spec, schedule, target, runs=runs, one_wave=schedule.launch.text("splits") == "wave")
+        most = CLUSTER if schedule.launch.text("reduction") == "cluster" else MOST_SPLITS
+        return waves_of(spec, schedule, target, runs=runs, one_wave=schedule.launch.text("splits") == "wave", most_splits=most)
 
 
 def _runs(spec: KernelSpec, q_tiles: int) -> int:
@@ -96,11 +103,11 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     """What constraints may mention; all sizes in bytes."""
 
     @cache
-    def traits(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int) -> Traits:
-        launch = Params(warps=warps, stages=stages, kv_tile=kv_tile, q_tiles=q_tiles, ctas_per_sm=1, exact_q=True, reduction="cluster")
+    def traits(block: int, warps: int, stages: int, kv_tile: int, q_tiles: int, reduction: str = "last_cta") -> Traits:
+        launch = Params(warps=warps, stages=stages, kv_tile=kv_tile, q_tiles=q_tiles, ctas_per_sm=1, exact_q=True, reduction=reduction)
         return make_traits(spec, Schedule(NAME, Params(block=block, order="mma"), launch))
 
-    def shared_bytes(form: str, *point: int) -> int:
+    def shared_bytes(form: str, *point: Any) -> int:
         return gemm_bytes(traits(*point)) if form == "gemm" else traits(*point).shared_bytes
 
     def ring_bytes(block: int, warps: int, stages: int, kv_tile: int) -> int:

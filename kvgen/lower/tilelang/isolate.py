@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ import kvgen
 from kvgen._resources import user_cache
 from kvgen.arch import GPUS, Target
 from kvgen.digest import canonical_json, digest, files_digest
-from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
+from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.support import missing, tilelang_version
 from kvgen.lower.tilelang.traits import make_traits
@@ -30,7 +29,6 @@ from kvgen.spec import KernelSpec
 
 TIMEOUT_S = 240.0
 LOG_CHARS = 4000
-FULL = "No space left on device"
 HOST_PARAMETERS = frozenset({"splits"})
 """Parameters of a launch that leave the device's program alone."""
 
@@ -81,7 +79,8 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s:
     the disk fails, CompilerCrash where it is killed.
     """
     request = request_of(spec, schedule, target)
-    identity = [request, make_traits(spec, schedule).layout.id, tilelang_version(), program_digest(schedule.launch.text("form"))]
+    numbers = asdict(make_traits(spec, schedule))  # what programs are built from, of whatever module
+    identity = [request, numbers, tilelang_version(), program_digest(schedule.launch.text("form"))]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
     return _read(file) or _lower_once(request, file, timeout_s)
 
@@ -126,8 +125,8 @@ def _run(request: str, timeout_s: float) -> Lowered:
         raise CompileError(f"TileLang took longer than {timeout_s:g} s and was stopped") from None
     if done.returncode == -signal.SIGKILL:
         raise CompilerCrash("TileLang was ended by SIGKILL, for want of memory perhaps")
-    if done.returncode and FULL in done.stderr:
-        raise HostError(f"TileLang could not work: {FULL}")
+    if done.returncode and (reason := HOST_REASONS.search(done.stderr)):
+        raise HostError(f"TileLang could not work: {reason[0]}")
     if done.returncode:
         raise CompileError(f"TileLang failed with exit status {done.returncode}", done.stderr[-LOG_CHARS:])
     return Lowered.from_json(json.loads(done.stdout))
@@ -136,17 +135,16 @@ def _run(request: str, timeout_s: float) -> Lowered:
 def _read(file: Path) -> Lowered | None:
     try:
         return Lowered.from_json(json.loads(file.read_text()))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write(file: Path, lowered: Lowered) -> None:
     with host_errors("write", file):
-        part = tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False)  # noqa: SIM115 - renamed or removed
+        part = file.with_suffix(f".{os.getpid()}.part")  # of the process that holds the lock
         try:
-            with part:
-                json.dump(asdict(lowered), part)
-            os.replace(part.name, file)
+            part.write_text(json.dumps(asdict(lowered)))
+            part.replace(file)
         except BaseException:
-            Path(part.name).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise

@@ -37,7 +37,7 @@ REFUSALS: tuple[Refusal, ...] = (
         f"where the axis is channel, key.group ({{k.group}}) and value.group ({{v.group}}) must be {either(CHANNEL_GROUPS)} tokens",
     ),
     Refusal(
-        "pages of odd size",
+        "pages that are no multiple of 32 tokens",
         lambda s: s.cache.page is not None and s.cache.page % 32 != 0,
         "cache.page ({c.page}) is no multiple of 32 tokens, which the kernel reads at once",
     ),

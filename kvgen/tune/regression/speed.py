@@ -14,10 +14,11 @@ from kvgen.measure.finalists import interleave
 from kvgen.measure.job import Outcome, TimingPolicy
 from kvgen.measure.verdict import compare
 from kvgen.measure.worker import Worker
-from kvgen.registry.device import here, machine
+from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact, ArtifactCache, build
+from kvgen.toolchain.compilers import machine
 from kvgen.toolchain.machine_code import same_machine_code
 from kvgen.tune.regression.finding import Finding, Status
 from kvgen.tune.regression.numerics import bad_outcome, job_of

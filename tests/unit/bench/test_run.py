@@ -16,6 +16,7 @@ from kvgen.csvfile import CsvFile
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.job import TimingPolicy
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.model import Lengths
 from tests.support.tuning import tiny_spec
 
 POLICY = TimingPolicy(seconds=0.001, warmup_seconds=0.0, samples=5, cold_bytes=0)
@@ -48,6 +49,20 @@ class Fixed:
         return (self.us, self.us + self.rounds, self.us - 1)
 
 
+def test_a_slow_provider_has_three_rounds_and_its_row_says_so(monkeypatch: pytest.MonkeyPatch):
+    from kvgen.bench import run
+    from kvgen.measure import read_roofline
+
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
+    monkeypatch.setattr(run, "SLOW_SECONDS", 0.0)
+    spec = grouped()
+    (row,) = compare(spec, "cpu", spec.workloads, [Fixed()], lambda work: 64, policy=POLICY, rounds=9)
+    assert row.rounds == 3
+    (told,) = csv_rows([replace(row, workload=Workload(batch=2, kv_len=100, lengths=Lengths(min=10)))], {})
+    assert (told["lengths"], told["rounds"]) == ("10-100", 3)
+    assert csv_rows([row], {})[0]["lengths"] == "equal"
+
+
 def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.MonkeyPatch):
     from kvgen.measure import read_roofline
 
@@ -59,7 +74,7 @@ def test_rows_are_medians_over_turns_beside_a_pure_read(monkeypatch: pytest.Monk
     assert row.to_json() == {
         "provider": "fixed", "backend": "time", "spec": "tiny", "workload": {"batch": 2, "kv_len": 100, "q_len": 1}, "us": 10.0,
         "bytes": 1_000_000, "tb_s": 0.1, "read_us": 5.0, "read_fraction": 0.5, "relative_l2": 1e-4,
-        "watts": None, "clock_mhz": None,
+        "watts": None, "clock_mhz": None, "rounds": 4,
     }  # fmt: skip
     assert told == ["2x100: fixed: it is Sunday"]
 

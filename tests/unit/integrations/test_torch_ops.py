@@ -100,6 +100,18 @@ def test_attend_gives_the_logsumexp(kernel, spec):
         torch.testing.assert_close(got, expected)
 
 
+def test_a_model_may_be_moved_to_where_its_caches_are_and_nowhere_else(kernel, spec):
+    cache = _filled(kernel, spec)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch_ops.Attention(kernel, cache))
+    model.to("cpu", cache.k_residual.dtype)
+    assert model[1].k_residual.data_ptr() == cache.k_residual.data_ptr()
+    other = torch.bfloat16 if cache.k_residual.dtype == torch.float32 else torch.float32
+    with pytest.raises(TypeError, match="k_residual stays .* on cpu, as the cache has it: make the Attention when the model has"):
+        model.to(other)
+    with pytest.raises(ValueError, match="q_len"):
+        torch_ops.Attention(kernel, _filled(kernel, spec), q_len=0)
+
+
 def test_a_module_is_found_by_its_path(kernel, spec):
     """As in a process that reads a compiled graph back."""
     bound = torch_ops.Attention(kernel, _filled(kernel, spec))

@@ -27,7 +27,7 @@ using namespace kvgen;
 using Format_ = kvgen::Format<{element}, {key}, {value}, {layout.head_dim}, {layout.tokens},
     ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>>;
 static_assert(Format_::kBlockBytes == {layout.block_bytes});
-extern "C" void call(bool packing, bool backwards, void* const* tensors, const int64_t* numbers) {{
+extern "C" int call(bool packing, bool backwards, void* const* tensors, const int64_t* numbers) {{
   emulator::backwards = backwards;
   CacheArgs cache;
   cache.packed = static_cast<uint8_t*>(tensors[0]);
@@ -38,16 +38,18 @@ extern "C" void call(bool packing, bool backwards, void* const* tensors, const i
   cache.table_stride = numbers[2], cache.page_blocks = numbers[3], cache.batch = numbers[4], cache.kv_heads = numbers[5];
   const Rows k{{tensors[5], numbers[7], numbers[8], numbers[9]}}, v{{tensors[6], numbers[7], numbers[8], numbers[9]}};
   const int tokens = numbers[6];
+  int overflow = 0;
   if (packing) {{
     PackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
-    args.limit = INT32_MAX;
+    args.limit = INT32_MAX, args.overflow = &overflow;
     cache.block_table ? launch_pack<Format_, true>(args, nullptr) : launch_pack<Format_, false, {places}>(args, nullptr);
   }} else {{
     UnpackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens;
     cache.block_table ? launch_unpack<Format_, true>(args, nullptr) : launch_unpack<Format_, false, {places}>(args, nullptr);
   }}
+  return overflow;
 }}
 extern "C" void places(int64_t* bits, int64_t* params) {{
   for (int token = 0; token < {layout.tokens}; ++token)
@@ -84,9 +86,9 @@ class Emulated:
         """`rows` says which tokens are unquantized; where None, those that do not fill a block."""
         self.library = ctypes.CDLL(str(_compile(layout, dtype, rows or ResidualRows(layout.tokens, 0, 0, 0, 1), folder, places)))
 
-    def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> None:
-        """Append; CTAs run in the order of their numbers or `backwards`."""
-        self._call(True, backwards, cache, k, v, new_lengths)
+    def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> bool:
+        """Append; CTAs run in the order of their numbers or `backwards`. Returns the overflow flag."""
+        return self._call(True, backwards, cache, k, v, new_lengths)
 
     def unpack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor) -> None:
         """Dequantize into k and v [batch, tokens, kv_heads, head_dim]."""
@@ -99,19 +101,20 @@ class Emulated:
         self.library.places(ctypes.c_void_p(bits.data_ptr()), ctypes.c_void_p(params.data_ptr()))
         return bits, params
 
-    def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> None:
+    def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> bool:
         assert k.stride() == v.stride()
         table = cache.block_table
         page_blocks = 0 if table is None else cache.packed.shape[2]
         numbers = [*cache.packed.stride()[:2], 0 if table is None else table.stride(0), page_blocks, *cache.k_residual.shape[:2]]
         numbers += [k.shape[1], *k.stride()[:3]]
         pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new]]
-        self.library.call(
+        overflow = self.library.call(
             ctypes.c_bool(packing),
             ctypes.c_bool(backwards),
             (ctypes.c_void_p * len(pointers))(*pointers),
             (ctypes.c_int64 * len(numbers))(*numbers),
         )
+        return bool(overflow)
 
 
 def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, folder: Path, places: int) -> Path:

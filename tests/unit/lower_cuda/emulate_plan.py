@@ -117,7 +117,7 @@ def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limi
 def advanced(planner: Planner, lengths: Sequence[int], counts: Sequence[int] | None, count: int, limit: int) -> bool:
     """Whether lengths advance where there is room: a sequence by its own count, or by one for all that are not empty."""
     more = [count if n else 0 for n in lengths] if counts is None else list(counts)
-    fits = [n + by <= limit for n, by in zip(lengths, more, strict=True)]
+    fits = [by >= 0 and n + by <= limit for n, by in zip(lengths, more, strict=True)]
     want = [n + by * fit for n, by, fit in zip(lengths, more, fits, strict=True)]
     return planner.advance(lengths, counts, count, limit) == Made([], not all(fits), want)
 

@@ -253,6 +253,25 @@ def test_a_nan_in_q_stays_in_its_head(kernel: Make, case: Case, lengths: tuple[i
     agree(step, clean)
 
 
+@pytest.mark.parametrize("exact_q", [True, False])
+def test_a_scale_too_large_for_float16_products_gives_nan_and_no_wrong_number(tmp_path: Path, exact_q: bool) -> None:
+    spec, block = spec_of("k2v2:h8/2:kg64:d64", "sm90", [workload_of("2x256")]), 64
+    emulated = Emulated(spec, block, launch(kv_tile=64, exact_q=exact_q), tmp_path)
+    inputs = normal(spec, 1, 200, seed=1)
+    for largest, finite in ((7000.0, True), (30000.0, False)):
+        k, q = inputs.k.clone(), inputs.q * 1e-5
+        k[..., 5] = (torch.rand(k.shape[:-1], generator=torch.Generator().manual_seed(2)) * 2 - 1).half() * largest
+        q[..., 5] = 16.0 / largest
+        held = ReferenceCache(spec, 1, block)
+        held.prefill(k, inputs.v)
+        step = Step(emulated, held, q)
+        step.run()
+        if finite:
+            assert relative_l2(step.out, held.attend(q)[0]) <= tolerance(torch.float16)
+        else:
+            assert bool(torch.isnan(step.out).all())
+
+
 @by_scheduler
 @pytest.mark.parametrize("which", [0, 1], ids=["k", "v"])
 def test_a_nan_in_a_new_token_reaches_its_heads_and_no_others(kernel: Make, which: int, planned: bool) -> None:

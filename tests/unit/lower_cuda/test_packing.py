@@ -13,6 +13,7 @@ from kvgen.reference.layout import PackedLayout, Which, packed_layout
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.reference.places import boost_index_offsets, code_bits, param_offsets
 from kvgen.reference.quantize import torch_dtype
+from kvgen.reference.residual import ResidualRows
 from kvgen.spec import KernelSpec, load_spec
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda.emulate import Cache, Emulated
@@ -156,6 +157,21 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
         for residual, x in ((held.k_residual, k), (held.v_residual, v)):
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
+
+
+@pytest.mark.parametrize("rows", [None, ResidualRows(128, 4, 8, 0, 1)], ids=["plain", "unquantized"])
+@pytest.mark.parametrize("count", [-60, 20], ids=["negative", "beyond-k"])
+def test_a_count_on_the_device_that_is_none_writes_nothing(rows: ResidualRows | None, count: int, tmp_path: Path) -> None:
+    layout = layout_of("k4v4")
+    assert layout.tokens == 128
+    module, held = Emulated(layout, torch.float16, tmp_path, rows), empty_cache("k4v4", 1, 512)
+    shape = 1, HEADS, layout.tokens if rows is None else rows.rows, layout.head_dim
+    held.k_residual, held.v_residual = torch.zeros(shape).half(), torch.zeros(shape).half()
+    k, v = inputs("k4v4", 1, 200, seed=0)
+    assert not module.pack(held, k[:, :100].contiguous(), v[:, :100].contiguous(), torch.tensor([100], dtype=torch.int32))
+    before = [held.packed.clone(), held.k_residual.clone(), held.v_residual.clone()]
+    assert module.pack(held, k[:, :8].contiguous(), v[:, :8].contiguous(), torch.tensor([count], dtype=torch.int32))
+    assert all(map(torch.equal, before, [held.packed, held.k_residual, held.v_residual]))
 
 
 def test_blocks_of_a_sliding_window_take_their_places_in_turn(tmp_path: Path) -> None:

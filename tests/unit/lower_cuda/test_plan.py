@@ -92,11 +92,14 @@ def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> 
 
 @pytest.mark.parametrize("batch", [1, 300])
 def test_advance_adds_tokens_where_there_is_room(planner: Planner, batch: int) -> None:
-    """One count for all leaves empty sequences empty; a sequence with a count of its own gets it, empty or not."""
+    """One count for all leaves empty sequences empty; a sequence with a count of its own gets it, empty or not, but for a
+    negative one.
+    """
     lengths = [b * 7 % 50 for b in range(batch)]
     for limit in (NO_LIMIT, 40):
         assert advanced(planner, lengths, None, 3, limit)
         assert advanced(planner, lengths, [b % 5 for b in range(batch)], 0, limit)
+        assert advanced(planner, lengths, [b % 5 - 1 for b in range(batch)], 0, limit)
 
 
 @pytest.mark.parametrize("batch", [1, 300])

@@ -50,10 +50,10 @@ def test_good_points_are_in_the_space(words: str, schedule: str) -> None:
 @pytest.mark.parametrize(
     ("words", "schedule", "target", "reason"),
     [
-        ("k4v4", "n64.w8u2d1", "sm90", "a block (64) holds whole K groups (128)"),
-        ("k4v4:page64:token", "n128.w8u2d1", "sm90", "a page (64) holds whole blocks (128)"),
+        ("k4v4", "n64.w8u2d1", "sm90", "a block of 64 tokens does not hold whole K groups of 128"),
+        ("k4v4:page64:token", "n128.w8u2d1", "sm90", "a page of 64 tokens does not hold whole blocks of 128"),
         ("k4v4:token", "n64.w8u4d1", "sm90", "a KV tile (128 tokens) must divide a block (64)"),
-        ("k4v4:vchannel:vg256", "n128.w8u4d1", "sm90", "a block (128) holds whole V groups (256)"),
+        ("k4v4:vchannel:vg256", "n128.w8u4d1", "sm90", "a block of 128 tokens does not hold whole V groups of 256"),
         ("k4v4:d256:kg16", "n256.w8u2d1", "sm90", "the scales of a block (256 tokens) exceed the shared memory of a packing kernel"),
         ("k8v8", "w8u4d1", "sm90", "exceed the shared memory of a CTA (232448 bytes)"),
         ("k4v4", "w8u4d1c2", "sm90", "2 CTAs exceed the shared memory of a multiprocessor"),

@@ -17,7 +17,7 @@ from kvgen.lower.backends import get_backend, refusal
 from kvgen.lower.refusals import first_refusal
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang import isolate, support
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, Workload
 
 WORDS = (
     "k4v4", "k8v8", "k2v2", "k8v8:d256", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token:kg32:vg32", "k8v8:d256:h16/1:q2",
@@ -225,8 +225,27 @@ def test_a_schedule_outside_the_space_is_refused() -> None:
         backend.lower(spec("k4v4"), schedule, "cpu")
 
 
+def test_what_no_launch_takes_is_refused_by_its_reason() -> None:
+    many = replace(spec("k4v4"), workloads=(Workload(batch=4096, kv_len=128), Workload(batch=1, kv_len=4096)))
+    for backend in ("cuda", "tilelang"):
+        assert "a launch takes at most 2048 sequences" in str(refusal(get_backend(backend), many, "sm90"))
+
+
+@pytest.mark.parametrize("words", ["k8v8:h64/8", "k16v8:h64/8"])
+def test_the_rounding_of_q_is_left_out_only_where_it_has_an_effect_and_is_hidden(words: str) -> None:
+    for backend in ("cuda", "tilelang"):
+        assert all(s.launch["exact_q"] for s in get_backend(backend).space(spec(words), "sm90").schedules())
+
+
+def test_a_cluster_has_no_more_splits_than_ctas() -> None:
+    backend = get_backend("tilelang")
+    plain = backend.plain(spec("k4v4"), "sm90")
+    launches = [Schedule("tilelang", plain.layout, Params({**plain.launch, "reduction": r})) for r in ("last_cta", "cluster")]
+    assert [backend.waves(spec("k4v4"), one, "sm90").most_splits for one in launches] == [256, 8]
+
+
 def test_a_block_that_cannot_be_packed_is_refused_before_sizes_are_computed_from_it() -> None:
     backend, wanted = get_backend("tilelang"), spec("k4v4:kg64")
     schedule = Schedule("tilelang", Params(block=32, order="mma"), backend.default(wanted, "sm90").launch)
-    with pytest.raises(UnsupportedError, match=r"a block \(32\) holds whole K groups \(64\)"):
+    with pytest.raises(UnsupportedError, match="a block of 32 tokens does not hold whole K groups of 64"):
         backend.lower(wanted, schedule, "sm90")

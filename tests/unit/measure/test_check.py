@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,15 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.lower.base import FUNCTIONS
 from kvgen.measure.check import Checker, check
+from kvgen.measure.compare import Comparison
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import extend_tokens, query_lengths, scenarios
+from kvgen.reference.layout import packed_layout
+from kvgen.reference.packing import pack_blocks, read_codes
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
+from tests.support.cpu import spec_of
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
 
 POLICY = CheckPolicy(long_tokens=200, most_tokens=2048)
@@ -107,6 +112,25 @@ def wrong_steps(f, *args) -> None:
 def test_every_kind_of_wrong_number_is_found(function: str, fault: Callable[..., object], message: str) -> None:
     with pytest.raises(CheckError, match=message):
         check(variant(**{function: fault}), "cpu", POLICY)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["codes", "scale", "zero"])
+def test_every_part_of_a_packed_block_is_compared(name: str, device: str) -> None:
+    """On a GPU a few numbers may be off by one step, and none by more."""
+    layout = packed_layout(spec_of(), 32, "simd")
+    blocks = pack_blocks(layout, *torch.randn(2, 1, 2, 40, 32, layout.head_dim, generator=torch.Generator().manual_seed(0)).half())
+    right = read_codes(layout, "key", blocks)
+    comparison = Comparison(spec_of(), torch.device(device))
+    comparison.codes("here", layout, "key", blocks, right)
+    changed = getattr(right, name).clone()
+    changed.view(-1)[5] = 15 - changed.view(-1)[5] if name == "codes" else changed.view(-1)[5] * 1.5
+    with pytest.raises(CheckError, match="codes of key here: "):
+        comparison.codes("here", layout, "key", blocks, replace(right, **{name: changed}))
+    if name != "codes" and device == "cuda":
+        near = getattr(right, name).clone()
+        near.view(torch.int16).view(-1)[5] += 1
+        comparison.codes("here", layout, "key", blocks, replace(right, **{name: near}))
 
 
 def test_memory_overwritten_meanwhile_is_found() -> None:

@@ -18,6 +18,8 @@ from kvgen.measure.timed import TimedCheck, unequal
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
+from tests.support.cpu import spec_of as quantized
+from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 
 LENGTHS, PACKED, RESIDUAL, OUT = 4, 1, 2, 7
@@ -92,6 +94,23 @@ def test_what_small_lives_do_not_meet_is_found_at_the_workload(
 ) -> None:
     with pytest.raises(CheckError, match=message):
         timed(workload, **{function: fault}).run()
+
+
+def test_a_block_that_an_earlier_variant_packed_does_not_pass_for_the_next_ones() -> None:
+    good = compiled(quantized())
+    inputs = WorkloadInputs(good, Workload(batch=2, kv_len=100), "cpu", cold=0)
+    functions = {name: getattr(good.module, name) for name in FUNCTIONS}
+    decode = functions["decode"]
+    functions["decode"] = lambda *args: flushes_nothing(decode, *args)
+    broken = Variant(good.spec, good.layout, SimpleNamespace(**functions, set_threads=None))  # type: ignore[arg-type]
+    before = inputs.caches[0].packed.clone()
+    for candidate in (good, good):
+        check = TimedCheck(inputs, candidate, Comparison(candidate.spec, torch.device("cpu")))
+        check.prepare()
+        check.run()
+        assert torch.equal(inputs.caches[0].packed, before)
+    with pytest.raises(CheckError, match="codes of key after decode"):
+        TimedCheck(inputs, broken, Comparison(broken.spec, torch.device("cpu"))).run()
 
 
 def test_a_fault_of_two_query_tokens_is_found_by_lives_and_reads() -> None:

@@ -21,6 +21,11 @@ def test_clear_cases(mean: float, kind: str) -> None:
     assert verdict.ratio == pytest.approx(mean / 100, abs=0.02)
 
 
+def test_one_sample_decides_nothing() -> None:
+    assert compare([97.0], [100.0]).kind == "unclear"
+    assert compare([97.0] * 3, [100.0] * 3).kind == "faster"
+
+
 def test_a_small_gain_within_noise_is_unclear() -> None:
     assert compare(noisy(97.0, 7, 0.1, seed=1), noisy(100.0, 7, 0.1, seed=2)).kind == "unclear"
 
@@ -43,7 +48,7 @@ def test_the_effect_that_counts_can_be_chosen() -> None:
 def test_same_samples_give_the_same_verdict() -> None:
     new, old = noisy(97.0, seed=1), noisy(100.0, seed=2)
     assert compare(new, old) == compare(new, old)
-    assert str(compare([1.0], [2.0])) == "faster (0.500, 0.500 to 0.500)"
+    assert str(compare([1.0] * 3, [2.0] * 3)) == "faster (0.500, 0.500 to 0.500)"
 
 
 @pytest.mark.parametrize(("new", "old"), [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [-1.0])])

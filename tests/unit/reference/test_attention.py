@@ -98,6 +98,14 @@ def test_positions_past_the_length_are_never_read() -> None:
         assert torch.equal(a, b)
 
 
+def test_values_before_the_window_are_never_read() -> None:
+    q, k, v = torch.randn(1, 2, 2, 16), torch.randn(1, 8, 2, 16), torch.randn(1, 8, 2, 16)
+    want = attend(q, k, v, window=4)
+    k[:, :3], v[:, :3] = float("nan"), float("nan")  # the first query sees the positions from 3 on
+    for a, b in zip(attend(q, k, v, window=4), want, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"q_heads \(3\)"):
         attend(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8))

@@ -135,6 +135,17 @@ def test_a_crop_gives_back_the_tokens_of_blocks_that_are_no_longer_due() -> None
     assert cache.lengths.tolist() == [72, 42]
 
 
+def test_a_crop_before_a_flush_leaves_blocks_that_are_due() -> None:
+    _spec, cache, k, v = make(batch=1, cache={"rollback": 4})
+    cache.append(k[:, :64], v[:, :64])
+    cache.crop(0)
+    cache.flush()
+    _, other, _, _ = make(batch=1, cache={"rollback": 4})
+    other.prefill(k[:, :64], v[:, :64])
+    assert torch.equal(cache.keys_values()[0], other.keys_values()[0])
+    assert not torch.equal(cache.keys_values()[0], k[:, :64].double())
+
+
 def test_the_residual_rows_hold_what_the_largest_crop_needs() -> None:
     _, cache, k, v = make(cache={"sink": 5, "local": 10, "rollback": 8})
     cache.prefill(k[:, :80], v[:, :80])

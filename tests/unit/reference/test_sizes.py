@@ -59,6 +59,9 @@ def test_a_token_of_llama_in_all_layers() -> None:
         ({}, 512, 512),
         ({"layout": "paged", "page": 64}, 64, 64),
         ({"layout": "paged", "page": 256}, 64, 128),
+        ({"layout": "paged", "page": 48}, 16, 16),
+        ({"layout": "paged", "page": 192}, 16, 64),
+        ({}, 1008, 2016),
     ],
 )
 def test_blocks_hold_the_groups_and_fit_the_pages(cache: dict[str, Any], group: int, tokens: int) -> None:

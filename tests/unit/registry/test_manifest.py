@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 
 from kvgen import __version__
-from kvgen.registry.device import here, machine
+from kvgen.registry.device import here
 from kvgen.registry.manifest import manifest_problems, write_manifest
 from kvgen.registry.provenance import provenance
-from kvgen.toolchain.compilers import cpu_name
+from kvgen.toolchain.compilers import cpu_name, machine
 
 
 def test_a_written_manifest_has_no_problems(store, make_entry):

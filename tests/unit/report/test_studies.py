@@ -52,6 +52,17 @@ def test_of_two_studies_of_a_back_end_and_workload_the_latest_is_shown(tmp_path:
     assert sum(view.trials for view in views) == len(result.records)
 
 
+def test_a_study_that_cannot_be_read_is_left_out(tmp_path: Path):
+    cache, store = ArtifactCache(tmp_path / "cache"), Store(tmp_path / "r")
+    result = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
+    journal = cache.root / "studies" / f"{result.entry.key}.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    broken = [line.replace('"layout"', '"lay"') for line in lines]
+    assert broken != lines
+    journal.write_text("".join(broken))
+    assert study_views(result.entry, cache) == []
+
+
 def test_time_between_two_builds_is_no_time_of_the_search():
     begin = datetime(2026, 1, 1, tzinfo=timezone.utc)
     later = begin + timedelta(seconds=5 + 2 * PAUSE_SECONDS)

@@ -92,6 +92,62 @@ def test_a_step_over_all_layers_gives_what_each_gives_alone(variant: Variant) ->
         assert all(torch.equal(a, b) for a, b in zip(variant.unpack(mine), variant.unpack(other), strict=True))
 
 
+def test_layers_share_a_chunk_of_a_prompt_also_where_sequences_are_empty(variant: Variant) -> None:
+    """As the error for too many query tokens says: a number would leave empty sequences empty."""
+    caches, q, new = layers(variant), random(40, 4, 1), random(40, 2, 2)
+    with pytest.raises(ValueError, match=r"cache.advance\(\[40\] \* batch\)"):
+        variant.plan(caches[0], 40)
+    for cache in caches:
+        variant.decode(q, new, new, cache, advance=False)
+    caches[0].advance([40] * BATCH)
+    assert caches[0].lengths.tolist() == [40] * BATCH
+    torch.testing.assert_close(variant.unpack(caches[1])[0].float(), new.float(), atol=0.5, rtol=0)
+
+
+def test_what_is_no_number_of_tokens_advances_nothing(variant: Variant) -> None:
+    cache = prefilled(variant, [5, 6, 7])[0]
+    with pytest.raises(TypeError, match="not None"):
+        cache.advance(None)  # type: ignore[arg-type]
+    assert cache.lengths.tolist() == [5, 6, 7]
+
+
+def test_steps_over_sequences_that_were_emptied_one_by_one_use_up_no_room(variant: Variant) -> None:
+    cache, new = variant.new_cache(BATCH, 64), random(30, 2, 1)
+    variant.prefill(cache, new, new)
+    for row in range(BATCH):
+        cache.reset([row])
+    q, k = random(1, 4, 2), random(1, 2, 3)
+    for _ in range(80):
+        variant.decode(q, k, k, cache, plan=variant.plan(cache))
+        cache.advance(1)
+    variant.prefill(cache, new, new)
+    assert cache.lengths.tolist() == [30] * BATCH
+
+
+def test_a_layer_is_made_before_there_are_tokens(variant: Variant) -> None:
+    cache = prefilled(variant, [5, 6, 7])[0]
+    with pytest.raises(ValueError, match="the cache in like has tokens, which a new layer would lack"):
+        variant.new_cache(like=cache)
+    cache.clear()
+    assert variant.new_cache(like=cache).lengths is cache.lengths
+
+
+def test_a_cache_made_in_inference_mode_is_changed_outside_of_it(variant: Variant) -> None:
+    with torch.inference_mode():
+        cache = variant.new_cache(BATCH, 64)
+        new = random(30, 2, 1)
+        variant.prefill(cache, new, new)
+    cache.reset([0])
+    cache.reorder([1, 1, 0])
+    assert cache.lengths.tolist() == [30, 30, 0]
+
+
+def test_what_is_no_plan_is_refused(variant: Variant) -> None:
+    cache = prefilled(variant, [5, 6, 7])[0]
+    with pytest.raises(TypeError, match="plan must be a Plan, which kernel.plan returns, not int"):
+        variant.attend(random(1, 4, 0), cache, plan=3)  # type: ignore[arg-type]
+
+
 def test_layers_share_one_workspace(variant: Variant) -> None:
     caches = layers(variant)
     assert len({variant.workspace(cache).data_ptr() for cache in caches}) == 1
@@ -131,7 +187,7 @@ def test_a_plan_is_of_one_step(variant: Variant) -> None:
 def test_more_query_tokens_than_the_specs_have_no_plan(variant: Variant) -> None:
     cache = prefilled(variant, [5, 6, 7])[0]
     most = rf"q_len \(3\) is more than the spec's attention\.q_len \({variant.spec.attention.q_len}\): .* takes no plan: "
-    with pytest.raises(ValueError, match=most + r"decode\(\.\.\., advance=False\) in every layer, then cache\.advance\(3\)$"):
+    with pytest.raises(ValueError, match=most + r"decode\(\.\.\., advance=False\) in every layer, then cache\.advance\(\[3\] \* batch\)$"):
         variant.plan(cache, 3)
     with pytest.raises(ValueError, match=most + r"attend\(q, cache\) without a plan$"):
         variant.plan(cache, 3, append=False)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kvgen.runtime import allocate
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.variant import Variant
+from kvgen.spec import CacheSpec
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
@@ -105,6 +107,16 @@ def test_replays_are_counted_by_who_replays(variant: Variant) -> None:
         cache.grow(1)
 
 
+def test_caches_whose_unquantized_tokens_lie_elsewhere_are_refused(module: Module) -> None:
+    spec = spec_of()
+    some, *others = (replace(spec, cache=CacheSpec(**cache)) for cache in ({"sink": 32}, {"local": 32}, {"local": 17}, {"rollback": 31}))
+    layout = packed_layout(spec, 32, "simd")
+    cache = Variant(some, layout, module).new_cache(1, 256)
+    for other in (spec, *others):
+        with pytest.raises(CacheMismatch, match="sink 32.* and this kernel reads"):
+            Variant(other, layout, module).attend(torch.zeros(1, 1, 4, 64).half(), cache)
+
+
 def test_caches_of_another_layout_are_refused(variant: Variant, module: Module) -> None:
     other = Variant(variant.spec, packed_layout(variant.spec, 2 * BLOCK, "simd"), module)
     cache, q, new = filled(variant, 40), tokens(1, heads=4), tokens(1)
@@ -188,6 +200,10 @@ def test_block_tables_are_checked(module: Module, variant: Variant) -> None:
     paged = Variant(spec, naive_layout(spec), module)
     with pytest.raises(ValueError, match=r"block_table must be int32 \[2, 3 or more\], not torch.int32 \[2, 2\]"):
         paged.new_cache(2, 192, block_table=torch.zeros(2, 2, dtype=torch.int32), pages=4)
+    wide = torch.zeros(2, 16, dtype=torch.int32)
+    assert paged.new_cache(2, 192, block_table=wide[:, :3], pages=4).block_table.data_ptr() == wide.data_ptr()
+    with pytest.raises(ValueError, match=r"must be next to each other in block_table, whose strides are \[16, 2\]"):
+        paged.new_cache(2, 192, block_table=wide[:, ::2], pages=4)
     with pytest.raises(ValueError, match="needs `pages`"):
         paged.new_cache(2, 192, block_table=torch.zeros(2, 3, dtype=torch.int32))
     with pytest.raises(ValueError, match="need 6 pages, not 5"):

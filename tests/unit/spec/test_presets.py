@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import SpecError
-from kvgen.spec import KernelSpec, load_spec, presets
+from kvgen.spec import CacheSpec, KernelSpec, load_spec, presets
 
 HEADS = "attention: {q_heads: 8, kv_heads: 1, head_dim: 64}\n"
 
@@ -54,6 +54,13 @@ def test_a_file_may_start_from_a_preset_and_override_it() -> None:
     assert (spec.key.bits, spec.key.axis, spec.key.group) == (4, "channel", 32)
     assert (spec.value.bits, spec.value.group) == (2, 32)
     assert spec.attention.q_heads == 8
+
+
+def test_a_section_that_is_a_model_would_hide_what_the_preset_says() -> None:
+    heads = {"q_heads": 8, "kv_heads": 2, "head_dim": 128}
+    assert load_spec({"preset": "kitty", "attention": heads, "cache": {"rollback": 4}}).cache.sink == 32
+    with pytest.raises(SpecError, match="cache: with a preset, give a mapping of the fields that differ, not CacheSpec"):
+        load_spec({"preset": "kitty", "attention": heads, "cache": CacheSpec(rollback=4)})
 
 
 def test_a_preset_does_not_bring_heads() -> None:

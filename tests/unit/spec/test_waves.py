@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,11 @@ def test_a_wave_that_is_nearly_full_loses_little():
 def test_clusters_of_more_heads_than_run_at_once_have_a_last_wave_of_few():
     assert lost(CLUSTERS, 11, 131072) == pytest.approx(1.5, abs=0.05)  # 88 heads: two waves of 66
     assert lost(ALL_SPLITS, 11, 131072) < 1.05, "more splits fill the last wave"
+
+
+def test_a_launch_of_few_splits_leaves_a_gpu_empty():
+    few = replace(ALL_SPLITS, most_splits=8)
+    assert lost(ALL_SPLITS, 1, 32768) < 1.2 < lost(few, 1, 32768)  # 8 heads of 8 splits on 132 multiprocessors
 
 
 def test_short_heads_cannot_fill_a_wave_by_more_splits():

@@ -136,9 +136,9 @@ def test_keys_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None:
     calls = (
         lambda: cache.get(key),
         lambda: cache.put(key, module(tmp_path), RESOURCES),
-        lambda: cache.name(key, "ab12"),
-        lambda: cache.name("ab12", key),
-        lambda: cache.named(key),
+        lambda: cache.name(key, "ab12", "here"),
+        lambda: cache.name("ab12", key, "here"),
+        lambda: cache.named(key, "here"),
         lambda: cache.lock(key).__enter__(),
     )
     for call in calls:
@@ -151,11 +151,12 @@ def test_keys_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None:
 def test_a_source_that_names_no_key_is_a_miss(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path)
     cache.put("ab12", module(tmp_path), RESOURCES)
-    cache.name("source", "ab12")
-    assert cache.named("source") is not None
+    cache.name("source", "ab12", "here")
+    assert cache.named("source", "here") is not None
+    assert cache.named("source", "another machine") is None
     for content in ("../../modules/ab/ab12", "", "ab12\n"):
-        (tmp_path / "sources" / "source").write_text(content)
-        assert cache.named("source") is None
+        (tmp_path / "sources" / "source.here").write_text(content)
+        assert cache.named("source", "here") is None
 
 
 def test_links_in_the_cache_are_misses(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_cache_that_cannot_be_written_says_where_and_why(tmp_path: Path) -> No
     for root in (tmp_path / "file" / "cache", Path("/proc/kvgen")):
         cache = ArtifactCache(root)
         calls = (cache.require_writable, lambda cache=cache: cache.put("ab12", module(tmp_path), RESOURCES),
-                 lambda cache=cache: cache.name("ab12", "ab12"), lambda cache=cache: cache.lock("ab12").__enter__())  # fmt: skip
+                 lambda cache=cache: cache.name("ab12", "ab12", "here"), lambda cache=cache: cache.lock("ab12").__enter__())  # fmt: skip
         for call in calls:
             with pytest.raises(HostError, match=rf"^cannot (write|lock) {root}.*: (Not a directory|No such file or directory)$"):
                 call()

@@ -74,6 +74,15 @@ def test_key_covers_source_flags_compiler_and_mode(tmp_path: Path) -> None:
     assert NVCC.key(replace(source, headers=(header,))) != header_key
 
 
+def test_key_has_what_nvcc_obeys_and_no_place_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source("int x;", "cuda", "sm90")
+    plain = NVCC.key(source)
+    assert replace(NVCC, link=("-L/venv1/lib",)).key(source) == plain
+    assert replace(NVCC, host="g++ 13.2.0").key(source) != plain
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
+    assert NVCC.key(source) != plain
+
+
 def test_cpu_features_are_in_the_key_of_cpu_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = Source("", "c++", "cpu"), Source("", "cuda", "sm90")
     before = GXX.key(cpu), NVCC.key(gpu)
@@ -130,6 +139,14 @@ def test_a_cxx_is_used(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert find_gxx() == Compiler("g++", Path(path), "13.2.0")
 
 
+def test_a_relative_cxx_is_found_from_the_folder_of_a_compilation(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = Path(program(tmp_path, "echo 13.2.0"))
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("CXX", f"./{path.name}")
+    assert find_gxx().path.is_absolute()
+    assert find_gxx().path.samefile(path)
+
+
 def test_missing_nvcc_says_where_it_was_looked_for(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
@@ -153,7 +170,7 @@ def test_nvcc_of_cuda_home_comes_before_the_wheels(fresh: None, monkeypatch: pyt
     monkeypatch.setattr(compilers, "nvcc_wheel", lambda: wheel.parent.parent)
     monkeypatch.setenv("PATH", "/bin-without-nvcc")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert find_nvcc() == Compiler("nvcc", home, "13.0.88")
+    assert find_nvcc() == Compiler("nvcc", home, "13.0.88", host=str(GXX))
 
 
 def test_nvcc_of_the_wheels_links_from_its_own_prefix(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -168,7 +185,17 @@ def test_nvcc_of_the_wheels_links_from_its_own_prefix(fresh: None, monkeypatch: 
     monkeypatch.delenv("CUDA_HOME", raising=False)
     compiler = find_nvcc()
     assert (compiler.path, compiler.link) == (nvcc, (f"-L{prefix / 'lib'}",))
-    assert f"-L{prefix / 'lib'}" in compiler.flags(Source("", "cuda", "sm90"))
+    assert f"-L{prefix / 'lib'}" in compiler.command(Source("", "cuda", "sm90"), prefix / "a.cu", prefix / "a.so")
+
+
+def test_nvcc_is_told_of_the_host_compiler_that_cxx_names(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_nvcc(tmp_path / "home")
+    monkeypatch.setattr(compilers, "nvcc_wheel", lambda: None)
+    monkeypatch.setenv("CXX", path := program(tmp_path, "echo 13.2.0"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", "/bin-without-nvcc:/usr/bin:/bin")
+    command = find_nvcc().command(Source("", "cuda", "sm90"), tmp_path / "a.cu", tmp_path / "a.so")
+    assert command[command.index("-ccbin") + 1] == path
 
 
 def test_wheels_without_nvvm_are_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

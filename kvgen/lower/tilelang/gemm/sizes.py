@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvgen.lower.pack_memory import pack_memory
 from kvgen.lower.tilelang.traits import COLUMNS, Traits
 
 ROWS = 16
@@ -28,7 +29,7 @@ def lost_row(p: Traits) -> int:
 def memory_words(p: Traits) -> int:
     """The arena of reduction and flush: a state per warp and one of the tiles; statistics of K while a block is packed."""
     states = (p.warps + 1) * p.q_rows * (p.merge_stride + 2)
-    packing = p.dim * (p.tokens // 16 + p.tokens // p.key.group * 3) if p.channel_scaled else 4
+    packing = pack_memory(p.layout) // 4
     return -(-max(states, packing) // 4) * 4
 
 

@@ -71,8 +71,9 @@ struct Bound {
   int64_t batch, max_len, q_len;
 };
 
-// Address of the int that tells the host of an overflow, in memory that host and device reach.
-inline int* overflow_flag(const Args& a, int i) { return reinterpret_cast<int*>(a.integer(i, "overflow", 0)); }
+// Address of the int that tells the host of an overflow, in memory that host and device reach. Only a plan may go without (0), and a CPU,
+// which raises.
+inline int* overflow_flag(const Args& a, int i, bool needed) { return reinterpret_cast<int*>(a.integer(i, "overflow", needed ? 1 : 0)); }
 
 // (batch, max_len, q_len)
 inline Bound parse_bound(const Variant& v, const char* function, const TVMFFIAny* args, int32_t count) {
@@ -90,7 +91,7 @@ inline Pack parse_pack(const Variant& v, const TVMFFIAny* args, int32_t count) {
   call.cache = parse_cache(a, v, 3, call.k.size[0]);
   const int i = 3 + kCacheArgs;
   call.limit = a.integer(i, "limit", 0);
-  call.overflow = overflow_flag(a, i + 1);
+  call.overflow = overflow_flag(a, i + 1, v.device_type != kDLCPU);
   call.advance = a.integer(i + 2, "advance", 0) != 0;
   call.device = a.device();
   return call;
@@ -156,7 +157,7 @@ inline Attend parse_attend(const Variant& v, const TVMFFIAny* args, int32_t coun
   call.max_len = a.integer(i + 6, "max_len", 0);
   if (decode) {
     call.limit = a.integer(i + 7, "limit", 0);
-    call.overflow = overflow_flag(a, i + 8);
+    call.overflow = overflow_flag(a, i + 8, v.device_type != kDLCPU);
     call.advance = a.integer(i + 9, "advance", 0) != 0;
   }
   call.device = a.device();
@@ -174,7 +175,7 @@ inline Plan parse_plan(const Variant& v, const TVMFFIAny* args, int32_t count) {
   call.append = a.integer(3, "append", 0) != 0;
   call.skip_empty = a.integer(4, "skip_empty", 0) != 0;
   call.limit = a.integer(5, "limit", 0);
-  call.overflow = overflow_flag(a, 6);
+  call.overflow = overflow_flag(a, 6, false);
   call.device = a.device();
   return call;
 }
@@ -187,7 +188,7 @@ inline Advance parse_advance(const Variant& v, const TVMFFIAny* args, int32_t co
   if (a.given(1)) call.counts = a.tensor<1>(1, "counts", kInt32, {call.lengths.size[0]}, Memory::contiguous);
   call.tokens = a.integer(2, "tokens", 0);
   call.limit = a.integer(3, "limit", 0);
-  call.overflow = overflow_flag(a, 4);
+  call.overflow = overflow_flag(a, 4, v.device_type != kDLCPU);
   call.device = a.device();
   return call;
 }
@@ -201,7 +202,7 @@ inline Crop parse_crop(const Variant& v, const TVMFFIAny* args, int32_t count) {
   if (a.given(2)) call.counts = a.tensor<1>(2, "counts", kInt32, {call.lengths.size[0]}, Memory::contiguous);
   call.tokens = a.integer(3, "tokens", 0);
   call.rollback = a.integer(4, "rollback", 0);
-  call.overflow = overflow_flag(a, 5);
+  call.overflow = overflow_flag(a, 5, v.device_type != kDLCPU);
   call.device = a.device();
   return call;
 }

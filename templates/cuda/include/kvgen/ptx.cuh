@@ -204,7 +204,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until all earlier launches have ended and their writes are visible.
+// Waits until the launch before this one has ended and its writes are visible. Since every kernel of a step waits, this holds for all
+// earlier launches of the stream.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if KVGEN_SM90
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -93,8 +93,6 @@ struct TileHost {
     return shape;
   }
 
-  static bool countable(const PlanShape& shape, int max_len) { return shape.countable(max_len); }
-
   // Arguments of the program that takes the plan of `a`, or, where it has none, of the static one.
   static TileArgs arguments(const AttendArgs& a, bool append) {
     TileArgs t = tensor_arguments(a, append);

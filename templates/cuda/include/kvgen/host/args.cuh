@@ -73,7 +73,7 @@ struct AttendArgs {
   const int* plan = nullptr;  // the step's plan (kvgen/schedule/plan.hpp); null for the static scheduler
   int* overflow = nullptr;    // host memory; set to 1 if a sequence has no room for the step's tokens
   int q_len = 1;
-  int max_len = 0;        // upper bound of every length after the call; only the size of the launch depends on it
+  int max_len = 0;        // upper bound of every length after the call: sizes the launch and bounds the L2 prefetch; no result needs it
   int limit = 0;          // maximum length of a sequence
   int slots = 0;          // partial results in the workspace, of each run of packed-GQA rows
   int runs = 1;           // runs of packed-GQA rows of this call
@@ -87,9 +87,12 @@ struct PackArgs {
   Rows k, v;
   const int* new_lengths = nullptr;  // [batch]: tokens of k[b], v[b] to append
   int tokens = 0;                    // extent of k and v: upper bound of new_lengths
-  int limit = 0;                     // maximum length of a sequence; a sequence that would exceed it is not changed
+  int limit = 0;                     // maximum length of a sequence; one whose tokens do not fit is not changed
   int* overflow = nullptr;           // host memory; set to 1 then
   bool advance = true;               // advance the lengths
+
+  // Whether a sequence of `length` tokens takes `more`, which the host has not seen.
+  __device__ bool fits(int length, int more) const { return more >= 0 && more <= tokens && more <= limit - length; }
 };
 
 struct UnpackArgs {

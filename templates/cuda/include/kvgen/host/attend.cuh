@@ -42,7 +42,8 @@ struct Attend {
   }
 
   static PlanShape plan_shape(int batch, int kv_heads, int q_len, bool append) {
-    constexpr int kHeadBytes = start_bytes(Schedule::kCtasPerSm, PlannedTraits::Memory::kBarriers);  // the rings end at the barriers
+    constexpr int kRingBytes = PlannedTraits::Memory::kBarriers;  // the barriers begin where the rings end
+    constexpr int kHeadBytes = start_bytes(Schedule::kCtasPerSm, kRingBytes);
     PlanShape shape;
     shape.batch = batch, shape.heads = kv_heads;
     shape.workers = std::max(1, resident_ctas() / PlannedTraits::runs(q_len));
@@ -53,8 +54,6 @@ struct Attend {
     shape.tile_residual = tile_residual(PlannedTraits::kTileBytes, Format::kHeadDim);
     return shape;
   }
-
-  static bool countable(const PlanShape& shape, int max_len) { return shape.countable(max_len); }
 
   // Enqueues one attend (or, with `append`, decode) step. The caller has checked shapes.
   static cudaError_t launch(const AttendArgs& args, bool append, cudaStream_t stream) {

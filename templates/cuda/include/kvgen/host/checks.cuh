@@ -8,8 +8,9 @@
 namespace kvgen::detail {
 
 inline void check(cudaError_t error, const char* function) {
-  if (error != cudaSuccess)
-    ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // the next call is not to be told of this error
+  ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
 // Makes the tensors' device current for one call.

@@ -12,7 +12,7 @@
 namespace kvgen {
 
 // Format and Schedule are those of the kernels. Shape has kKvHeads, kPage (0 if contiguous) and kSinks. Attend_ has
-// kMaxBatch, workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, countable, and launch(AttendArgs, append, stream).
+// kMaxBatch, workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, and launch(AttendArgs, append, stream).
 template <class Format, class Schedule, class Shape, class Attend_>
 struct Exports {
   using Attend = Attend_;
@@ -75,11 +75,11 @@ struct Exports {
     return ffi::guard(result, [&](TVMFFIAny&) {
       const ffi::Attend call = ffi::parse_attend(variant(), args, count, append);
       if (call.cache.batch == 0 || call.q_len == 0) return false;
+      const detail::DeviceScope scope(call.device.device_id, name);  // of whose multiprocessors the workspace is a function, too
       const int64_t needed = workspace(name, call.cache.batch, call.max_len, call.q_len);
       if (call.workspace.size[0] < needed)
         ffi::fail("ValueError", "%s: workspace has %lld bytes, this call needs %lld", name, static_cast<long long>(call.workspace.size[0]),
                   static_cast<long long>(needed));
-      const detail::DeviceScope scope(call.device.device_id, name);
       AttendArgs a;
       a.cache = cache_args(call.cache);
       a.q = detail::rows(call.q);
@@ -119,7 +119,7 @@ struct Exports {
       const detail::DeviceScope scope(call.device.device_id, "plan");
       PlanArgs a;
       a.shape = shape("plan", call.lengths.size[0], call.q_len, call.append);
-      if (!Attend::countable(a.shape, detail::to_int("plan", "limit", call.limit)))
+      if (!a.shape.countable(detail::to_int("plan", "limit", call.limit)))
         ffi::fail("ValueError", "plan: %d sequences of up to %lld tokens are more than it can count", a.shape.batch,
                   static_cast<long long>(call.limit));
       check_plan("plan", call.plan, a.shape);

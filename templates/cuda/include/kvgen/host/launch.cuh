@@ -12,7 +12,7 @@ inline int multiprocessors() {
   int device = 0, count = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
+  return std::max(1, count);  // where CUDA does not answer, the launch that follows tells why
 }
 
 // The shared memory of a multiprocessor, and what each of its CTAs takes beside its own.
@@ -27,8 +27,9 @@ struct SharedMemory {
     cudaDeviceGetAttribute(&memory.reserved, cudaDevAttrReservedSharedMemoryPerBlock, device);
     return memory;
   }
-  // Bytes of a CTA that needs `bytes`, so many that a multiprocessor holds `ctas` of them and no more. Where there is room for another
-  // one, some multiprocessors get more CTAs than others, and the launch takes as long as these (docs/decisions/0033).
+  // The shared memory to request for a CTA that needs `bytes`: so much that a multiprocessor has no room for more than `ctas` of them.
+  // Where there is room for another one, some multiprocessors get more CTAs than others, and the launch takes as long as these
+  // (docs/decisions/0033).
   int of_one_in(int ctas, int bytes) const {
     constexpr int kGranularity = 128;
     return std::max(bytes, (all / (ctas + 1) - reserved) / kGranularity * kGranularity + kGranularity);
@@ -62,8 +63,11 @@ class Launch {
   template <class Kernel>
   int resident_clusters(Kernel kernel) {
     int clusters = 0;
-    if (allow_memory(kernel) != cudaSuccess) return 1;
-    return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_) == cudaSuccess ? clusters : 1;
+    cudaError_t error = allow_memory(kernel);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_);
+    if (error == cudaSuccess) return clusters;
+    cudaGetLastError();  // the next call is not to be told of this error
+    return 1;
   }
 
  private:

@@ -2,7 +2,10 @@
 #pragma once
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <optional>
+
 #include "kvgen/ffi.hpp"
+#include "kvgen/host/checks.cuh"
 #include "kvgen/ptx.cuh"
 
 namespace kvgen {
@@ -92,6 +95,7 @@ struct ReadCall {
   ffi::View<1> data, other;
   cudaStream_t stream;
   int sms = 0;
+  std::optional<detail::DeviceScope> scope;
 
   ReadCall(const char* function, const TVMFFIAny* args, int32_t count, const char* first, const char* second) {
     ffi::Args a(function, args, count, 2, {kDLCUDA, -1}, 16);
@@ -99,6 +103,7 @@ struct ReadCall {
     other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
     if (data.size[0] % kReadChunk) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadChunk);
     const int device = a.device().device_id;
+    scope.emplace(device, function);
     read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
     stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
   }

@@ -9,8 +9,9 @@
 
 namespace kvgen {
 
-// Rounds q * scale to digits by additions in fp16: next to 1536 units the mantissa's last bit is a unit, next to 6 units it is 1 / 256.
-// The digit is then the low byte. All numbers are powers of two times small integers, so differences are exact.
+// Rounds q * scale to digits by additions in fp16. A unit is the value of 1 in the upper byte. fp16 numbers from 1024 to 2047 units are one
+// unit apart, so adding 1536 units rounds to whole units, and the low byte of the sum is the upper digit; numbers near 6 units are 1 / 256
+// apart, which gives the lower digit likewise. All numbers are powers of two times small integers, so differences are exact.
 struct Digits {
   __half2 upper;   // 1536 units
   __half2 factor;  // 0 in the lanes of upper bytes, -1 in those of lower ones
@@ -27,7 +28,8 @@ struct Digits {
     factor = both(lower ? 0xbc00 : 0);
     sum = lower ? both(exponent + (4 << 10) + 0x206) : upper;
     most = both(lower ? exponent - (4 << 10) + 0x27f : 0x7bff);
-    unit = __uint_as_float((exponent << 13) + ((127 - 15 - 6 - 8) << 23));
+    // 1536 units are more than fp16 holds: a NaN shows that, where products of wrong digits would not.
+    unit = __uint_as_float(exponent > 26u << 10 ? 0x7fffffff : (exponent << 13) + ((127 - 15 - 6 - 8) << 23));
   }
   // The digits of two elements, in bytes 0 and 2.
   __device__ __forceinline__ uint32_t operator()(uint32_t q, uint32_t scale) const {

@@ -3,7 +3,7 @@
 // A mask is a type with
 //   kWindow                 tokens of its sliding window, 0 without one; the plan skips the tiles before the window
 //   first_token(position)   the first token that a query at this position attends to: 0 without a window, else not before
-//                           position - kWindow + 1, from which the plan takes its first tile, and never less than for an earlier position
+//                           position - kWindow + 1, from which the plan takes its first tile; it never decreases as `position` grows
 // Every mask is causal: no query attends to a token after its own position.
 #pragma once
 #include "kvgen/mainloop/softmax.cuh"

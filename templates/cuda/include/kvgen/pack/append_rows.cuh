@@ -8,13 +8,13 @@
 namespace kvgen {
 namespace packing {
 
-// The length of a sequence before and after the call. A sequence without room keeps its length, and the overflow flag is set.
+// The length of a sequence before and after the call. A sequence whose tokens do not fit keeps its length, and the overflow flag is set.
 struct Lengths {
   int before, after;
 
   __device__ Lengths(const PackArgs& args, int sequence) : before(args.cache.lengths[sequence]), after(before) {
     const int more = args.new_lengths[sequence];
-    if (more <= args.limit - before)
+    if (args.fits(before, more))
       after = before + more;
     else if (threadIdx.x == 0)
       *args.overflow = 1;

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   const CacheArgs& cache = args.cache;
   const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
   const int length = cache.lengths[sequence], more = args.new_lengths[sequence], end = length + more;
-  if (more > args.limit - length) {  // the sequence has no room, so nothing is written
+  if (!args.fits(length, more)) {  // nothing is written
     if (threadIdx.x == 0) *args.overflow = 1;
     return;
   }

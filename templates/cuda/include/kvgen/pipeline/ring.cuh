@@ -80,7 +80,7 @@ struct Ring<Traits, Copy::cp_async> {
     }
     ptx::copy_commit();
   }
-  // Waits for a stage of the oldest slot. The stages of one softmax step are refilled together, after the last of them; so fewer groups are
+  // Waits for a stage of the oldest slot. No stage of a softmax step is refilled before all of them were waited for; so fewer groups are
   // pending at the later stages of a step.
   __device__ __forceinline__ void wait(int, int stage) {
     constexpr int kStepStages = Traits::kStepSubtiles / Traits::kStageSubtiles, kOthers = Traits::kStages - 1;

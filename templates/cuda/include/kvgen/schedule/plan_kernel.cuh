@@ -170,7 +170,7 @@ struct AdvanceArgs {
   const int* counts;  // tokens of each sequence; null: `count`
   int count;
   bool skip_empty;  // an empty sequence stays empty, unless `counts` gives it tokens
-  int limit;        // maximum length; a sequence without room keeps its length
+  int limit;        // maximum length; a sequence without room, or with a negative count, keeps its length
   int* overflow;    // set to 1 then
 };
 
@@ -179,7 +179,7 @@ static __global__ void advance_kernel(const __grid_constant__ AdvanceArgs args) 
   ptx::griddepcontrol_wait();
   for (int b = threadIdx.x; b < args.batch; b += blockDim.x) {
     const int length = args.lengths[b], more = args.counts ? args.counts[b] : length > 0 || !args.skip_empty ? args.count : 0;
-    if (more > args.limit - length)
+    if (more < 0 || more > args.limit - length)
       *args.overflow = 1;
     else
       args.lengths[b] = length + more;
