@@ -84,7 +84,7 @@ OLDER = tuple(
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
             ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"), ("k4v4:q8:d80", "default"),
         ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
-        ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"),
+        ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
     )
 )  # fmt: skip
 
