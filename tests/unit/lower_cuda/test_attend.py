@@ -253,10 +253,10 @@ def test_a_nan_in_q_stays_in_its_head(kernel: Make, case: Case, lengths: tuple[i
     agree(step, clean)
 
 
-@pytest.mark.parametrize("exact_q", [True, False])
-def test_a_scale_too_large_for_float16_products_gives_nan_and_no_wrong_number(tmp_path: Path, exact_q: bool) -> None:
+def test_a_scale_too_large_for_float16_products_gives_nan_and_no_wrong_number(tmp_path: Path) -> None:
+    """Where products are of integers; others become infinite first."""
     spec, block = spec_of("k2v2:h8/2:kg64:d64", "sm90", [workload_of("2x256")]), 64
-    emulated = Emulated(spec, block, launch(kv_tile=64, exact_q=exact_q), tmp_path)
+    emulated = Emulated(spec, block, launch(kv_tile=64, exact_q=False), tmp_path)
     inputs = normal(spec, 1, 200, seed=1)
     for largest, finite in ((7000.0, True), (30000.0, False)):
         k, q = inputs.k.clone(), inputs.q * 1e-5

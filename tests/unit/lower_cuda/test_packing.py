@@ -160,8 +160,8 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
 
 
 @pytest.mark.parametrize("rows", [None, ResidualRows(128, 4, 8, 0, 1)], ids=["plain", "unquantized"])
-@pytest.mark.parametrize("count", [-60, 20], ids=["negative", "beyond-k"])
-def test_a_count_on_the_device_that_is_none_writes_nothing(rows: ResidualRows | None, count: int, tmp_path: Path) -> None:
+def test_a_count_on_the_device_that_is_none_writes_nothing(rows: ResidualRows | None, tmp_path: Path) -> None:
+    """A negative one, and one beyond the tokens of k."""
     layout = layout_of("k4v4")
     assert layout.tokens == 128
     module, held = Emulated(layout, torch.float16, tmp_path, rows), empty_cache("k4v4", 1, 512)
@@ -170,8 +170,9 @@ def test_a_count_on_the_device_that_is_none_writes_nothing(rows: ResidualRows | 
     k, v = inputs("k4v4", 1, 200, seed=0)
     assert not module.pack(held, k[:, :100].contiguous(), v[:, :100].contiguous(), torch.tensor([100], dtype=torch.int32))
     before = [held.packed.clone(), held.k_residual.clone(), held.v_residual.clone()]
-    assert module.pack(held, k[:, :8].contiguous(), v[:, :8].contiguous(), torch.tensor([count], dtype=torch.int32))
-    assert all(map(torch.equal, before, [held.packed, held.k_residual, held.v_residual]))
+    for count in (-60, 20):
+        assert module.pack(held, k[:, :8].contiguous(), v[:, :8].contiguous(), torch.tensor([count], dtype=torch.int32))
+        assert all(map(torch.equal, before, [held.packed, held.k_residual, held.v_residual]))
 
 
 def test_blocks_of_a_sliding_window_take_their_places_in_turn(tmp_path: Path) -> None:
