@@ -65,6 +65,10 @@ def bench(
     policy = _policy("decode" if decode else "attend", sustained)
     others = [] if alone else providers(spec, target, against)
     rows = run(spec, target, others, policy, rounds, kept=_writing(csv, target, policy))
+    if not rows:
+        from kvgen.errors import MeasureError
+
+        raise MeasureError("nothing was measured, for the reasons above")
     if as_json:
         print_json([row.to_json() for row in rows])
     else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from kvgen.runtime.extend import Call
 
-_layouts: dict[str, str] = {}
+_layouts: dict[str, tuple[KernelSpec, PackedLayout]] = {}
 """The layouts of this process's kernels by their id in caches, to name a cache's format in an error."""
 New = tuple[torch.Tensor, torch.Tensor]
 """K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
@@ -39,7 +39,7 @@ class Arguments:
         self.dtype = torch_dtype(attention.dtype)
         self.scale = 1.0 / math.sqrt(attention.head_dim)
         self._layout_id = cache_id(spec, layout)
-        _layouts[self._layout_id] = _in_words(spec, layout)
+        _layouts[self._layout_id] = spec, layout
         self._heads = attention.q_heads
         self._q_tail = (attention.q_heads, attention.head_dim)
         self._kv_tail = (attention.kv_heads, attention.head_dim)
@@ -192,14 +192,13 @@ _CACHE = (
 
 def _shown(layout_id: str) -> str:
     """A layout's id, and what is known of its format."""
-    words = _layouts.get(layout_id)
-    return f"layout {layout_id}" if words is None else f"layout {layout_id} ({words})"
-
-
-def _in_words(spec: KernelSpec, layout: PackedLayout) -> str:
-    """What a kernel reads, in a few words."""
+    known = _layouts.get(layout_id)
+    if known is None or not hasattr(known[1], "key"):  # an exported kernel knows no more of its layout than sizes
+        return f"layout {layout_id}"
+    spec, layout = known
     unpacked = [f"{name} {value}" for name in ("sink", "local", "rollback") if (value := getattr(spec.cache, name))]
-    return ", ".join([f"K {_bits(layout.key)}", f"V {_bits(layout.value)}", f"blocks of {layout.tokens} tokens", *unpacked])
+    words = [f"K {_bits(layout.key)}", f"V {_bits(layout.value)}", f"blocks of {layout.tokens} tokens", *unpacked]
+    return f"layout {layout_id} ({', '.join(words)})"
 
 
 def _bits(operand: Operand) -> str:

@@ -88,12 +88,13 @@ def test_bench_gives_rows_beside_torch(machine: Machine, built: dict[str, Any]):
         "relative_l2",
         "watts",
         "clock_mhz",
+        "rounds",
     }
     assert all(set(row) == columns for row in rows)
     assert rows[0]["workload"] == {"batch": 1, "kv_len": 256, "q_len": 1}
     assert rows[0]["bytes"] < rows[1]["bytes"]
     assert all(row["relative_l2"] <= 1e-5 for row in rows)
-    assert file.read_text().splitlines()[0].startswith("provider,backend,spec,batch,kv_len,q_len,us,bytes")
+    assert file.read_text().splitlines()[0].startswith("provider,backend,spec,batch,kv_len,q_len,lengths,us,bytes")
     assert len(file.read_text().splitlines()) == 3
 
 

@@ -174,7 +174,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "advance-room", "planned", "the end of a step adds tokens to a sequence that has no room",
-            "if (more > args.limit - length)", "if (more > args.limit)",
+            "if (more < 0 || more > args.limit - length)", "if (more < 0 || more > args.limit)",
         ),
     ),
     *_in(

@@ -39,7 +39,8 @@ class CudaBackend:
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target; None if it can."""
-        return wrong_target(self.targets, target) or first_refusal(REFUSALS, spec) or _too_large(spec, target)
+        refused = wrong_target(self.targets, target) or first_refusal(REFUSALS, spec)
+        return refused or too_many_scales(packed_layout(spec, preferred_block(spec), "mma"))
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
@@ -83,19 +84,6 @@ class CudaBackend:
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):
             raise UnsupportedError(NAME, reason)
-
-
-def _too_large(spec: KernelSpec, target: Target) -> str | None:
-    """Why the scales of a block or the smallest rings do not fit; None if both do."""
-    smallest = Params(warps=2, kv_tile=32, tiles_in_flight=1, copy="cp_async", reduction="last_cta")
-    layout = packed_layout(spec, preferred_block(spec), "mma")
-    if reason := too_many_scales(layout):
-        return reason
-    needed, dim = shared_memory(spec, layout, smallest).total, spec.attention.head_dim
-    if needed > GPUS[target].shared_per_cta:
-        what = f"head_dim {dim} with K of {spec.key.bits} and V of {spec.value.bits} bits"
-        return f"{what} needs {needed} bytes of shared memory, more than {target} has"
-    return None
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:

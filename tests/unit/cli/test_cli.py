@@ -219,14 +219,20 @@ def test_space_counts_and_explains(kvgen: Any):
     assert "plain: block=" in shown
 
 
-def test_a_back_end_that_cannot_take_a_workload_leaves_the_spec_to_the_others(kvgen: Any, tmp_path: Path):
+def test_a_back_end_that_cannot_take_a_spec_leaves_it_to_the_others_and_all_reasons_are_told(kvgen: Any, tmp_path: Path):
     needs_tilelang()
-    spec = TINY.replace("float32", "float16").replace("head_dim: 32", "head_dim: 128").replace("batch: 1,", "batch: 4096,")
-    (tmp_path / "wide.yaml").write_text(spec)
-    told = kvgen("space", "wide.yaml", "--arch", "sm90", "--backend", "cuda", "--backend", "tilelang", "--json").json()
-    assert [space["backend"] for space in told["spaces"]] == ["tilelang"]
+    gpu, both = TINY.replace("float32", "float16"), ("--arch", "sm90", "--backend", "cuda", "--backend", "tilelang")
+    (tmp_path / "odd.yaml").write_text(gpu.replace("head_dim: 32", "head_dim: 80").replace("group: 32", "group: 80"))
+    told = kvgen("space", "odd.yaml", *both, "--json").json()
+    assert [space["backend"] for space in told["spaces"]] == ["cuda"]
     (reason,) = told["refused"]
-    assert "a launch takes at most 2048 sequences" in reason
+    assert "attention.head_dim (80) is no multiple of 32" in reason
+    (tmp_path / "wide.yaml").write_text(gpu.replace("head_dim: 32", "head_dim: 128").replace("batch: 1,", "batch: 4096,"))
+    answer = kvgen("space", "wide.yaml", *both)
+    assert answer.code != 0
+    for backend in ("cuda", "tilelang"):
+        told = next(line for line in answer.err.splitlines() if f"the {backend} back end does not support this spec" in line)
+        assert "a launch takes at most 2048 sequences" in told
 
 
 def test_migrate_rewrites_a_registry_and_says_what_stays(kvgen: Any, tmp_path: Path):
