@@ -14,7 +14,7 @@ from kvgen.spec import KernelSpec
 from kvgen.spec.waves import MOST_SPLITS, MOST_WAVES, Waves
 
 MAX_BATCH = 2048
-"""Sequences of a call: `kMaxPlanBatch` of schedule/plan_kernel.cuh."""
+"""Sequences per call: the CTA that computes a plan keeps their positions in shared memory (`kMaxPlanBatch`)."""
 
 
 def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:

@@ -24,6 +24,5 @@ class CudaMatrix(MatrixLowering):
         """16-byte loads, four rows of a thread in flight."""
         vector = 16 // ELEMENT_BYTES[spec.matrix.dtype]
         launch = Params(channel_threads=32, row_threads=8, vector=vector, rows=4)
-        return Params(
-            {**launch, "scales": "global", "cache": "default", "quotient": "refine" if spec.operation == "quantize" else "divide"}
-        )
+        quotient = "refine" if spec.operation == "quantize" else "divide"  # dequantize divides nothing
+        return Params({**launch, "scales": "global", "cache": "default", "quotient": quotient})

@@ -12,7 +12,6 @@ from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32
-"""Sequences per call: the CTA that computes a plan keeps their positions in shared memory."""
 WORK_TILES = 128
 """Bytes in which a warp keeps its latest work tiles."""
 FLAGS = 16
