@@ -17,11 +17,12 @@ from kvgen.api.fetch import get_matrix_kernel
 from kvgen.api.matrix import MatrixKernel
 from kvgen.arch import Target, device_type
 from kvgen.bench.int8_paper import SHAPES
+from kvgen.bench.run import too_slow
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Schedule
-from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, TimingPolicy
+from kvgen.measure.job import CheckPolicy, TimingPolicy
 from kvgen.measure.matrix import CALLS, MatrixInputs, call_bytes
 from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
 from kvgen.measure.read_roofline import read_roofline
@@ -31,8 +32,6 @@ from kvgen.spec import MatrixShape, MatrixSpec, load_any_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.pool import build_all
 
-SLOW_SECONDS = 1.5
-"""An entrant that has taken this long at a call is not timed in further rounds than LEAST_ROUNDS."""
 OURS = "kvgen"
 BESIDE: Target = "cpu"
 """What GPUs are compared with."""
@@ -158,7 +157,7 @@ def _at_shape(
     rooflines: dict[str, list[float]] = {call: [] for call in CALLS}
     for number in range(rounds):
         for one in series:
-            if number >= LEAST_ROUNDS and one.spent > SLOW_SECONDS:
+            if too_slow(number, one.spent, policy):
                 continue
             began = time.monotonic()
             chosen = replace(policy, threads=one.entrant.threads)

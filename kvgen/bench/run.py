@@ -142,7 +142,7 @@ def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy,
 
     for number in range(rounds):
         for one in series:
-            if number >= LEAST_ROUNDS and one.spent > SLOW_SECONDS and not policy.sustained_seconds:
+            if too_slow(number, one.spent, policy):
                 continue
             started = time.monotonic()
             if policy.sustained_seconds and target != "cpu":
@@ -153,6 +153,11 @@ def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy,
             one.spent += time.monotonic() - started
             if number < READ_ROUNDS:
                 one.reads.append(read_us(target, one.entrant.nbytes, policy))
+
+
+def too_slow(number: int, spent: float, policy: TimingPolicy) -> bool:
+    """Whether what has taken `spent` seconds is left out of round `number`."""
+    return number >= LEAST_ROUNDS and spent > SLOW_SECONDS and not policy.sustained_seconds
 
 
 def _row(case: Case, one: _Series) -> Row:

@@ -228,7 +228,7 @@ class Attention(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Attention:
         """What `to`, `half` and the like do to every module of a model: nothing here. Raises TypeError where a tensor would change."""
         for name, tensor in self.named_buffers(recurse=recurse):
-            changed = fn(tensor)
+            changed = fn(tensor.new_empty(0))  # not the tensor itself, which may be gigabytes
             if changed.dtype != tensor.dtype or changed.device != tensor.device:
                 raise TypeError(
                     f"{name} stays {tensor.dtype} on {tensor.device}, as the cache has it: make the Attention when the model has its "

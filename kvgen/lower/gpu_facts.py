@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import lcm
 
 from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.lower.pack_memory import MOST_PACK, pack_memory
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.lower.space import Fact, spec_facts
 from kvgen.reference.layout import packed_layout
+from kvgen.reference.sizes import near_128, smallest_block
 from kvgen.spec import KernelSpec
 from kvgen.spec.waves import MOST_SPLITS, MOST_WAVES, Waves
 
@@ -66,11 +66,6 @@ def waves_of(
     )
 
 
-def smallest_block(spec: KernelSpec) -> int:
-    """Tokens of the shortest packed block that holds whole sub-tiles of 32 tokens and whole groups of both operands."""
-    return lcm(32, *(op.group for op in (spec.key, spec.value) if op.per_channel))
-
-
 def odd_factor(number: int) -> int:
     """What remains of a positive number without its powers of two."""
     return number // (number & -number)
@@ -78,7 +73,4 @@ def odd_factor(number: int) -> int:
 
 def preferred_block(spec: KernelSpec) -> int:
     """Tokens of a packed block that suit most specs: 128 or a little less, or the smallest block."""
-    block = smallest_block(spec)
-    while block * 2 <= 128:
-        block *= 2
-    return block
+    return near_128(smallest_block(spec))

@@ -31,12 +31,6 @@ def first_refusal(refusals: Iterable[Refusal], spec: KernelSpec) -> str | None:
     return next((refusal.text(spec) for refusal in refusals if refusal.applies(spec)), None)
 
 
-def blocking(tried: Sequence[Sequence[str]]) -> str:
-    """The problem that all schedules have, of those that were tried with their problems; else the first problem of the first one."""
-    common = (problem for problem in tried[0] if all(problem in problems for problems in tried))
-    return next(common, tried[0][0])
-
-
 def wrong_target(targets: Iterable[Target], target: Target) -> str | None:
     """Why a back end for some targets has no code for `target`, or None."""
     known = tuple(targets)

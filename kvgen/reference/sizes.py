@@ -13,18 +13,33 @@ BLOCK = 128
 
 
 def block_multiple(spec: KernelSpec) -> int:
-    """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles."""
-    multiple = lcm(16, *(quant.group for quant in (spec.key, spec.value) if quant.per_channel))
+    """Every block is a multiple of this many tokens: whole groups of both operands, and whole sub-tiles, of 16 tokens where pages hold
+    none of 32.
+    """
     small = spec.cache.page is not None and spec.cache.page % 32 != 0
-    return multiple if multiple == 16 and small else lcm(32, multiple)
+    return 16 if small and _whole_groups(spec, 16) == 16 else smallest_block(spec)
+
+
+def smallest_block(spec: KernelSpec) -> int:
+    """Tokens of the shortest packed block that holds whole sub-tiles of 32 tokens and whole groups of both operands."""
+    return _whole_groups(spec, 32)
 
 
 def usual_block(spec: KernelSpec) -> int:
     """Tokens of a block near 128 that holds whole groups and divides the pages."""
-    block, page = block_multiple(spec), spec.cache.page or 0
+    return near_128(block_multiple(spec), spec.cache.page or 0)
+
+
+def near_128(block: int, page: int = 0) -> int:
+    """`block` tokens, doubled while 128 are not exceeded and a page of `page` tokens (0: any) holds whole blocks."""
     while block * 2 <= BLOCK and page % (block * 2) == 0:
         block *= 2
     return block
+
+
+def _whole_groups(spec: KernelSpec, subtile: int) -> int:
+    """Tokens of the shortest block of whole sub-tiles and whole groups."""
+    return lcm(subtile, *(quant.group for quant in (spec.key, spec.value) if quant.per_channel))
 
 
 def layout_of_format(spec: KernelSpec) -> PackedLayout:

@@ -59,16 +59,8 @@ class Compiler:
     def command(self, source: Source, file: Path, output: Path, *, ptx_only: bool = False) -> list[str]:
         """The whole command line that compiles `file` to the shared library `output`."""
         include = [f"-I{folder}" for folder in (*source.include, *tvm_ffi_include())]
-        return [
-            str(self.path),
-            *self.flags(source, ptx_only=ptx_only),
-            *self.link,
-            *self._parallel(),
-            *include,
-            str(file),
-            "-o",
-            str(output),
-        ]
+        flags = (*self.flags(source, ptx_only=ptx_only), *self.link, *self._parallel())
+        return [str(self.path), *flags, *include, str(file), "-o", str(output)]
 
     def _parallel(self) -> tuple[str, ...]:
         """Flags that shorten a compilation and leave its instructions as they are."""

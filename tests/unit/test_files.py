@@ -50,3 +50,12 @@ def test_a_page_is_written_whole_or_the_old_one_stays(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [page]
     with pytest.raises(OSError, match="No space left"):
         write_whole(Path("/dev/full"), "new")
+
+
+def test_a_text_goes_through_a_pipe_that_is_named_by_its_handle() -> None:
+    """As `-o /dev/stdout` before a pipe: the link to it leads to no file."""
+    reader, writer = os.pipe()
+    write_whole(Path(f"/dev/fd/{writer}"), "page")
+    os.close(writer)
+    assert os.read(reader, 100) == b"page"
+    os.close(reader)

@@ -15,7 +15,8 @@ from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
-from kvgen.lower.refusals import blocking, first_refusal, wrong_target
+from kvgen.lower.plain import plain_schedule
+from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.reference.layout import packed_layout
@@ -56,17 +57,7 @@ class CudaBackend:
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """A schedule that no shape is bad at, allowed for every workload: 8 warps with four stages where they fit."""
-        hinted = self.space(spec, target)
-        tried: list[list[str]] = []
-        for space in (hinted, hinted.without_hints()):
-            for layout in sorted(space.layouts(), key=lambda p: abs(p.integer("block") - preferred_block(spec))):
-                for launch in plain_launches(spec):
-                    schedule = Schedule(NAME, layout, launch)
-                    tried.append([problem for workload in spec.workloads for problem in space.doubts(schedule, workload)])
-                    if not tried[-1]:
-                        return schedule
-        reason = blocking(tried) if tried else "no block fits"
-        raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {reason}")
+        return plain_schedule(NAME, spec, target, self.space(spec, target), plain_launches(spec))
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""

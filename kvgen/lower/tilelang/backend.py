@@ -13,7 +13,8 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
-from kvgen.lower.refusals import blocking, first_refusal, wrong_target
+from kvgen.lower.plain import plain_schedule
+from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
@@ -62,17 +63,7 @@ class TileLangBackend:
         UnsupportedError.
         """
         del work
-        hinted = self.space(spec, target)
-        tried: list[list[str]] = []
-        for space in (hinted, hinted.without_hints()):
-            for layout in sorted(space.layouts(), key=lambda point: abs(point.integer("block") - preferred_block(spec))):
-                for launch in _plain_launches(spec):
-                    schedule = Schedule(NAME, layout, launch)
-                    tried.append([problem for workload in spec.workloads for problem in space.doubts(schedule, workload)])
-                    if not tried[-1]:
-                        return schedule
-        reason = blocking(tried) if tried else "no block fits"
-        raise UnsupportedError(NAME, f"no plain schedule suits {target} and every workload: {reason}")
+        return plain_schedule(NAME, spec, target, self.space(spec, target), _plain_launches(spec))
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """The default."""

@@ -14,6 +14,7 @@ from kvgen.bench.run import Row, compare, csv_rows, write_csv
 from kvgen.bench.torch_sdpa import FORMS, TorchSdpa, cpu_providers
 from kvgen.csvfile import CsvFile
 from kvgen.errors import ToolchainMissing, UnsupportedError
+from kvgen.measure.inputs import NoRoom
 from kvgen.measure.job import TimingPolicy
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.model import Lengths
@@ -93,6 +94,23 @@ def test_other_providers_are_told_that_they_take_sequences_of_one_length(monkeyp
     assert row.to_json()["workload"]["lengths"]["min"] == 20
     assert policies[0].sustained_seconds > 0
     assert told == ["2x20-100:sustained: fixed: its sequences have one length"]
+
+
+def test_a_workload_that_does_not_fit_ends_no_other(monkeypatch: pytest.MonkeyPatch):
+    from kvgen.measure import read_roofline
+
+    class Large(Fixed):
+        def prepare(self, case: Case) -> Entrant:
+            if case.workload.batch > 2:
+                raise NoRoom("the caches take 21 GB, and 3 GB are free")
+            return super().prepare(case)
+
+    monkeypatch.setattr(read_roofline, "read_us", lambda target, nbytes, policy: 5.0)
+    spec, told = grouped(), []
+    works = [Workload(batch=4000, kv_len=100), *spec.workloads]
+    rows = compare(spec, "cpu", works, [Large()], lambda work: 64, policy=POLICY, rounds=1, told=told.append)
+    assert [row.workload for row in rows] == [*spec.workloads]
+    assert told == ["the caches take 21 GB, and 3 GB are free"]
 
 
 def test_what_is_missing_on_this_machine_is_told_once(monkeypatch: pytest.MonkeyPatch):

@@ -125,3 +125,13 @@ def test_a_module_survives_copies_and_pickles() -> None:
     out = torch.empty(4)
     again.scales(x, out)
     assert torch.equal(out, variant.scales(x))
+
+
+def test_what_divides_nothing_has_no_quotient_to_refine() -> None:
+    backend = get_backend("cuda")
+    found = {operation: matrix_spec(operation=operation, arch="sm90") for operation in ("quantize", "dequantize")}
+    quotients = {
+        operation: {schedule.launch["quotient"] for schedule in (*backend.space(spec, "sm90").schedules(), backend.default(spec, "sm90"))}
+        for operation, spec in found.items()
+    }
+    assert quotients == {"quantize": {"divide", "refine"}, "dequantize": {"divide"}}

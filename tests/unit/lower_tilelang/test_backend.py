@@ -170,6 +170,12 @@ def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.Monk
     assert backend.lower(spec("k4v4"), schedule, "sm90").text == texts[0]
 
 
+@pytest.mark.parametrize("content", ["null", "[]", "{}", "{"])
+def test_a_lowered_file_that_is_damaged_is_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "lowered.json").write_text(content)
+    assert isolate._read(tmp_path / "lowered.json") is None
+
+
 def test_name_arch_and_workloads_leave_no_trace(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, json.dumps(KERNELS))
     backend = get_backend("tilelang")

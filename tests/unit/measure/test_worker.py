@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
-from kvgen.measure.worker import Worker, run_job
+from kvgen.measure.worker import Worker, _Process, run_job
 from kvgen.spec import Workload
 from tests.support.naive import naive_artifact, naive_schedule, naive_spec
 
@@ -241,3 +243,20 @@ def test_an_interrupted_request_ends_the_process_whose_answer_nobody_awaits(monk
                 worker.run(job())
         assert before not in running_children()
         assert worker.run(job()).ok
+
+
+def test_the_time_of_one_format_limits_no_other(worker: Worker) -> None:
+    worker._verified_s.clear()
+    assert worker.run(job()).ok
+    (family,) = worker._verified_s
+    assert family == naive_spec().format_id
+    assert worker._limit("verify", family, 3600.0) < 3600.0
+    assert worker._limit("verify", "another", 3600.0) == 3600.0
+
+
+def test_a_process_that_closes_its_pipe_was_not_too_slow() -> None:
+    watch = SimpleNamespace(over=False, verdict=None)
+    popen = SimpleNamespace(wait=Mock(side_effect=subprocess.TimeoutExpired("child", 0.5)), returncode=None)
+    lost = SimpleNamespace(_watch=watch, _popen=popen, _closed=True, log_tail=lambda: "last words", kill=lambda: None)
+    outcome = _Process.post_mortem(lost, "verify", 60.0)  # type: ignore[arg-type]
+    assert (outcome.kind, outcome.detail) == ("crash", "it closed its pipe during verify: last words")

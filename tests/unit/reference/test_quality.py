@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvgen.reference.data import structured
-from kvgen.reference.quality import Quality, quality
+from kvgen.reference.quality import Quality, format_quality, quality
 from kvgen.spec import load_spec
 from tests.support.specs import base
 
@@ -51,3 +51,18 @@ def test_every_kind_of_attention_is_measured(attention: dict[str, Any]) -> None:
 def test_boosted_channels_help() -> None:
     quant = {"bits": 2, "axis": "channel", "group": 32}
     assert of(key={**quant, "boost": {"fraction": 0.25}}).weights_l1 < of(key=quant).weights_l1
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"key": {"bits": 2, "axis": "channel", "group": 1008}},
+        {"key": {"bits": 4, "axis": "token", "group": 64}, "cache": {"layout": "paged", "page": 48}},
+    ],
+    ids=["long-groups", "odd-pages"],
+)
+def test_the_quality_of_every_format_is_of_blocks_that_were_packed(sections: dict[str, Any]) -> None:
+    attention = {"q_heads": 1, "kv_heads": 1, "head_dim": 64}
+    found = format_quality(load_spec(base(attention=attention, **sections)))
+    assert found["normal"]["weights_l1"] > 0
+    assert found["structured"]["relative_l2"] > 0

@@ -41,6 +41,7 @@ def test_the_format_says_what_is_timed_and_over_which_type() -> None:
         ({"attention": {}}, r"attention: unknown field"),
         ({"workloads": [{"tokens": 0, "channels": 1}]}, r"workloads\[0\].tokens: must be greater than 0"),
         ({"workloads": [{"tokens": 4, "channels": 1}] * 2}, r"workloads\[1\]: 4x1 is listed twice, first as workloads\[0\]"),
+        ({"workloads": [{"tokens": 4, "channels": 1}] * 2 + [{"tokens": "x", "channels": 1}]}, r"(?s)tokens: must be.*4x1 is listed twice"),
         ({"workloads": [{"batch": 1, "kv_len": 4}]}, r"workloads\[0\].tokens: required"),
     ],
 )
