@@ -262,7 +262,7 @@ def accuracy() -> str:
         "structured: L2",
         "weights L1",
     ]
-    return table([*header, "step at 8 × 32768, µs"], body)
+    return table([*header, "attention at 8 × 32768, µs"], body)
 
 
 def orders() -> str:
@@ -270,8 +270,8 @@ def orders() -> str:
     from kvgen.accuracy.orders import orders as judged
 
     return table(
-        ["claim", "measured (divergence in 10⁻³ nats)", "verdict"],
-        [[one.claim, one.measured, one.verdict] for one in judged(accuracy_rows()[0])],
+        ["claim", "measured (divergence in 10⁻³ nats)", "result"],
+        [[one.claim, one.measured, one.result] for one in judged(accuracy_rows()[0])],
     )
 
 

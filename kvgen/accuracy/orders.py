@@ -56,11 +56,11 @@ CLAIMS: tuple[Close | Better, ...] = (
 
 @dataclass(frozen=True)
 class Order(Json):
-    """A claim, what was measured, and the verdict."""
+    """A claim, what was measured, and the result."""
 
     claim: str
     measured: str
-    verdict: str
+    result: str
 
 
 def orders(rows: Iterable[Row]) -> list[Order]:
@@ -76,14 +76,14 @@ def _judged(claim: Close | Better, rows: dict[str, Row]) -> Order:
         measured = (
             f"perplexity {row.increase:+.3%} ± {row.increase_error:.3%}, agreement {row.agreement:.2%}; the limit is {claim.limit:.1%}"
         )
-        return Order(claim.claim, measured, _verdict(claim.limit - row.increase, row.increase_error))
+        return Order(claim.claim, measured, _result(claim.limit - row.increase, row.increase_error))
     better, worse = rows[claim.better], rows[claim.worse]
     measured = f"`{better.name}` {_divergence(better)}, `{worse.name}` {_divergence(worse)}"
     error = math.hypot(better.divergence_error, worse.divergence_error)
-    return Order(claim.claim, measured, _verdict(worse.divergence - better.divergence, error))
+    return Order(claim.claim, measured, _result(worse.divergence - better.divergence, error))
 
 
-def _verdict(by: float, error: float) -> str:
+def _result(by: float, error: float) -> str:
     return OPEN if abs(by) <= 2 * error else COMES_OUT if by > 0 else CONTRADICTED
 
 

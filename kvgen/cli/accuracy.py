@@ -203,8 +203,8 @@ def show(found: Table) -> None:
         typer.echo("")
     judged = orders(found.rows)
     if judged:
-        columns = ["claim", "measured (divergence e-3)", "verdict"]
-        print_table("what the papers say", columns, [(one.claim, one.measured, one.verdict) for one in judged])
+        columns = ["claim", "measured (divergence e-3)", "result"]
+        print_table("what the papers say", columns, [(one.claim, one.measured, one.result) for one in judged])
 
 
 def _exit_if_wrong(found: Table, specs: dict[str, KernelSpec]) -> None:

@@ -69,22 +69,22 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
 
 
 def test_orders_come_out_are_contradicted_or_not_told_apart() -> None:
-    def verdict(kitty: float, error: float = 1e-5) -> str:
+    def result(kitty: float, error: float = 1e-5) -> str:
         (order,) = orders([row("kitty", divergence=kitty, error=error), row("kitty-pro", divergence=1e-3)])
-        return order.verdict
+        return order.result
 
-    assert (verdict(2e-3), verdict(5e-4), verdict(1.01e-3), verdict(2e-3, 1e-3)) == (COMES_OUT, CONTRADICTED, OPEN, OPEN)
+    assert (result(2e-3), result(5e-4), result(1.01e-3), result(2e-3, 1e-3)) == (COMES_OUT, CONTRADICTED, OPEN, OPEN)
 
 
 def test_a_format_is_close_within_a_limit() -> None:
-    found = [orders([row("bitdecoding-int4", increase=increase, increase_error=0.002)])[0].verdict for increase in (0.001, 0.02, 0.009)]
+    found = [orders([row("bitdecoding-int4", increase=increase, increase_error=0.002)])[0].result for increase in (0.001, 0.02, 0.009)]
     assert found == [COMES_OUT, CONTRADICTED, OPEN]
 
 
 def test_orders_are_judged_at_the_largest_length() -> None:
     short = [row("kitty", divergence=1e-4, length=512), row("kitty-pro", divergence=1e-3, length=512)]
     long = [row("kitty", divergence=1e-3), row("kitty-pro", divergence=1e-4)]
-    assert orders(short + long)[0].verdict == COMES_OUT
+    assert orders(short + long)[0].result == COMES_OUT
     assert [one.length for one in longest(short + long)] == [1024, 1024]
 
 
@@ -106,7 +106,7 @@ def test_the_committed_table_has_at_least_twelve_formats_and_the_facts_of_its_ma
         assert one.divergence > 0
 
 
-def test_every_paper_order_has_a_verdict_in_the_committed_table() -> None:
+def test_every_paper_order_has_a_result_in_the_committed_table() -> None:
     from kvgen.accuracy.orders import CLAIMS
 
     assert len(orders(read_csv(recommend.results())[0])) == len(CLAIMS)
