@@ -1,6 +1,7 @@
 """Launches that are taken without measuring: for a workload, and plain ones, for all calls.
 
-What suits a workload was measured on an H200; docs/decisions/0032-the-default-follows-the-workloads.md has the figures.
+What suits a workload was measured on an H200, and for short heads on an H100; docs/decisions/0032-the-default-follows-the-workloads.md and
+0041-short-heads-take-short-tiles.md have the figures.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ SHORT = 4096
 """Visible tokens of a short sequence: what surrounds the loop takes as long as the loop."""
 IN_FLIGHT = 128
 """Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
+
+SHORT_TILES: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
+"""KV tiles that suit a CTA of few tokens: more of its warps have work."""
 
 LARGE_GROUP = 64
 """Elements of a group of K that cost few instructions beside the codes."""
@@ -38,45 +42,67 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
     """Launches for a workload, the best first. None for GPUs without clusters, where no default was measured."""
     if not GPUS[target].clusters:
         return
-    changes, visible = _changes(spec, work, target), _visible(spec, work)
-    launches = list(plain_launches(spec))
-    if changes:
-        launches.sort(key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT))
-    for exact_q in (False, True) if _hides_error(spec) else (True,):
-        for plain in launches:
-            launch = Params({**plain, **changes, "exact_q": exact_q})
-            if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
-                yield launch
+    visible, short = _visible(spec, work), _short(spec, work, target)
+    for changes in _changes(spec, work, target):
+        launches = list(plain_launches(spec))
+        if changes:
+            launches.sort(
+                key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT)
+            )
+        for exact_q in (False, True) if _hides_error(spec, short) else (True,):
+            for plain in launches:
+                launch = Params({**plain, **changes, "exact_q": exact_q})
+                if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
+                    yield launch
 
 
-def _hides_error(spec: KernelSpec) -> bool:
+def _hides_error(spec: KernelSpec, short: bool) -> bool:
     """Whether the default leaves out the rounding error of the query: beside the error of K's codes, where it would cost a tenth and more.
-    Over a 2-bit V per token single rows have the same limit either way (docs/numerics.md).
+    Over a 2-bit V per token single rows have the same limit either way (docs/numerics.md), and short KV tiles gain nothing.
     """
     if spec.key.bits > 4:
         return False
     coarse = spec.value.bits == 2 and not spec.value.per_channel and spec.key.group >= LARGE_GROUP
-    return coarse or q_tiles(spec) > 1
+    return (coarse and not short) or q_tiles(spec) > 1
 
 
-def _changes(spec: KernelSpec, work: Workload, target: Target) -> dict[str, Value]:
-    """What a launch for a workload has instead of the plain one's values, by the number of heads of all sequences."""
+def _changes(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str, Value]]:
+    """What launches for a workload have instead of the plain one's values, by the heads of all sequences and their length; the best first."""
+    tiles: dict[str, Value] = SHORT_TILES if _short(spec, work, target) else {}
+    for changes in _ctas(spec, work, target):
+        yield {**tiles, **changes}
+
+
+def _ctas(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str, Value]]:
+    """CTAs per multiprocessor, their warps and the reduction, by the number of heads of all sequences; the best first."""
     sms, bits = GPUS[target].sms, spec.key.bits + spec.value.bits
     kv_heads, visible = work.batch * spec.attention.kv_heads, _visible(spec, work)
-    heads = kv_heads * runs(spec)
+    heads, short = kv_heads * runs(spec), _short(spec, work, target)
     large_groups = spec.key.group >= LARGE_GROUP and spec.value.group == spec.attention.head_dim
     if 16 * heads <= sms and visible <= SHORT:
-        return {"reduction": "cluster8"}
-    if 64 * heads <= sms:  # a KV tile of 128 tokens would be most warps' only one
-        return {"reduction": "cluster8", "kv_tile": 32, "tiles_in_flight": 2}
-    if heads <= GPUS[target].resident(4) and visible <= SHORT:
-        return {"reduction": "cluster4", "kv_tile": 32, "tiles_in_flight": 2}
-    if 2 * heads <= sms < 4 * heads:
-        return {"reduction": "cluster2", **({"warps": 12} if bits <= 4 and large_groups else {})}  # small groups spill at 12 warps
-    if kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= SHORT)):
+        yield {"reduction": "cluster8"}
+    elif 64 * heads <= sms:
+        yield {"reduction": "cluster8", **SHORT_TILES}
+    elif heads <= GPUS[target].resident(4) and visible <= SHORT:
+        yield {"reduction": "cluster4"}
+    elif 2 * heads <= sms < 4 * heads:
+        more_warps = bits <= 4 and large_groups and not short  # small groups spill at 12 warps
+        yield {"reduction": "cluster2", **({"warps": 12} if more_warps else {})}
+    elif kv_heads > sms and short:
+        if kv_heads > 2 * sms:
+            yield {"ctas_per_sm": 4, "warps": 2}
+        yield {"ctas_per_sm": 2, "warps": 4}
+    elif kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= SHORT)):
         narrow = spec.attention.head_dim * bits <= 512 and visible >= SHORT and large_groups
-        return {"ctas_per_sm": 2, "warps": 6 if narrow else 4}
-    return {}
+        yield {"ctas_per_sm": 2, "warps": 6 if narrow else 4}
+    else:
+        yield {}
+
+
+def _short(spec: KernelSpec, work: Workload, target: Target) -> bool:
+    """Whether a CTA of the plain schedule has so few tokens that a KV tile of 128 would be the only one of its eight warps."""
+    sms, heads = GPUS[target].sms, work.batch * spec.attention.kv_heads * runs(spec)
+    return _visible(spec, work) * min(heads, sms) <= 8 * 128 * sms
 
 
 def _visible(spec: KernelSpec, work: Workload) -> int:

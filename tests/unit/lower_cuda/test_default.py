@@ -46,11 +46,11 @@ def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target
 @pytest.mark.parametrize(
     ("words", "work", "schedule"),
     [
-        ("k4v4", "1x4096", "n128.w8u4d1c1.cl8"),
+        ("k4v4", "1x4096", "n128.w8u1d2c1.cl8"),
         ("k8v8", "1x4096", "n128.w8u1d2c1.cl8"),
         ("k4v4", "1x32768", "n128.w8u4d1c1"),
         ("k4v4", "3x2048", "n128.w8u1d2c1.cl4"),
-        ("k4v4", "4x2048", "n128.w8u4d1c1"),
+        ("k4v4", "4x2048", "n128.w8u1d2c1"),
         ("k4v4:h8/1", "1x131072", "n128.w8u1d2c1.cl8"),
         ("k4v4", "8x32768", "n128.w8u4d1c1.cl2"),
         ("k4v4:window4096", "8x32768", "n128.w8u4d1c1.cl2"),
@@ -60,8 +60,8 @@ def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target
         ("k4v4", "32x8192", "n128.w4u4d1c2"),
         ("k4v4:kg64:page64", "32x8192", "n64.w4u2d2c2"),
         ("k8v8", "32x8192", "n128.w8u1d2c1"),
-        ("k8v8", "64x1024", "n128.w4u1d2c2"),
-        ("k8v8:d64:h64/8:window128", "32x8192", "n128.w4u2d2c2"),
+        ("k8v8", "64x1024", "n128.w2u1d2c4"),
+        ("k8v8:d64:h64/8:window128", "32x8192", "n128.w4u1d2c2"),
         ("k4v4:q8", "32x8192q8", "n128.w4u4d1c2.noexact"),
         ("k8v8:q8", "32x8192q8", "n128.w8u1d2c1"),
         ("k4v4:h512/8", "8x32768", "n128.w8u4d1c1.noexact"),
@@ -76,7 +76,7 @@ def test_the_number_of_heads_decides_about_ctas_and_reduction(words: str, work: 
     [
         ("k2v2", "8x32768", "n128.w12u4d1c1.cl2.noexact"),
         ("k2v2", "32x8192", "n128.w6u4d1c2.noexact"),
-        ("k2v2", "64x1024", "n128.w4u4d1c2.noexact"),
+        ("k2v2", "64x2048", "n128.w4u4d1c2.noexact"),
         ("k2v2:kg32:vg32", "8x32768", "n128.w8u4d1c1.cl2"),
         ("k2v2:kg32:vg32", "32x8192", "n128.w4u4d1c2"),
         ("k2v2:kg64:page64", "8x32768", "n64.w12u2d2c1.cl2"),
@@ -108,6 +108,27 @@ def test_only_coarse_codes_let_a_default_leave_out_the_error_of_q() -> None:
     assert ".noexact" not in default("k2v2:vchannel", "32x8192")
     assert ".noexact" in default("k4v4:h16/1", "8x32768")
     assert ".noexact" not in default("k8v8:h16/1", "8x32768")
+
+
+@pytest.mark.parametrize(
+    ("words", "work", "schedule"),
+    [
+        ("k4v4", "1x16384", "n128.w8u1d2c1"),
+        ("k4v4", "1x32768", "n128.w8u4d1c1"),
+        ("k4v4", "4x4096", "n128.w8u1d2c1"),
+        ("k4v4", "8x2048", "n128.w8u1d2c1.cl2"),
+        ("k2v2", "8x2048", "n128.w8u1d2c1.cl2"),
+        ("k4v4", "16x1024", "n128.w8u1d2c1"),
+        ("k4v4", "32x512", "n128.w4u1d2c2"),
+        ("k4v4", "64x1000", "n128.w2u1d2c4"),
+        ("k4v4", "64x2048", "n128.w4u4d1c2"),
+        ("k4v4:d64:h64/8", "1x16384", "n128.w8u1d2c1"),
+        ("k4v4:h16/1", "8x8192", "n128.w8u1d2c1.noexact"),
+        ("k16v16:d256", "64x1000", "n128.w2u1d2c1"),
+    ],
+)
+def test_short_heads_take_short_tiles(words: str, work: str, schedule: str) -> None:
+    assert default(words, work) == schedule
 
 
 def test_every_warp_of_a_short_sequence_has_a_tile() -> None:
