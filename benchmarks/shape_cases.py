@@ -148,7 +148,13 @@ SHAPES = (
     Shape("ragged, moderate, 8 bits", "k8v8", MODERATE, "8 bits", ("w8u1d2", "w8u2d1", "w4u2d1c2"), FINE_TILES),
     Shape("2 bits", "k2v2", cuda=(*CRUMB, "w12u4d1.cl2.noexact", "w6u4d1c2.noexact"), tilelang=CRUMB_TILES),
     Shape("ragged, moderate, 2 bits", "k2v2", MODERATE, "2 bits", ("w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3"), SPREAD),
-    Shape("as many bytes as 1x131072 of one KV head", "k4v4", "1x16384", cuda=("w8u4d1", "w8u1d2.cl8", "w8u4d1.cl8"), tilelang=SPREAD),
+    Shape(
+        "as many bytes as 1x131072 of one KV head",
+        "k4v4",
+        "1x16384",
+        cuda=("w8u4d1", "w8u1d2", "w8u1d2.cl8", "w8u4d1.cl8"),
+        tilelang=SPREAD,
+    ),
     Shape(
         "one KV head, one sequence",
         "k4v4:h8/1",
@@ -172,7 +178,7 @@ SHAPES = (
     Shape("window 4096, 8 bits", "k8v8:window4096", cuda=BYTE, tilelang=()),
     Shape("V per channel, 8 bits", "k8v8:sym:vchannel", PLAIN, None, BYTE, tilelang=()),
     Shape("V per channel, 4 bits", "k4v4:vchannel", PLAIN, None, FINE, tilelang=()),
-    Shape("head_dim 64, 64 heads, 1x16384", "k4v4:d64:h64/8", "1x16384", cuda=SHORT_HEADS, tilelang=()),
+    Shape("head_dim 64, 64 heads, 1x16384", "k4v4:d64:h64/8", "1x16384", cuda=(*SHORT_HEADS, "w8u1d2", "w8u1d2.noexact"), tilelang=()),
     Shape("head_dim 64, 64 heads, 16x16384", "k4v4:d64:h64/8", "16x16384", cuda=SHORT_HEADS, tilelang=()),
     Shape("head_dim 64, 64 heads, 64x4096", "k4v4:d64:h64/8", "64x4096", cuda=SHORT_HEADS, tilelang=()),
     Shape("head_dim 80", "k4v4:d80", cuda=SHORT_HEADS, tilelang=()),

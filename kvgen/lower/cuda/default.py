@@ -67,7 +67,7 @@ def _hides_error(spec: KernelSpec, short: bool) -> bool:
 
 
 def _changes(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str, Value]]:
-    """What launches for a workload have instead of the plain one's values, by the heads of all sequences and their length; the best first."""
+    """What launches for a workload have instead of the plain one's values, the best first."""
     tiles: dict[str, Value] = SHORT_TILES if _short(spec, work, target) else {}
     for changes in _ctas(spec, work, target):
         yield {**tiles, **changes}
