@@ -25,7 +25,7 @@ KERNEL_CASES = (
     KernelCase("k4v4", backend="tilelang"), KernelCase("k2v2", "w16u4s4.cl", backend="tilelang"),
     KernelCase("k4v4:token:kg32:vg32:page64", target="sm89", backend="tilelang"),
     KernelCase("k16v4:bf16:h16/1:sinks", target="sm80", backend="tilelang"),
-    KernelCase("k2v4:token:q4:h16/2:page128:cap30:window100", target="sm80", backend="tilelang"),
+    KernelCase("k2v4:token:q4:h4/2:page128:cap30:window100", target="sm80", backend="tilelang"),
 )  # fmt: skip
 
 

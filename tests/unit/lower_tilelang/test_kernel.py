@@ -26,7 +26,7 @@ CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v8:h10/2:page256", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
     ("k8v2:kg64:vg64:sym:h20/2:d64", {"block": 64, "kv_tile": 32, "stages": 2, "q_tiles": 2}),
     ("k8v8:vchannel:kg64:vg64:h4/2:d160", {"kv_tile": 64}),
-    ("k4v4:vchannel:sym:kg512:vg512:h8/1:q2:d96", {"block": 512, "kv_tile": 64, "q_tiles": 2}),
+    ("k4v4:vchannel:sym:kg512:vg512:h8/1:q2:d96", {"block": 512, "kv_tile": 64}),
 )
 
 
@@ -34,12 +34,12 @@ SEEN: tuple[tuple[str, dict[str, Value]], ...] = (
     ("k4v4:h8/2:cap50:window40", {}),
     ("k8v4:token:h8/1:q4:page128:cap30:window64", {"kv_tile": 64, "q_tiles": 2}),
     ("k2v8:token:kg64:vg32:h4/1:q3:bf16:page256:window64", {"kv_tile": 32, "stages": 2}),
-    ("k4v8:h8/2:q4:page128:cap30:window40", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64, "q_tiles": 2}),
+    ("k4v8:h8/2:q4:page128:cap30:window40", {"form": "gemm", "warps": 4, "stages": 2, "kv_tile": 64}),
 )
 """Soft caps and sliding windows, smaller than a KV tile and larger."""
 
 UNQUANTIZED: tuple[tuple[str, dict[str, Value]], ...] = (
-    ("k8v4:token:h32/1:d64:q2:sink20:local7:rollback8:page128", {"kv_tile": 64, "q_tiles": 2}),
+    ("k8v4:token:h32/1:d64:q2:sink20:local7:rollback8:page128", {"kv_tile": 64}),
     ("k4v8:h4/2:d64:window200:local33:rollback4", {"kv_tile": 64, "stages": 2}),
 )
 """Tokens that no block holds, with many query rows and behind a window."""
