@@ -14,13 +14,13 @@ from kvgen.lower.gpu_facts import preferred_block
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec, Workload
 
-SHORT = 4096
-"""Visible tokens of a short sequence: what surrounds the loop takes as long as the loop."""
+FEW_TOKENS = 4096
+"""Visible tokens of a sequence, at most, at which what surrounds the loop takes as long as the loop."""
 IN_FLIGHT = 128
 """Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
 
 SHORT_TILES: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
-"""KV tiles that suit a CTA of few tokens: more of its warps have work."""
+"""KV tiles that suit a CTA of few tokens (`_short_heads`), since more of its warps have work."""
 
 LARGE_GROUP = 64
 """Elements of a group of K that cost few instructions beside the codes."""
@@ -42,7 +42,7 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
     """Launches for a workload, the best first. None for GPUs without clusters, where no default was measured."""
     if not GPUS[target].clusters:
         return
-    visible, short = _visible(spec, work), _short(spec, work, target)
+    visible, short = _visible(spec, work), _short_heads(spec, work, target)
     for changes in _changes(spec, work, target):
         launches = list(plain_launches(spec))
         if changes:
@@ -68,7 +68,7 @@ def _hides_error(spec: KernelSpec, short: bool) -> bool:
 
 def _changes(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str, Value]]:
     """What launches for a workload have instead of the plain one's values, the best first."""
-    tiles: dict[str, Value] = SHORT_TILES if _short(spec, work, target) else {}
+    tiles: dict[str, Value] = SHORT_TILES if _short_heads(spec, work, target) else {}
     for changes in _ctas(spec, work, target):
         yield {**tiles, **changes}
 
@@ -77,13 +77,13 @@ def _ctas(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str
     """CTAs per multiprocessor, their warps and the reduction, by the number of heads of all sequences; the best first."""
     sms, bits = GPUS[target].sms, spec.key.bits + spec.value.bits
     kv_heads, visible = work.batch * spec.attention.kv_heads, _visible(spec, work)
-    heads, short = kv_heads * runs(spec), _short(spec, work, target)
+    heads, short = kv_heads * runs(spec), _short_heads(spec, work, target)
     large_groups = spec.key.group >= LARGE_GROUP and spec.value.group == spec.attention.head_dim
-    if 16 * heads <= sms and visible <= SHORT:
+    if 16 * heads <= sms and visible <= FEW_TOKENS:
         yield {"reduction": "cluster8"}
     elif 64 * heads <= sms:
         yield {"reduction": "cluster8", **SHORT_TILES}
-    elif heads <= GPUS[target].resident(4) and visible <= SHORT:
+    elif heads <= GPUS[target].resident(4) and visible <= FEW_TOKENS:
         yield {"reduction": "cluster4"}
     elif 2 * heads <= sms < 4 * heads:
         more_warps = bits <= 4 and large_groups and not short  # small groups spill at 12 warps
@@ -92,14 +92,14 @@ def _ctas(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str
         if kv_heads > 2 * sms:
             yield {"ctas_per_sm": 4, "warps": 2}
         yield {"ctas_per_sm": 2, "warps": 4}
-    elif kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= SHORT)):
-        narrow = spec.attention.head_dim * bits <= 512 and visible >= SHORT and large_groups
+    elif kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= FEW_TOKENS)):
+        narrow = spec.attention.head_dim * bits <= 512 and visible >= FEW_TOKENS and large_groups
         yield {"ctas_per_sm": 2, "warps": 6 if narrow else 4}
     else:
         yield {}
 
 
-def _short(spec: KernelSpec, work: Workload, target: Target) -> bool:
+def _short_heads(spec: KernelSpec, work: Workload, target: Target) -> bool:
     """Whether a CTA of the plain schedule has so few tokens that a KV tile of 128 would be the only one of its eight warps."""
     sms, heads = GPUS[target].sms, work.batch * spec.attention.kv_heads * runs(spec)
     return _visible(spec, work) * min(heads, sms) <= 8 * 128 * sms
