@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from kvgen._machine import available_bytes, cores
 from kvgen._nvml import named_gpus, visible_gpus
 from kvgen.arch import Target, device_type
-from kvgen.errors import MeasureError
+from kvgen.errors import MeasureError, host_errors
 from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
@@ -182,16 +182,17 @@ class IsolatedRunner:
     @contextmanager
     def _locked(self, device: int) -> Iterator[None]:
         file = self._locks[device]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file)
-        while True:
-            if self._closed.is_set():
-                raise MeasureError("the run has ended")
-            try:
-                lock.acquire(timeout=WAIT_S)
-                break
-            except Timeout:
-                continue
+        with host_errors("lock", file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(file)
+            while True:
+                if self._closed.is_set():
+                    raise MeasureError("the run has ended")
+                try:
+                    lock.acquire(timeout=WAIT_S)
+                    break
+                except Timeout:
+                    continue
         try:
             yield
         finally:

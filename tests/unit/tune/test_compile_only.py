@@ -6,7 +6,9 @@ import pytest
 
 from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.registry import Store
+from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compilers import cpu_name
 from kvgen.tune import compile_only, contenders
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import CompileReport, compile_space, covering
@@ -89,6 +91,22 @@ def test_tuning_later_compiles_nothing_and_takes_the_untuned_entrys_place(tmp_pa
     assert [one.entry for one in store.all()] == [result.entry]
     again = compiled(tmp_path)
     assert again.entries[0][0] == result.entry
+
+
+def test_tuning_leaves_untuned_entries_of_other_workloads_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
+    other = tiny_spec(workloads=[{"batch": 8, "kv_len": 4096}])
+
+    def entry(spec: KernelSpec, device: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr("kvgen.tune.register.here", lambda _: {"name": device})
+            return compile_space(spec, "cpu", backends=[FakeBackend()], limit=1, store=store, cache=cache).entries[0][0].key
+
+    kept = {entry(other, cpu_name()), entry(tiny_spec(), "Another CPU")}
+    replaced = entry(tiny_spec(), "")
+    result = tune(tiny_spec(), "cpu", Budget(trials=1), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
+    assert replaced != result.entry.key
+    assert {one.key for one in store.all()} == {*kept, result.entry.key}
 
 
 def test_without_a_compiler_the_reason_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

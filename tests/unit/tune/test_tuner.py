@@ -135,6 +135,25 @@ def test_finished_points_are_never_measured_again_after_an_interrupt(place: Plac
     assert candidates(third) == []
 
 
+def test_an_interrupt_before_anything_is_right_is_an_interrupt(place: Place):
+    def outcome(_: Candidate) -> str:
+        raise KeyboardInterrupt
+
+    runner = FakeRunner(outcome=outcome)
+    with pytest.raises(KeyboardInterrupt):
+        place.tune(runner, trials=3)
+    assert runner.closed
+    assert place.store.all() == []
+
+
+def test_an_error_of_the_callback_is_the_callers_own(place: Place):
+    def progress(_: Progress) -> None:
+        raise OSError(28, "No space left on device", "log.csv")
+
+    with pytest.raises(OSError, match=r"log\.csv"):
+        place.tune(FakeRunner(), trials=3, progress=progress)
+
+
 def test_the_order_follows_the_seed(tmp_path: Path):
     runs = []
     for index, seed in enumerate((3, 3, 4)):
