@@ -105,6 +105,13 @@ def test_trials_bound_the_run_and_the_default_comes_first_and_is_a_finalist(plac
     assert {candidate.workload.key for candidate in runner.finals[0] if candidate.schedule == default} == {"1x128", "2x512"}
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_no_more_is_compiled_than_trials_allow_to_measure(place: Place, exclusive: bool):
+    result = place.tune(FakeRunner(exclusive=exclusive), trials=3)
+    compiled = list(place.cache.root.glob("modules/*/*"))
+    assert len(compiled) == len({record.candidate.schedule.id for record in result.records}) == 2
+
+
 def test_the_default_is_measured_at_every_workload_even_with_one_trial(place: Place):
     runner = FakeRunner()
     assert place.tune(runner, trials=1).entry.layout["block"] == 64
