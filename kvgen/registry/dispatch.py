@@ -40,7 +40,9 @@ class Cell(Json):
     us: tuple[float | None, ...]
     """Of every launch in `DispatchTable.members`; None where it was not measured."""
     best_us: float
-    """Of the fastest launch that was measured here, of those that are not in the table too."""
+    """Of the fastest of the launches that were measured over the whole grid, from which the portfolio was chosen. What only the search or
+    the screened workloads measured does not count.
+    """
     read_us: float | None = None
     """A pure read of the same bytes in the same run."""
     watts: float | None = None

@@ -26,15 +26,14 @@ def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_pa
     report = compiled(tmp_path)
     assert len(report.outcomes) == report.feasible == 11
     assert {outcome.kind for outcome in report.outcomes} == {"ok"}
-    ((entry, path),) = report.entries
-    assert entry.timings == ()
-    assert entry.provenance["tuned"] is False
-    assert path.is_dir()
+    assert report.entry.timings == ()
+    assert report.entry.provenance["tuned"] is False
+    assert report.path.is_dir()
     assert report.to_json()["excluded"] == []
 
 
 def test_an_untuned_entry_has_a_plain_schedule_for_calls_far_from_its_workloads(tmp_path: Path):
-    ((entry, _),) = compiled(tmp_path, PlainBackend(), limit=1).entries
+    entry = compiled(tmp_path, PlainBackend(), limit=1).entry
     assert [launch.params["threads"] for launch in entry.every_launch] == [2, 2, 4]
     assert [entry.look_up().launch(batch, 512) for batch in (1, 2, 64)] == [2, 1, 2]
     assert Store(tmp_path / "registry").all()[0].entry == entry
@@ -90,7 +89,7 @@ def test_tuning_later_compiles_nothing_and_takes_the_untuned_entrys_place(tmp_pa
     result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert [one.entry for one in store.all()] == [result.entry]
     again = compiled(tmp_path)
-    assert again.entries[0][0] == result.entry
+    assert again.entry == result.entry
 
 
 def test_tuning_leaves_untuned_entries_of_other_workloads_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -100,7 +99,7 @@ def test_tuning_leaves_untuned_entries_of_other_workloads_and_machines(tmp_path:
     def entry(spec: KernelSpec, device: str) -> str:
         with monkeypatch.context() as patch:
             patch.setattr("kvgen.tune.register.here", lambda _: {"name": device})
-            return compile_space(spec, "cpu", backends=[FakeBackend()], limit=1, store=store, cache=cache).entries[0][0].key
+            return compile_space(spec, "cpu", backends=[FakeBackend()], limit=1, store=store, cache=cache).entry.key
 
     kept = {entry(other, cpu_name()), entry(tiny_spec(), "Another CPU")}
     replaced = entry(tiny_spec(), "")
