@@ -1,4 +1,4 @@
-"""Facts of this machine: processors, last-level cache, free memory. The only module that asks the system for them.
+"""Facts of this machine that budgets and search spaces follow: processors, last-level cache, free memory.
 
 `KVGEN_MACHINE`, a JSON object, replaces the system's answers: `{"cores": 64, "llc_bytes": 503316480, "available_bytes": 2147483648}`.
 It is for virtual machines that hide their caches and for containers that show their host's processors. Tests use it to simulate another

@@ -38,6 +38,14 @@ def named_gpus(indices: Iterable[int]) -> list[str]:
     return [visible[index] for index in chosen]
 
 
+def gpu_uuid(name: str) -> str:
+    """The UUID of a GPU that `visible_gpus` names: one GPU may have several names. The name itself where NVML does not know it."""
+    with _nvml() as nvml:
+        found = None if nvml is None else _opened(nvml, name)
+        uuid = None if found is None else ask(nvml.nvmlDeviceGetUUID, found[1])
+    return name if uuid is None else _text(uuid)
+
+
 @cache
 def gpu_capability() -> tuple[int, int] | None:
     """Compute capability (major, minor) of the first visible GPU; None without GPU, driver or NVML."""

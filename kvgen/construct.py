@@ -53,7 +53,10 @@ def _union_maker(kinds: tuple[Any, ...]) -> Make:
     needed = [(_maker(kind), {one.name for one in fields(kind) if one.init and one.default is MISSING}) for kind in kinds]
 
     def make(data: Any) -> Any:
-        return next(maker for maker, names in needed if names <= data.keys())(data)
+        maker = next((maker for maker, names in needed if names <= data.keys()), None)
+        if maker is None:
+            raise TypeError("the data has the fields of none of its types")
+        return maker(data)
 
     return make
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -39,14 +40,21 @@ def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file by a text in UTF-8; where that fails, for want of room say, the old one stays. Raises OSError."""
+    """Replace a file by a text in UTF-8, with the permissions that it had; where that fails, for want of room say, the old one stays. Of
+    writers at one time the last one wins. Raises OSError.
+    """
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
         file.write_text(text, encoding="utf-8")
         return
     file = file.resolve()
-    part = file.with_name(f"{file.name}.part")
+    part = file.with_name(f".kvgen-{secrets.token_hex(8)}")  # no longer than a file system takes, and no other's
     try:
-        part.write_text(text, encoding="utf-8")
+        with open(part, "x", encoding="utf-8") as opened:
+            if file.exists():
+                os.fchmod(opened.fileno(), stat.S_IMODE(file.stat().st_mode))
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())  # else a crash soon afterwards could leave an empty file
         part.replace(file)
     except OSError as error:
         error.filename = str(file)  # its user named this one

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
     from kvgen.api.matrix import MatrixKernel
 
-ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_DATA_DIR", "KVGEN_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
+ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_CACHE_DIR")
+"""Variables that may change within a process: the others are read once."""
 
 _kernels: dict[tuple[Any, ...], Kernel | MatrixKernel] = {}
 _fetching: dict[tuple[Any, ...], Lock] = {}
@@ -63,9 +64,10 @@ def _get(spec: AnySpec) -> Any:
     if kernel is None:
         cautions: tuple[str, ...] = ()
         with _fetching.setdefault(key, Lock()):  # threads that ask for one spec at once get one kernel
-            kernel = _kernels.get(key)
+            kept = _kernels  # `forget` replaces it, so that a fetch that began before does not keep what it found
+            kernel = kept.get(key)
             if kernel is None:
-                kernel = _kernels[key] = _fetch(spec)
+                kernel = kept[key] = _fetch(spec)
                 cautions = kernel.selection.cautions
         for caution in cautions:
             warnings.warn(f"{spec.name}: {caution} (`kvgen build` tunes for this machine)", FallbackWarning, stacklevel=3)
@@ -74,7 +76,8 @@ def _get(spec: AnySpec) -> Any:
 
 def forget() -> None:
     """Make the next `get_kernel` look into the registry again, which may have new entries."""
-    _kernels.clear()
+    global _kernels
+    _kernels = {}
 
 
 def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
@@ -91,10 +94,12 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
             from kvgen.registry.default import default_entry
 
             entry, selection = default_entry(spec, target, selection)
+    built = modules(entry)  # it may compile for minutes, in which the program's own garbage is collected
+    with resting():
         if isinstance(spec, MatrixSpec):
             from kvgen.api.matrix import MatrixKernel
 
-            return MatrixKernel.of(spec, entry, selection, modules(entry))
+            return MatrixKernel.of(spec, entry, selection, built)
         from kvgen.api.kernel import Kernel
 
-        return Kernel.of(spec, entry, selection, modules(entry))
+        return Kernel.of(spec, entry, selection, built)

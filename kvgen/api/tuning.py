@@ -34,8 +34,9 @@ def build(
     grid of docs/tuning.md), for calls beside the workloads; None: unless `trials` alone bounds the build.
 
     Returns the result: the registered entry with its timings, and why it won. The next `get_kernel` sees the entry.
-    Raises SpecError, UnsupportedError, MeasureError where no schedule is right, and ToolchainMissing where a compiler, a device or a
-    package of `kvgen[build]` is absent.
+    Raises SpecError, UnsupportedError, MeasureError where no schedule is right, ToolchainMissing where a compiler, a device or a
+    package of `kvgen[build]` is absent, KvgenError, TypeError or ValueError for wrong back ends, budgets or trials, and KeyboardInterrupt
+    where there is nothing right to register yet.
     """
     require("kvgen.build", "optuna")
     from kvgen.api.fetch import forget
@@ -44,6 +45,8 @@ def build(
     from kvgen.tune.tuner import tune
 
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
+    if isinstance(backends, str) or (backends is not None and not backends):
+        raise ValueError(f'backends must be names, such as ["cuda", "tilelang"], or None for all, not {backends!r:.60}')
     chosen = [get_backend(name) for name in backends] if backends is not None else None
     try:
         return tune(

@@ -237,5 +237,5 @@ def _show_compiled(report: CompileReport) -> None:
         rows,
         right=["registers", "spills B", "static smem B"],
     )
-    for entry, path in report.entries:
-        typer.echo(f"registered {entry.key} ({entry.backend}, untuned) in {path}")
+    state = "tuned" if report.entry.timings else "untuned"
+    typer.echo(f"registered {report.entry.key} ({report.entry.backend}, {state}) in {report.path}")

@@ -131,7 +131,10 @@ class Worker:
             self.close()
         if self._process is None:
             pinned = PINNED if device == "cpu" else {}
-            self._process = _Process(device, self.memory_bytes, {**pinned, **self._environment})
+            try:
+                self._process = _Process(device, self.memory_bytes, {**pinned, **self._environment})
+            except OSError as error:  # of the process, its pipes, or the file of its output
+                raise MeasureError(f"no worker process could be started: {error}") from error
             self._process.wait_ready()
         return self._process
 
@@ -190,8 +193,6 @@ class _Process:
                 command, pass_fds=(requests, answers), start_new_session=True, env={**environment, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             )  # fmt: skip
-        except OSError as error:
-            raise MeasureError(f"no worker process could be started: {error}") from error
         finally:
             os.close(requests)
             os.close(answers)

@@ -20,7 +20,7 @@ def user_store() -> Store:
     """`KVGEN_REGISTRY_DIR`, or kvgen's folder in the user's data folder; `kvgen build` writes to it."""
     override = os.environ.get("KVGEN_REGISTRY_DIR")
     if override:
-        return Store(Path(override), "user")
+        return Store(Path(override).absolute(), "user")
     from platformdirs import user_data_path
 
     return Store(user_data_path("kvgen") / "registry", "user")
@@ -30,7 +30,7 @@ def site_store() -> Store:
     """`KVGEN_SITE_DIR`, or kvgen's folder in the site's data folder; shared by a team."""
     override = os.environ.get("KVGEN_SITE_DIR")
     if override:
-        return Store(Path(override), "site")
+        return Store(Path(override).absolute(), "site")
     from platformdirs import site_data_path
 
     return Store(site_data_path("kvgen") / "registry", "site")

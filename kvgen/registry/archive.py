@@ -54,7 +54,8 @@ class Index(NamedTuple):
 def write(file: Path, members: Mapping[str, bytes | Path], facts: Mapping[str, Any]) -> str:
     """Write an archive of `members` (contents, or files to read, by name) and replace `file` by it. Returns its sha256.
 
-    If the writer fails or is killed, the old file stays. Raises HostError, and KvgenError if `file` exists and is not a plain file.
+    If the writer fails or is killed, the old file stays. Raises HostError, and KvgenError if `file` exists and is not a plain file, or if
+    `read` would refuse the archive for its size.
     """
     file = file.resolve()
     with host_errors("write", file):
@@ -64,7 +65,8 @@ def write(file: Path, members: Mapping[str, bytes | Path], facts: Mapping[str, A
         part = file.parent / f"{owned(PART)}{secrets.token_hex(4)}"
         try:
             with open(part, "x+b") as opened:
-                _fill(opened, {name: members[name] for name in sorted(members)}, facts)
+                index = _fill(opened, {name: members[name] for name in sorted(members)}, facts)
+                _listed(index, opened.seek(0, os.SEEK_END))
                 os.fsync(opened.fileno())
                 opened.seek(0)
                 digest = file_digests(opened).whole
@@ -72,20 +74,25 @@ def write(file: Path, members: Mapping[str, bytes | Path], facts: Mapping[str, A
         except OSError as error:
             error.filename = str(file)  # its user named this one
             raise
+        except Refused as reason:
+            raise KvgenError(f"cannot write {file}: no import would take the archive, because {reason}; export fewer entries") from reason
         finally:
             part.unlink(missing_ok=True)
         sync(file.parent)
     return digest
 
 
-def _fill(file: BinaryIO, members: Mapping[str, bytes | Path], facts: Mapping[str, Any]) -> None:
+def _fill(file: BinaryIO, members: Mapping[str, bytes | Path], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write index and members; returns the index. Raises Refused for one that is too large to be read."""
     listed = {}
     for name, content in members.items():
         data = _content(content)
         listed[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     index = {**facts, "format": FORMAT, "files": listed}
-    stream = Deflated(file)
-    _add(stream, INDEX, (json.dumps(index, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    stream, text = Deflated(file), (json.dumps(index, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+    if len(text) > MOST_INDEX:
+        raise Refused(f"its index has {len(text)} bytes, and {MOST_INDEX} are the most")
+    _add(stream, INDEX, text)
     for name, content in members.items():
         data = _content(content)
         if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
@@ -93,10 +100,14 @@ def _fill(file: BinaryIO, members: Mapping[str, bytes | Path], facts: Mapping[st
         _add(stream, name, data)
     stream.write(bytes(2 * BLOCK))
     stream.finish()
+    return index
 
 
 def _content(content: bytes | Path) -> bytes:
-    return content.read_bytes() if isinstance(content, Path) else content
+    if isinstance(content, bytes):
+        return content
+    with host_errors("read", content):
+        return content.read_bytes()
 
 
 def _add(stream: Deflated, name: str, data: bytes) -> None:

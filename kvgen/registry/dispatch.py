@@ -9,7 +9,7 @@ from kvgen.lower.schedule import Params
 from kvgen.plaindata import Json
 from kvgen.spec import AnyWorkload, Workload
 from kvgen.spec.dispatch import REACH, Measured
-from kvgen.spec.timing import Timing
+from kvgen.spec.timing import Timing, require_times
 from kvgen.spec.traffic import parse
 from kvgen.spec.waves import Waves
 
@@ -40,7 +40,9 @@ class Cell(Json):
     us: tuple[float | None, ...]
     """Of every launch in `DispatchTable.members`; None where it was not measured."""
     best_us: float
-    """Of the fastest launch that was measured here, of those that are not in the table too."""
+    """Of the fastest of the launches that were measured over the whole grid, from which the portfolio was chosen. What only the search or
+    the screened workloads measured does not count.
+    """
     read_us: float | None = None
     """A pure read of the same bytes in the same run."""
     watts: float | None = None
@@ -118,16 +120,19 @@ class DispatchTable(Json):
         return None
 
     def check(self, tuned: int) -> None:
-        """Raises ValueError if the table does not fit `tuned` launches of workloads, or names a workload that is none."""
+        """Raises ValueError if the table does not fit `tuned` launches of workloads, or has workloads or times that are none."""
         count = tuned + len(self.launches)
         for index in (self.default, *self.members, *(cell.launch for cell in self.cells)):
             if not 0 <= index < count:
                 raise ValueError(f"its dispatch table names launch {index} of {count}")
+        if len(set(self.members)) != len(self.members):
+            raise ValueError("its dispatch table has a launch twice in its portfolio")
         if self.waves and len(self.waves) != len(self.members):
             raise ValueError("its dispatch table does not say of every launch how its CTAs fill the GPU")
         if not all(waves.possible for waves in self.waves if waves is not None):
             raise ValueError("its dispatch table has launches without CTAs, or without tokens")
         for cell in self.cells:
-            if len(cell.us) != len(self.members) or not cell.best_us > 0:
+            if len(cell.us) != len(self.members):
                 raise ValueError(f"its dispatch table has no times of {cell.workload}")
+            require_times(f"its dispatch table at {cell.workload}", *cell.us, cell.best_us, cell.read_us)
             _ = cell.work

@@ -25,7 +25,7 @@ from kvgen.registry.dispatch import DispatchTable, Launch
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
-from kvgen.spec.timing import Timing
+from kvgen.spec.timing import Timing, require_times
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.toolchain.compilers import machine
 from kvgen.validated import recall, record
@@ -293,6 +293,9 @@ class Entry(Json):
             raise Damaged("its key does not follow from its contents")
         if entry.dispatch is not None:
             entry.dispatch.check(len(entry.launches))
+        for timing in entry.timings:
+            timing.check()
+        _check_runner_up(entry.runner_up or {})
         if missing := [launch.file for launch in entry.every_launch if launch.file not in entry.codes]:
             raise Damaged(f"it names no source {missing[0]}")
         return entry
@@ -311,6 +314,18 @@ class Entry(Json):
 def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
+
+
+def _check_runner_up(facts: Mapping[str, Any]) -> None:
+    """Raises ValueError, TypeError, KeyError or AttributeError where `Entry.runner_up` is not what `Entry` describes."""
+    layout = facts.get("layout")
+    if layout is not None:
+        Params(layout["layout"])
+    for launches in (facts.get("launches") or {}, {} if layout is None else layout["launches"]):
+        for work, one in launches.items():
+            if not isinstance(one["backend"], str):
+                raise TypeError(f"the runner-up at {work} has no back end")
+            require_times(f"the runner-up at {work}", one["us"])
 
 
 def _written(launch: dict[str, Any]) -> dict[str, Any]:

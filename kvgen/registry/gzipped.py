@@ -128,7 +128,7 @@ class Inflated:
         return self._whole.hexdigest()
 
     def _some(self, most: int) -> bytes:
-        """At most `size` bytes, possibly none; the end of the member is an error here."""
+        """At most `most` bytes, possibly none; the end of the member is an error here."""
         self._pending = self._pending or self._more()
         if not self._pending and not self._inflate.eof:
             raise Refused("it ends too early")

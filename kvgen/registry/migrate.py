@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvgen.construct import construct
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.plaindata import Json
 from kvgen.registry.entry import SCHEMA, Code, Damaged, Entry, OtherSchema
 from kvgen.registry.paths import key_of
 from kvgen.registry.store import Store, damage_told, read_parts
+from kvgen.spec import Workload
 
 NAMES: dict[str, dict[str, str]] = {
     "cuda": {"unit": "kv_tile", "depth": "tiles_in_flight", "ctas": "ctas_per_sm", "combine": "reduction"},
@@ -79,8 +81,8 @@ def upgraded(data: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     names = sorted({f"{old} → {new}" for item in launches for old, new in NAMES[item["backend"]].items() if new in item["launch"]})
     changes = [f"renamed {', '.join(names)}"] if names else ["schema alone"]
     changes += [
-        f"{_work_key(schedule['launches'][index])}: combine shares → reduction last_cta, rendered anew; its times are those of shares"
-        for index in _with_shares(data)
+        f"{construct(Workload, item['workload']).key}: combine shares → reduction last_cta, rendered anew; its times are those of shares"
+        for item in (schedule["launches"][index] for index in _with_shares(data))
     ]
     renewed = {
         **data,
@@ -119,11 +121,6 @@ def _with_shares(data: Mapping[str, Any]) -> list[int]:
     """Indices of the launches whose source depends on a parameter that no longer exists."""
     launches = data["schedule"]["launches"]
     return [index for index, item in enumerate(launches) if item["launch"].get("combine") == "shares"]
-
-
-def _work_key(item: Mapping[str, Any]) -> str:
-    work = item["workload"]
-    return f"{work['batch']}x{work['kv_len']}" + (f"q{work['q_len']}" if work.get("q_len", 1) > 1 else "")
 
 
 def _rendered(entry: Entry, indices: list[int]) -> Entry:

@@ -88,8 +88,9 @@ def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> 
 def import_archive(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = None) -> ArchiveContents:
     """Read an archive: entries go into the store, modules that this machine can run into the cache. `sha256` pins the archive.
 
-    An entry does not replace a tuned one of its key. Raises Refused, with nothing taken, for a file that is not a complete archive of
-    kvgen, has another digest than `sha256`, or contains something that no export writes; HostError if the disk fails.
+    An entry replaces one of its key, unless that one is tuned and this one is not, or that one is newer. Raises Refused, with nothing
+    taken, for a file that is not a complete archive of kvgen, has another digest than `sha256`, or contains something that no export
+    writes; HostError if the disk fails.
     """
     with cache.scratch() as root:
         try:
@@ -193,8 +194,8 @@ def _take_modules(modules: Iterable[_Module], cache: ArtifactCache) -> tuple[lis
             refused.append(f"module {one.key}: it was compiled for another machine ({one.target})")
             continue
         artifact = cache.put(one.key, one.file, one.resources, origin=one.origin)
-        cache.name(one.source, one.key, one.machine)
         if artifact.sha256 == one.sha256:
+            cache.name(one.source, one.key, one.machine)
             taken.append(one)
         else:
             refused.append(f"module {one.key}: one of this key and other bytes is here already, and stays")
@@ -205,8 +206,17 @@ def _take_entries(entries: Iterable[Entry], store: Store) -> tuple[tuple[Path, .
     taken, kept = [], []
     for entry in entries:
         rivals = [one.entry for one in store.find(entry.spec) if one.entry is not None and one.entry.key == entry.key]
-        if any(rival.timings for rival in rivals) and not entry.timings:
-            kept.append(f"entry {entry.key}: a tuned one is there")
+        reason = next((reason for rival in rivals if (reason := _stays(rival, entry)) is not None), None)
+        if reason is not None:
+            kept.append(f"entry {entry.key}: {reason}")
         else:
             taken.append(store.put(entry))
     return tuple(taken), tuple(kept)
+
+
+def _stays(present: Entry, entry: Entry) -> str | None:
+    """Why an imported entry does not replace the present one of its key; None if it does."""
+    if bool(present.timings) != bool(entry.timings):
+        return "a tuned one is there" if present.timings else None
+    ours, theirs = (str(one.provenance.get("date", "")) for one in (present, entry))
+    return f"a newer one is there, of {ours}, and the archive's is of {theirs or 'no date'}" if ours > theirs else None

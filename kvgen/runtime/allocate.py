@@ -13,7 +13,7 @@ from kvgen.reference.dtypes import torch_dtype
 from kvgen.reference.residual import residual_rows
 from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
-from kvgen.runtime.huge_pages import new_bytes
+from kvgen.runtime.huge_pages import memory_for, new_bytes
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
@@ -55,8 +55,9 @@ def new_cache(
     else:
         table, rows = _page_table(size, -(-size.max_len // page), table, device)
         blocks = page // layout.tokens
-    lengths = torch.zeros(size.batch, dtype=torch.int32, device=device)
-    sequences = Sequences(lengths, table, size.batch, size.max_len, module, rollback=spec.cache.rollback)
+    with memory_for(f"the lengths of {size.batch} sequences", 4 * size.batch, device):
+        lengths = torch.zeros(size.batch, dtype=torch.int32, device=device)
+        sequences = Sequences(lengths, table, size.batch, size.max_len, module, rollback=spec.cache.rollback)
     cache = _tensors(spec, layout, rows, blocks, sequences)
     if cache.gpu is not None:
         cache.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
@@ -100,30 +101,24 @@ def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, seq
     device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
     shape = (rows, heads, blocks, layout.block_bytes)
     residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
-    return KVCache(
-        packed=_blocks(math.prod(shape), sequences).view(shape),
-        k_residual=torch.empty(residual, dtype=dtype, device=device),
-        v_residual=torch.empty(residual, dtype=dtype, device=device),
-        layout_id=cache_id(spec, layout),
-        block_tokens=layout.tokens,
-        sequences=sequences,
-    )
-
-
-def _blocks(count: int, sequences: Sequences) -> torch.Tensor:
-    """Memory of packed blocks: uint8 [count]. Raises MemoryError, which says what the cache needs, where the system refuses it."""
-    try:
-        return new_bytes(count, sequences.lengths.device)
-    except MemoryError as error:
-        sizes = f"{sequences.batch} x {sequences.max_len} tokens"
-        raise MemoryError(f"a cache of {sizes} needs {count / 1e9:.1f} GB, and the system refuses them") from error
+    need = math.prod(shape) + 2 * math.prod(residual) * dtype.itemsize
+    with memory_for(f"a cache of {sequences.batch} x {sequences.max_len} tokens", need, device):
+        return KVCache(
+            packed=new_bytes(math.prod(shape), device).view(shape),
+            k_residual=torch.empty(residual, dtype=dtype, device=device),
+            v_residual=torch.empty(residual, dtype=dtype, device=device),
+            layout_id=cache_id(spec, layout),
+            block_tokens=layout.tokens,
+            sequences=sequences,
+        )
 
 
 def _page_table(size: CacheSize, need: int, table: torch.Tensor | None, device: torch.device) -> tuple[torch.Tensor, int]:
     """A checked or fresh block table on the device, and the size of its pool."""
     batch, pages = size.batch, size.pages
     if table is None:
-        table = torch.arange(batch * need, dtype=torch.int32, device=device).reshape(batch, need)
+        with memory_for(f"a block table of {batch} x {need} pages", 4 * batch * need, device):
+            table = torch.arange(batch * need, dtype=torch.int32, device=device).reshape(batch, need)
         pages = pages if pages is not None else batch * need
         if pages < batch * need:
             raise ValueError(f"{batch} sequences of {need} pages need {batch * need} pages, not {pages}")

@@ -17,10 +17,8 @@ from kvgen.runtime.kvcache import KVCache
 
 if TYPE_CHECKING:
     from kvgen.reference.layout import Operand, PackedLayout
-    from kvgen.spec import KernelSpec
-
-if TYPE_CHECKING:
     from kvgen.runtime.extend import Call
+    from kvgen.spec import KernelSpec
 
 _layouts: dict[str, tuple[KernelSpec, PackedLayout]] = {}
 """The layouts of this process's kernels by their id in caches, to name a cache's format in an error."""

@@ -9,6 +9,7 @@ from uuid import uuid4
 import torch
 
 from kvgen.errors import CacheMismatch
+from kvgen.runtime.huge_pages import memory_for
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
@@ -41,7 +42,8 @@ class Executable:
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
             with on(cache.gpu):
                 size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
-            workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
+            with memory_for(f"a workspace for {cache.batch} x {cache.max_len} tokens", size, cache.device):
+                workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
             if cache.gpu is not None:  # once for each workspace: calls on other streams need not wait for the zeros
                 torch.cuda.current_stream(cache.gpu).synchronize()
             cache.workspaces[self.key] = workspace

@@ -7,7 +7,8 @@ these look-ups miss, and the misses delay the read. docs/cpu.md has figures.
 from __future__ import annotations
 
 import mmap
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -33,3 +34,16 @@ def new_bytes(count: int, device: torch.device) -> torch.Tensor:
     with suppress(OSError):  # a kernel that was built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, skipped, count // HUGE * HUGE)
     return torch.frombuffer(memory, dtype=torch.uint8, offset=skipped, count=count)
+
+
+@contextmanager
+def memory_for(what: str, count: int, device: torch.device) -> Iterator[None]:
+    """Make one MemoryError of what torch and Python raise where the system refuses `count` bytes on the CPU: MemoryError, a RuntimeError of
+    torch's allocator, or OverflowError for a number beyond 64 bits. On a GPU torch.OutOfMemoryError stays.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OverflowError) as error:
+        if device.type != "cpu":
+            raise
+        raise MemoryError(f"{what} needs {count / 1e9:.1f} GB, and the system refuses them") from error

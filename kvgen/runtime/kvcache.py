@@ -49,8 +49,7 @@ class KVCache(_Referable):
         """Of a copy. Caches that are deeply copied together share their sequences again; a shallow copy is the same layer."""
         for name, value in state[1].items():
             setattr(self, name, value)
-        if all(layer.packed is not self.packed for layer in self.sequences.layers):
-            self.sequences.layers.add(self)
+        self.sequences.layers.add(self)
 
     def __repr__(self) -> str:
         known = f"batch={self.batch}, max_len={self.max_len}, {self.sequences.lengths_known}"

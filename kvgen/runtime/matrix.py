@@ -26,7 +26,7 @@ class MatrixVariant:
     def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """max |x| / 127 of every channel, over all tokens."""
         _require_matrix("scales", "x", x)
-        out = torch.empty(x.shape[1], device=x.device) if out is None else out
+        out = torch.empty(x.shape[1], dtype=torch.float32, device=x.device) if out is None else out
         self.module.scales(x, out)
         return out
 

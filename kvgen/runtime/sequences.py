@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_int32
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -57,7 +58,17 @@ class CallOrder:
 
 
 class Layers(WeakSet["KVCache"]):
-    """The caches that have the same sequences, as long as they live. Copied caches enter the copied set by themselves."""
+    """The caches that have the same sequences, as long as they live. Copied caches enter the copied set by themselves; shallow copies of a
+    cache are one layer, and any of them may outlive the others.
+    """
+
+    def each(self) -> Iterator[KVCache]:
+        """One cache of every layer."""
+        seen: set[int] = set()
+        for cache in self:
+            if id(cache.packed) not in seen:
+                seen.add(id(cache.packed))
+                yield cache
 
     def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
         return Layers, ()
@@ -142,6 +153,8 @@ class Sequences:
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
     """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
+    diverges: bool = False
+    """Whether such a change may have made equal lengths unequal: its replays may do so at any time, also after `clear`."""
     workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
     call_order: CallOrder = field(default_factory=CallOrder)
     rollback: int = 0
@@ -180,8 +193,8 @@ class Sequences:
 
     @property
     def shared(self) -> bool:
-        """Whether several caches have these sequences."""
-        return len(self.layers) > 1
+        """Whether several layers have these sequences."""
+        return len(self.layers) > 1 and len(list(islice(self.layers.each(), 2))) > 1
 
     @property
     def longest(self) -> int:
@@ -213,20 +226,23 @@ class Sequences:
         """Record a change of lengths that was enqueued. `bound`: the result of `after`; `uniform`: whether all grew by the same number."""
         self.uniform = self.uniform and uniform
         self.loose = self.loose or not uniform
-        if self.capturing:
-            self.captured = True
+        capturing = self.capturing
+        if capturing:
+            self.diverges = self.diverges or not uniform
         else:
             self.bound = bound
-        self._changed()
+        self._changed(capturing)
 
-    def _changed(self) -> None:
+    def _changed(self, capturing: bool) -> None:
         """Record a change of lengths; if these are one sequence of others, for those too."""
         self.version += 1
+        self.captured = self.captured or capturing
         if self.whole is not None:
             self.whole.bound = max(self.whole.bound, self.bound)
             self.whole.uniform, self.whole.loose = False, True
             self.whole.captured = self.whole.captured or self.captured
-            self.whole._changed()
+            self.whole.diverges = self.whole.diverges or self.captured
+            self.whole._changed(capturing)
 
     def length_of(self, index: int) -> int:
         """The length of a sequence; waits for the device, behind the calls so far."""
@@ -302,7 +318,10 @@ class Sequences:
         try:
             self.cropped.check()
         except CacheMismatch:
-            self.bound, self.uniform, self.loose = self.max_len, False, True  # the host has counted tokens as taken back that were not
+            counted: Sequences | None = self
+            while counted is not None:  # the host has counted tokens as taken back that were not; the flag is of all sequences
+                counted.bound, counted.uniform, counted.loose = counted.max_len, False, True
+                counted = counted.whole
             raise
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
@@ -323,11 +342,13 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.index_fill_(0, rows, 0)
-            if self.batch == 1 and len(rows) and not self.capturing:  # on the device, where the host cannot read them
+            capturing = self.capturing
+            if self.batch == 1 and len(rows) and not capturing:  # on the device, where the host cannot read them
                 self.bound, self.uniform = 0, True
             elif len(rows):
                 self.uniform, self.loose = False, True
-            self._changed()
+                self.diverges = self.diverges or capturing
+            self._changed(capturing)
 
     def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
         """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
@@ -354,13 +375,15 @@ class Sequences:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
             index = index.to(self.lengths.device, torch.int64)
-            for layer in self.layers:
-                layer.copy_rows(index, self.longest)
+            capturing = self.capturing
+            longest = self.max_len if capturing else self.longest  # a graph may be replayed after further tokens
+            for layer in self.layers.each():
+                layer.copy_rows(index, longest)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.copy_(tensor[index])
             self.loose = self.loose or not self.uniform
-            self._changed()
+            self._changed(capturing)
 
     def clear(self) -> None:
         """Forget every token of all sequences, and that the device refused a change of their lengths; memory is kept."""
@@ -370,11 +393,10 @@ class Sequences:
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.zero_()
-            if self.whole is None and not self.capturing:  # one sequence has the flags of all; a captured call forgets nothing yet
+            capturing = self.capturing
+            if self.whole is None and not capturing:  # one sequence has the flags of all; a captured call forgets nothing yet
                 for flag in (self.overflow, self.cropped):
                     flag.clear(self.gpu)
-            if self.capturing:  # the lengths are those before, until the graph is replayed
-                self.captured = True
-            else:
-                self.bound, self.uniform = 0, True
-            self._changed()
+            if not capturing:  # else the lengths are those before, until the graph is replayed
+                self.bound, self.uniform = 0, not self.diverges
+            self._changed(capturing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from kvgen.plaindata import Json
@@ -32,3 +33,13 @@ class Timing(Json):
     def __post_init__(self) -> None:
         fraction = self.read_us / self.us if self.read_us is not None and self.us > 0 else None
         object.__setattr__(self, "read_fraction", fraction)
+
+    def check(self) -> None:
+        """Raises ValueError for times that no measurement gives."""
+        require_times(f"the measurement of {self.workload.key}", self.us, *self.samples, self.read_us, self.default_us)
+
+
+def require_times(what: str, *times: float | None) -> None:
+    """Raise ValueError unless every time is a number above 0, by which others can be divided. None: not measured."""
+    if not all(us is None or 0 < us <= sys.float_info.max for us in times):
+        raise ValueError(f"{what} has a time that is no finite number above 0")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 RESERVE = 0.2
 """Least fraction of the seconds that is kept for the final."""
@@ -16,8 +18,9 @@ PLANE = 0.4
 AGAIN = 0.25
 """Fraction of the final's time that is kept for more rounds at workloads whose winner is unclear."""
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])\s*")
+_DURATION = re.compile(rf"\d+(?:\.\d+)?|(?:{_PART.pattern})+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +38,27 @@ class Budget:
         return self.trials is not None and self.seconds is None
 
     def __post_init__(self) -> None:
+        """Raises TypeError for other types than numbers, ValueError for numbers that bound nothing or leave nothing."""
+        _require("trials must be a whole number", self.trials, Integral)
+        _require("seconds of a budget must be a number", self.seconds, Real)
         if self.trials is not None and self.trials < 1:
             raise ValueError(f"trials must be 1 or more, not {self.trials}")
-        if self.seconds is not None and self.seconds <= 0:
-            raise ValueError(f"a budget must be longer than 0 s, not {self.seconds:g} s")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"a budget must be longer than 0 s, and end, not {self.seconds:g} s")
+
+
+def _require(what: str, bound: object, kind: type) -> None:
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, kind)):
+        raise TypeError(f"{what}, not {bound!r:.60}")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration: `90`, `90s`, `3m`, `1h30m`. Raises ValueError with an example."""
-    compact = text.strip().lower().replace(" ", "")
+    """Seconds of a duration: `90`, `90s`, `3m`, `1h30m`; of several numbers each has a unit. Raises ValueError with an example."""
+    compact = text.strip().lower()
+    if _DURATION.fullmatch(compact) is None:
+        raise ValueError(f"{text!r:.60} is not a duration; write 90s, 3m or 1h30m")
     parts = _PART.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError(f"{text!r} is not a duration; write 90s, 3m or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(compact)
 
 
 @dataclass

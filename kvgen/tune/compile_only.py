@@ -45,12 +45,13 @@ class CompileOutcome(Json):
 
 @dataclass(frozen=True)
 class CompileReport:
-    """The outcome of every schedule, and the untuned entries that were registered."""
+    """The outcome of every schedule, and the entry that is registered with its folder: the untuned one, or a tuned one that was there."""
 
     spec: AnySpec
     target: Target
     outcomes: tuple[CompileOutcome, ...]
-    entries: tuple[tuple[Entry, Path], ...]
+    entry: Entry
+    path: Path
     seconds: float
     feasible: int
     """Schedules of the search space; more than were compiled where `limit` asked for a covering set."""
@@ -66,7 +67,7 @@ class CompileReport:
             "compiled": len(self.outcomes),
             "excluded": [one.to_json() for one in self.outcomes if one.kind != "ok"],
             "outcomes": [one.to_json() for one in self.outcomes],
-            "entries": [{"key": entry.key, "backend": entry.backend, "path": str(path)} for entry, path in self.entries],
+            "entries": [{"key": self.entry.key, "backend": self.entry.backend, "path": str(self.path)}],
             "refusals": list(self.refusals),
         }
 
@@ -99,7 +100,7 @@ def compile_space(
     require(sources, found, cache, compile_only=True)
     began = time.monotonic()
     outcomes: list[CompileOutcome] = []
-    entries: list[tuple[Entry, Path]] = []
+    registered: tuple[Entry, Path] | None = None
     feasible = 0
     jobs: list[tuple[Contender, Schedule, Source]] = []
     for c in found:
@@ -120,12 +121,13 @@ def compile_space(
         if c is found[0] and schedule in unmeasured:
             built[schedule] = (source, _required(result, c, schedule))
             if len(built) == len(unmeasured):
-                entries.append(_register(make_untuned(spec, target, c.defaults, c.plain, built), store))
+                registered = _register(make_untuned(spec, target, c.defaults, c.plain, built), store)
         elapsed = time.monotonic() - began
         watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))
     order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
     outcomes.sort(key=lambda one: order[one.schedule.id])
-    return CompileReport(spec, target, tuple(outcomes), tuple(entries), time.monotonic() - began, feasible, tuple(map(str, refusals)))
+    assert registered is not None, "its schedules are among those that were compiled"
+    return CompileReport(spec, target, tuple(outcomes), *registered, time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
 def _unmeasured(c: Contender) -> list[Schedule]:

@@ -14,9 +14,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from kvgen._machine import available_bytes, cores
-from kvgen._nvml import named_gpus, visible_gpus
+from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
 from kvgen.arch import Target, device_type
-from kvgen.errors import MeasureError
+from kvgen.errors import MeasureError, host_errors
 from kvgen.measure.device import fingerprint
 from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
@@ -49,7 +49,7 @@ WAIT_S = 0.2
 
 
 class IsolatedRunner:
-    """Measures in killable workers. Only one process of the machine measures on a device at a time."""
+    """Measures in killable workers. Of the processes that share a folder of locks, only one measures on a device at a time."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class IsolatedRunner:
         memory_bytes = memory_bytes if memory_bytes is not None else available_bytes() // (1 + self.devices)
         self._workers = [Worker(memory_bytes, {**_threads(self.devices), **_visible(name)}) for name in names]
         first = visible[0] if visible else "cpu" if target == "cpu" else "gpu"
-        self._locks = [locks / f"measure-{name or first}.lock" for name in names]
+        self._locks = [locks / f"measure-{gpu_uuid(name or first) if visible else first}.lock" for name in names]
 
     def ready(self) -> None:
         """See `Runner`. All workers start at the same time, because loading torch takes each of them seconds."""
@@ -182,16 +182,17 @@ class IsolatedRunner:
     @contextmanager
     def _locked(self, device: int) -> Iterator[None]:
         file = self._locks[device]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file)
-        while True:
-            if self._closed.is_set():
-                raise MeasureError("the run has ended")
-            try:
-                lock.acquire(timeout=WAIT_S)
-                break
-            except Timeout:
-                continue
+        with host_errors("lock", file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(file)
+            while True:
+                if self._closed.is_set():
+                    raise MeasureError("the run has ended")
+                try:
+                    lock.acquire(timeout=WAIT_S)
+                    break
+                except Timeout:
+                    continue
         try:
             yield
         finally:

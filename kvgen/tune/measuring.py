@@ -133,6 +133,8 @@ class MeasuringLoop:
         if self._clock.search_over and not search.first:
             return False
         room, left = 2 * max(queue.workers, self._runner.devices) - len(self._window), self._clock.search_left
+        if (trials := self._clock.trials_left) is not None:  # nothing is compiled that would not be measured
+            room = min(room, max(len(search.first), trials - len(self._window)))
         fresh = room if left is None else min(room, max(len(search.first), queue.capacity(left)))
         claimed = self._read_others()
         candidates = self._claim(search.next(fresh) if fresh > 0 else search.transfers(room), claimed)
@@ -146,7 +148,7 @@ class MeasuringLoop:
         if settle and candidates:
             self._tell("compiling", f"{len(candidates)} schedules")
             queue.wait_idle()
-        return fresh > 0 or bool(candidates)
+        return fresh > 0 or bool(candidates) or bool(self._window)
 
     def _claim(self, candidates: Sequence[Candidate], claimed: set[Key]) -> list[Candidate]:
         """Claim candidates for this host, except those that another has `claimed`."""

@@ -38,14 +38,6 @@ class Portfolio:
     """Largest regret over the cells."""
 
 
-def regrets(times: Matrix) -> list[list[float]]:
-    """Times over the least time of each cell. Raises ValueError where a cell has none."""
-    best = [min(column) for column in zip(*times, strict=True)]
-    if not all(0 < value < math.inf for value in best):
-        raise ValueError("a cell has no time")
-    return [[time / least for time, least in zip(row, best, strict=True)] for row in times]
-
-
 def choose(
     regret: Matrix,
     keep: Collection[int] = (),

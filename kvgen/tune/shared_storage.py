@@ -125,8 +125,9 @@ def _reason(error: Exception) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be printed."""
-    return re.sub(r"(?<=//)([^:/@]*):[^@/]*@", r"\1:…@", url)
+    """The URL as it may be printed: without the password before its last `@`, which may contain anything, and in its query."""
+    hidden = re.sub(r"(?<=//)([^:/@]*):.*@", r"\1:…@", url, flags=re.DOTALL)
+    return re.sub(r"([?&;](?:password|passwd|pwd|passfile|sslpassword)=)[^&;]*", r"\1…", hidden, flags=re.IGNORECASE)
 
 
 @contextmanager

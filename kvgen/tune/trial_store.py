@@ -55,7 +55,8 @@ class _Journal(JournalFileBackend):
         self._path, self._whole = path, lock
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with self._whole:  # the same thread may take it again, as the method of the base class does
+        """See `JournalFileBackend`. Raises HostError."""
+        with host_errors("write the journal", self._path), self._whole:  # the same thread may take it again, as that method does
             size = self._path.stat().st_size
             try:
                 super().append_logs(logs)
@@ -76,8 +77,11 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
             _cut_half_line(path)
         try:
             return JournalStorage(_Journal(path, lock))
-        except ValueError as error:  # a line that is no JSON
-            raise HostError(f"the journal {path} is damaged ({error}): delete it, and its measurements are taken anew", path) from error
+        except OSError:
+            raise
+        except Exception as error:  # what Optuna raises for a line that is no JSON, or none of its operations, depends on the line
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise HostError(f"the journal {path} is damaged ({reason}): delete it, and its measurements are taken anew", path) from error
 
 
 def _cut_half_line(path: Path) -> None:
@@ -142,16 +146,23 @@ class TrialStore:
             self.study.tell(trial.number, state=TrialState.FAIL)
 
     def read(self) -> list[Record]:
-        """Read the study, with measurements of other hosts, and return the new records."""
+        """Read the study, with measurements of other hosts, and return the new records. Raises HostError for one that is damaged."""
         fresh = []
         for trial in self.study.get_trials(deepcopy=False):
             data = trial.user_attrs.get(RECORD)
             if data is not None and trial.state.is_finished():
-                record = Record.from_json(data)
+                record = self._record(trial.number, data)
                 if record.candidate.schedule.id not in self.records:
                     self.records[record.candidate.schedule.id] = record
                     fresh.append(record)
         return fresh
+
+    def _record(self, number: int, data: Any) -> Record:
+        try:
+            return Record.from_json(data)
+        except (ValueError, TypeError) as error:
+            what = f"trial {number} of the study {self.study.study_name} holds no measurement ({error})"
+            raise HostError(f"{what}: delete the study or its journal, and its measurements are taken anew") from error
 
     def claimed_elsewhere(self) -> set[str]:
         """Ids of the schedules that other living processes are measuring. What a dead one had claimed may be claimed again."""

@@ -19,7 +19,7 @@ from kvgen.lower.sources import Sources
 from kvgen.plaindata import Facts
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
-from kvgen.registry.entry import entry_key
+from kvgen.registry.entry import Entry, entry_key
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, KernelSpec
 from kvgen.spec.target import resolve
@@ -39,6 +39,7 @@ from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry, with_known
 from kvgen.tune.result import TuningResult
 from kvgen.tune.runner import Runner
+from kvgen.tune.search import Search
 from kvgen.tune.times import LATE
 from kvgen.tune.warm_start import warm_starts
 
@@ -75,12 +76,15 @@ def tune(
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
-    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh` ignores registered entries.
-    `all_schedules` also searches what the spaces' hints exclude. `plane`: whether launches are measured over `grid` (the target's by
-    default) for the entry's dispatch table; None: unless the budget bounds measurements alone.
+    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: registered entries neither start
+    the search nor have to be beaten; finished measurements still count, and the present entry's accuracy of a model and, where the same
+    launches win, its dispatch table are carried over. `all_schedules` also searches what the spaces' hints exclude. `plane`: whether
+    launches are measured over `grid` (the target's by default) for the entry's dispatch table; None: unless the budget bounds
+    measurements alone.
 
-    Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, or HostError where the
-    disk fails: before anything is compiled if the registry or the cache cannot be written.
+    Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where the run
+    is interrupted before one is known to be, or HostError where the disk fails: before anything is compiled if the registry or the cache
+    cannot be written. What `progress` raises ends the run as it is.
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends, all_schedules=all_schedules)
@@ -99,7 +103,7 @@ def tune(
         sources, found, Clock(budget, plane=plane), cache, watch, store, [str(refusal) for refusal in refusals],
         fresh=fresh, grid=(grid or grid_of(target)) if plane else None,
     )  # fmt: skip
-    with host_errors("tune with", cache.root), _locked(cache, run.key, run) as waited:
+    with _locked(cache, run.key, run) as waited:
         if waited:
             for one in store.find(spec):
                 if one.entry is not None and one.entry.key == run.key and str(one.entry.provenance.get("date", "")) >= began:
@@ -118,19 +122,27 @@ def tune(
 def _locked(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
     """Hold the key's lock, which the operating system releases when its holder dies. Yields True if another process held it before."""
     file = cache.root / "tuning" / f"{key}.lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    waited = False
-    try:
-        lock.acquire(timeout=0)
-    except TimeoutError:
-        waited = True
+    with host_errors("lock", file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file)
+        waited = not _acquired(lock)
+    if waited:
         run.tell("waiting", "another process tunes the same spec")
-        lock.acquire()
+        with host_errors("lock", file):
+            lock.acquire()
     try:
         yield waited
     finally:
         lock.release()
+
+
+def _acquired(lock: FileLock) -> bool:
+    """Whether a lock was free, and now is this process's."""
+    try:
+        lock.acquire(timeout=0)
+    except TimeoutError:
+        return False
+    return True
 
 
 class _Run:
@@ -192,44 +204,63 @@ class _Run:
         )
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)
-        interrupted = False
         with CompileQueue(self.sources, self.cache) as compile_queue:
             compile_queue.run_beside(runner.ready)
+            interrupted = self._search(search, keep, runner, compile_queue)
+            return self._finish(keep, present, runner, compile_queue, seed, interrupted=interrupted)
+
+    def _search(self, search: Search, keep: Sequence[Candidate], runner: Runner, compile_queue: CompileQueue) -> bool:
+        """Measure candidates until the budget or the space is used up. Returns whether Ctrl-C ended it."""
+        loop = MeasuringLoop(
+            search, self.trial_stores, runner, compile_queue, self.clock, self.tell, self._finished, shared=self.shared
+        )  # fmt: skip
+        try:
             try:
-                loop = MeasuringLoop(
-                    search, self.trial_stores, runner, compile_queue, self.clock, self.tell, self._finished, shared=self.shared
-                )
-                try:
-                    loop.run(keep)
-                finally:
-                    self._tell_uncompiled(loop.uncompiled)
+                loop.run(keep)
+            finally:
+                self._tell_uncompiled(loop.uncompiled)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            compile_queue.cancel_pending()
+            for trial_store in self.trial_stores.values():
+                trial_store.close()
+        return False
+
+    def _finish(
+        self,
+        keep: Sequence[Candidate],
+        present: Mapping[str, Schedule],
+        runner: Runner,
+        compile_queue: CompileQueue,
+        seed: int,
+        *,
+        interrupted: bool,
+    ) -> TuningResult:
+        """The final, the decision, the grid and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right."""
+        last: list[Record] = []
+        final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
+        if not interrupted:
+            try:
+                last = final.measure(self.records(), keep)
+                interrupted = final.interrupted
             except KeyboardInterrupt:
                 interrupted = True
-            finally:
-                compile_queue.cancel_pending()
-                for trial_store in self.trial_stores.values():
-                    trial_store.close()
-            last: list[Record] = []
-            final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
-            if not interrupted:
-                try:
-                    last = final.measure(self.records(), keep)
-                    interrupted = final.interrupted
-                except KeyboardInterrupt:
-                    interrupted = True
-                self.notes += [f"{schedule} was left out of the final: {reason}" for schedule, reason in final.left_out.items()]
-            decision = decide(last, self.spec.workloads, self.defaults, present, runner.compare)
-            judged = last if decision is not None else [r for r in self.records() if r.candidate.schedule not in final.left_out]
-            decision = decision or self._decide(judged, present, runner)
-            table = None
-            if self.grid is not None and not interrupted:
-                try:
-                    table = self._plane(self.grid, decision, [*self.records(), *last], runner, compile_queue)
-                except KeyboardInterrupt:  # what the final decided stands, without a table
-                    interrupted = True
-                except KvgenError as error:  # no worker could be started, for example
-                    self.without_table = str(error)
-            return self._register(decision, compile_queue, judged, last, runner, seed, table, interrupted=interrupted)
+            self.notes += [f"{schedule} was left out of the final: {reason}" for schedule, reason in final.left_out.items()]
+        decision = decide(last, self.spec.workloads, self.defaults, present, runner.compare)
+        judged = last if decision is not None else [r for r in self.records() if r.candidate.schedule not in final.left_out]
+        decision = decision or decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
+        if decision is None:
+            raise KeyboardInterrupt if interrupted else self._nothing_right()
+        table = None
+        if self.grid is not None and not interrupted:
+            try:
+                table = self._plane(self.grid, decision, [*self.records(), *last], runner, compile_queue)
+            except KeyboardInterrupt:  # what the final decided stands, without a table
+                interrupted = True
+            except KvgenError as error:  # no worker could be started, for example
+                self.without_table = str(error)
+        return self._register(decision, compile_queue, judged, last, runner, seed, table, interrupted=interrupted)
 
     def records(self) -> list[Record]:
         """The records of all finished candidates."""
@@ -274,14 +305,12 @@ class _Run:
                 return None
         return table
 
-    def _decide(self, records: Sequence[Record], present: Mapping[str, Schedule], runner: Runner) -> Decision:
-        decision = decide(records, self.spec.workloads, self.defaults, present, runner.compare)
-        if decision is not None:
-            return decision
+    def _nothing_right(self) -> MeasureError:
+        """The error of a run without a decision: what failed, and how."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
         first = next((f": {r.candidate}: {r.kind}: {r.detail}" for r in self.records() if not r.ok), "")
         first = first or next((f": {note}" for note in self.notes), "")
-        raise MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
+        return MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
 
     def _tell_uncompiled(self, uncompiled: Sequence[tuple[Candidate, str]]) -> None:
         if uncompiled:
@@ -317,8 +346,8 @@ class _Run:
         lost = table is None and any(one.dispatch is not None and one.dispatch.cells for one in before)
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
-        for one in self.store.find(self.spec):  # remove the untuned entry that was compiled for this machine elsewhere
-            if one.entry is not None and one.entry.arch == self.target and not one.entry.timings:
+        for one in self.store.find(self.spec):
+            if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)
         measured_last = (*last, *(table.failures if table else ()))
         notes = (*self.notes, *self._notes(measured, kept=table, lost=lost, interrupted=interrupted))
@@ -328,6 +357,11 @@ class _Run:
             self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=notes,
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
+
+    def _replaces(self, other: Entry) -> bool:
+        """Whether the run's entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
+        same = other.arch == self.target and {one.workload.key for one in other.launches} == {work.key for work in self.spec.workloads}
+        return same and not other.timings and other.device.get("name") in (None, "", here(self.target)["name"])
 
     def _notes(self, measured: Table | None, *, kept: Table | None, lost: bool, interrupted: bool) -> tuple[str, ...]:
         """That no dispatch table was `measured` although one was wanted, and what became of that of the present entry (the user's, a

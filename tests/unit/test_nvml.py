@@ -32,6 +32,7 @@ def nvml(*names: str, broken: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
         NVMLError=NVMLError, nvmlInit=start, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: len(names),
         nvmlDeviceGetHandleByIndex=find, nvmlDeviceGetHandleByUUID=find,
+        nvmlDeviceGetUUID=lambda handle: handle,
         nvmlDeviceGetName=lambda handle: handle.encode(), nvmlSystemGetDriverVersion=lambda: "580.1",
     )  # fmt: skip
 
@@ -56,6 +57,11 @@ def test_gpus_are_chosen_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch)
     for hidden in (2, -1):
         with pytest.raises(KvgenError, match=f"there is no GPU {hidden}: 2 are visible"):
             _nvml.named_gpus([0, hidden])
+
+
+def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml("GPU-a", "GPU-b"))
+    assert [_nvml.gpu_uuid(name) for name in ("1", "GPU-b", "0", "GPU-unknown")] == ["GPU-b", "GPU-b", "GPU-a", "GPU-unknown"]
 
 
 def test_a_hidden_or_unknown_gpu_has_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:

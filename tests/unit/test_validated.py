@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from kvgen import validated
+from kvgen.construct import construct
 from kvgen.errors import SpecError
 from kvgen.registry import packaged_store
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import read_entry, read_parts
 from kvgen.spec import KernelSpec, dump_spec, load_spec, validation
 from kvgen.spec.plain import plain_text
+from kvgen.spec.timing import Timing
 from tests.support.full_disk import no_file_beyond
 from tests.support.specs import base
 
@@ -155,3 +157,8 @@ def test_constructors_validate_and_replace_does() -> None:
         replace(spec, workloads=spec.workloads * 257)
     with pytest.raises(SpecError, match="name: may hold letters"):
         replace(spec, name="two words")
+
+
+def test_data_that_no_type_of_a_union_was_written_as_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="none of its types"):
+        construct(Timing, {"workload": {}, "us": 1.0})

@@ -41,12 +41,11 @@ class RegistryFiles:
         differing = {file: problem for file, problem in self._differences.items() if _key(file) not in self._missing}
         return {file: _problem(MANIFEST, f"{file} {problem}") for file, problem in differing.items() if wanted(_key(file))}
 
-    def accept(self) -> set[str]:
-        """Update the manifest to the present files, except those of damaged and missing entries. Returns the accepted files.
-
-        Raises OSError if it cannot be written.
+    def accept(self, chosen: Chooser) -> set[str]:
+        """Update the manifest to the present files that are chosen, except those of damaged and missing entries. Returns the accepted
+        files. Raises OSError if it cannot be written.
         """
-        good = {one.key for one in self.found if one.entry is not None} | {""}
+        good = {key for key in ("", *(one.key for one in self.found if one.entry is not None)) if chosen(key)}
         accepted = {file for file in self._differences if _key(file) in good}
         if accepted:
             relist(self.store.root, lambda file: _key(file) in good)

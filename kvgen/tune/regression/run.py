@@ -28,11 +28,12 @@ REGISTRY = "(registry)"
 
 @dataclass(frozen=True)
 class Result:
-    """The findings of an entry or a file, its registry, and whether a regression was accepted."""
+    """The findings of an entry or a file, its registry, whether a regression was accepted, and whether the store has the renewed entry."""
 
     checked: Checked
     registry: str
     accepted: bool = False
+    renewed: bool = False
 
     @property
     def bad(self) -> bool:
@@ -57,19 +58,24 @@ def check_registry(
     """Check entries whose key begins with one of `keys` and whose target is one of `archs` (any where there are none), one by one.
 
     What has to be compiled for them is compiled before, in parallel; `compiling` is called with the number of modules, if there are any.
-    `accept` writes entries that render and compile into the store, and brings its manifest up to date.
+    `accept` writes those of them that render and compile into the store, and brings its manifest up to date for them; for files that belong
+    to no entry only where no entries were selected.
     """
     wanted = partial(_wanted, tuple(keys))
     chosen = [one.entry for one in files.found if one.entry is not None and wanted(one.key) and (not archs or one.entry.arch in archs)]
     compile_ahead(chosen, compiling)
+    good = set() if keys or archs else {""}
     for entry in chosen:
         checked = check_entry(entry, speed=speed, worker=worker)
-        yield _accept(files.store, checked) if accept else Result(checked, files.store.name)
+        result = _accept(files.store, checked) if accept else Result(checked, files.store.name)
+        if result.renewed and not result.bad:
+            good.add(entry.key)
+        yield result
     yield from (Result(checked, files.store.name) for checked in files.entry_problems(wanted))
     accepted: set[str] = set()
     if accept:
         try:
-            accepted = files.accept()
+            accepted = files.accept(good.__contains__)
         except (KvgenError, OSError) as error:
             yield unreachable(files.store.name, error)
     for file, checked in files.manifest_problems(wanted).items():
@@ -120,7 +126,7 @@ def _accept(store: Store, checked: Checked) -> Result:
             store.put(renewed)
     except (KvgenError, OSError) as error:
         return Result(replace(checked, findings=(*checked.findings, _cannot(error))), store.name)
-    return Result(checked, store.name, accepted=checked.regressed)
+    return Result(checked, store.name, accepted=checked.regressed, renewed=True)
 
 
 def _cannot(error: Exception) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -322,6 +323,40 @@ def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):
     assert len(fetched) == 1
     assert len(kernels) == 16
     assert len(set(map(id, kernels))) == 1
+
+
+def test_a_fetch_that_began_before_a_build_ended_is_not_kept(registered, spec, monkeypatch):
+    real = fetch._fetch
+
+    def overtaken(asked):
+        found = real(asked)
+        fetch.forget()  # as a build does that registers its winner meanwhile
+        return found
+
+    fetch.forget()
+    monkeypatch.setattr(fetch, "_fetch", overtaken)
+    old = kvgen.get_kernel(spec)
+    monkeypatch.setattr(fetch, "_fetch", real)
+    assert kvgen.get_kernel(spec) is not old
+
+
+def test_garbage_is_collected_while_kernels_are_compiled(registered, spec, monkeypatch):
+    from kvgen.registry import modules
+
+    real, collecting = modules.modules, []
+    monkeypatch.setattr(modules, "modules", lambda entry: collecting.append(gc.isenabled()) or real(entry))
+    fetch.forget()
+    kvgen.get_kernel(spec)
+    assert collecting == [True]
+
+
+def test_a_relative_registry_stays_where_it_was(registered, spec, tmp_path, monkeypatch):
+    from kvgen.registry import site_store, user_store
+
+    monkeypatch.chdir(tmp_path)
+    for name, store in (("KVGEN_REGISTRY_DIR", user_store), ("KVGEN_SITE_DIR", site_store)):
+        monkeypatch.setenv(name, "folder")
+        assert store().root == tmp_path / "folder"
 
 
 def test_a_fetch_that_failed_is_tried_again(registered, spec, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from kvgen.cli.app import main
 from kvgen.errors import HostError
+from kvgen.measure.job import Outcome
 from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import manifest_problems, write_manifest
 from kvgen.toolchain import ArtifactCache
@@ -194,6 +196,26 @@ def test_what_renders_differently_is_accepted_and_manifest_with_it(check: Run, p
     assert out.splitlines()[-1].endswith("; of these accepted: 2")
     assert manifest_problems(place.store.root) == []
     assert check()[0] == 0
+
+
+@pytest.mark.parametrize("selection", ["--key", "--arch"])
+def test_only_what_was_selected_is_accepted(check: Run, place: Place, selection: str):
+    write_manifest(place.store.root)
+    other = place.store.put(dataclasses.replace(place.entry, device={"name": "Other"}, arch="cpu" if selection == "--key" else "sm90"))
+    for found in place.store.all():
+        (found.path / "notes").write_text("by hand")
+    (place.store.root / "notes").write_text("by hand")
+    check("--accept", selection, place.entry.key if selection == "--key" else "cpu")
+    left = manifest_problems(place.store.root)
+    assert {line.split()[0] for line in left} == {"notes", (other / "notes").relative_to(place.store.root).as_posix()}
+
+
+def test_files_of_an_entry_that_fails_its_check_are_not_accepted(check: Run, place: Place):
+    write_manifest(place.store.root)
+    (folder(place) / "notes").write_text("by hand")
+    place.numbers(Outcome("wrong", "relative L2 1.0"))
+    assert check("--accept")[0] == 1
+    assert len(manifest_problems(place.store.root)) == 1
 
 
 def test_what_cannot_be_written_is_not_accepted(check: Run, place: Place):

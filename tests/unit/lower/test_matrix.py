@@ -119,6 +119,15 @@ def test_calls_allocate_what_is_not_given_and_refuse_what_does_not_fit() -> None
             call()
 
 
+def test_scales_are_float32_whatever_torchs_default_is() -> None:
+    variant, x = cpu_matrix(), torch.ones(3, 4)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert variant.scales(x).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_module_survives_copies_and_pickles() -> None:
     variant, x = cpu_matrix(), torch.ones(3, 4)
     again = pickle.loads(pickle.dumps(variant.module))

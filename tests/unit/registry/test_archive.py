@@ -138,6 +138,23 @@ def test_a_full_disk_leaves_the_old_archive_and_no_half_one(file: Path, tmp_path
     assert os.listdir(tmp_path) == ["a.tar.gz"]
 
 
+def test_a_member_that_cannot_be_read_is_named(file: Path, tmp_path: Path) -> None:
+    old, gone = file.read_bytes(), tmp_path / "module.so"
+    with pytest.raises(HostError, match=f"^cannot read {gone}: No such file"):
+        archive.write(file, {**MEMBERS, "modules/cd34/module.so": gone}, {})
+    assert file.read_bytes() == old
+
+
+@pytest.mark.parametrize("limit", ["MOST_INDEX", "MOST_MEMBER", "MOST_MEMBERS", "MOST_BYTES"])
+def test_an_archive_that_no_import_takes_is_not_written(file: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    old = file.read_bytes()
+    monkeypatch.setattr(archive, limit, 2)
+    with pytest.raises(KvgenError, match=f"^cannot write {file}: no import would take the archive, because .*; export fewer entries$"):
+        archive.write(file, MEMBERS, {})
+    assert file.read_bytes() == old
+    assert os.listdir(file.parent) == [file.name]
+
+
 def test_places_that_cannot_hold_an_archive_say_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, reason in (

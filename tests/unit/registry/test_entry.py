@@ -90,6 +90,10 @@ def test_how_launches_fill_a_gpu_round_trips_and_reaches_the_look_up(make_entry)
         {"cells": (Cell("4x8192", 1, (20.0,), 10.0),)},
         {"cells": (Cell("four", 1, (20.0, 10.0), 10.0),)},
         {"cells": (Cell("4x8192", 1, (20.0, 10.0), 0.0),)},
+        {"cells": (Cell("4x8192", 1, (0.0, 10.0), 10.0),)},
+        {"cells": (Cell("4x8192", 1, (20.0, -1.0), 10.0),)},
+        {"cells": (Cell("4x8192", 1, (20.0, 10.0), 10.0, 0.0),)},
+        {"members": (1, 1)},
         {"waves": (WAVES,)},
         {"waves": (None, replace(WAVES, resident=0))},
         {"waves": (replace(WAVES, visible=0), None)},
@@ -99,6 +103,30 @@ def test_a_table_that_does_not_fit_its_entry_is_refused(make_entry, wrong):
     entry = _with_table(make_entry(), _table(**wrong))
     with pytest.raises(ValueError, match="dispatch table|not a workload"):
         _again(entry)
+
+
+@pytest.mark.parametrize("wrong", [{"us": 0.0}, {"us": -1.0}, {"read_us": 0.0}, {"default_us": -2.0}, {"samples": (1.0, 0.0)}])
+def test_times_that_no_measurement_gives_are_refused(make_entry, wrong):
+    entry = make_entry()
+    with pytest.raises(ValueError, match="1x4096 has a time that is no finite number above 0"):
+        _again(replace(entry, timings=(replace(entry.timings[0], **wrong),)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"launches": [1]},
+        {"launches": {"1x4096": 3}},
+        {"launches": {"1x4096": {"us": 3.0}}},
+        {"launches": {"1x4096": {"backend": "cuda", "us": "a"}}},
+        {"launches": {"1x4096": {"backend": "cuda", "us": 10**400}}},
+        {"layout": {"layout": {}}},
+        {"layout": {"layout": {}, "launches": {"1x4096": {"backend": "cuda", "us": -1.0}}}},
+    ],
+)
+def test_runners_up_of_another_form_are_refused(make_entry, wrong):
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        _again(make_entry(runner_up=wrong))
 
 
 def test_launches_of_one_source_share_its_file(make_entry):

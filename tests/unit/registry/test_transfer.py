@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import signal
@@ -78,6 +79,28 @@ def test_an_untuned_entry_brings_every_compiled_schedule_and_never_replaces_a_tu
     assert got.entries == ()
     assert "a tuned one is there" in got.left_out[-1]
     assert [one.entry for one in there.store.all()] == [tuned.entry]
+
+
+def test_a_newer_local_entry_stays_and_an_older_one_is_replaced(sender: tuple[Machine, bytes], there: Machine, sent: Path):
+    (entry,) = (one.entry for one in sender[0].store.all() if one.entry is not None)
+    date = str(entry.provenance["date"])
+    for year, arrives in (("2999", False), ("1999", True)):
+        local = dataclasses.replace(entry, provenance={**entry.provenance, "date": year + date[4:]})
+        there.store.put(local)
+        got = transfer.import_archive(sent, there.store, there.cache)
+        assert [one.entry for one in there.store.all()] == [entry if arrives else local]
+        assert bool(got.entries) == arrives
+        assert [f"entry {entry.key}: a newer one is there, of 2999" in reason for reason in got.left_out] == [True] * (not arrives)
+
+
+def test_a_module_that_is_refused_is_not_found_by_its_source(here: Machine, there: Machine, sent: Path, tmp_path: Path):
+    index, _ = opened(sent.read_bytes())
+    ((key, facts), *_) = index["modules"].items()
+    (tmp_path / "other.so").write_bytes(b"other")
+    there.cache.put(key, tmp_path / "other.so", Resources("g++", 1.0, {}))
+    got = transfer.import_archive(sent, there.store, there.cache)
+    assert f"module {key}: one of this key and other bytes is here already, and stays" in got.left_out
+    assert there.cache.named(facts["source"], facts["machine"]) is None
 
 
 def test_what_is_no_archive_is_refused_in_a_sentence(there: Machine, tmp_path: Path):

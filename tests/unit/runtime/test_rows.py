@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import pickle
 from collections.abc import Callable
 
@@ -110,6 +112,34 @@ def test_caches_that_are_copied_together_share_their_sequences(copied: Callable[
     assert (caches[0].lengths.tolist(), others[1].lengths.tolist()) == ([100, 7, 40], [7, 7, 7])
     for cache, source in zip(others, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(held(variant, cache, 0), source, strict=True))
+
+
+def test_a_shallow_copy_is_its_layer_also_when_the_original_is_gone(variant: Variant) -> None:
+    caches = filled(variant, [100, 7, 40])
+    before = held(variant, caches[0], 1)
+    kept = copy.copy(caches.pop(0))
+    gc.collect()
+    kept.reorder([1, 1, 1])
+    assert all(torch.equal(a, b) for a, b in zip(held(variant, kept, 0), before, strict=True))
+    assert kept.sequences.shared
+    caches.clear()
+    gc.collect()
+    other = copy.copy(kept)
+    assert not other.sequences.shared
+    assert len(list(other.sequences.layers.each())) == 1
+
+
+def test_a_refused_crop_that_a_row_reports_is_counted_for_its_batch() -> None:
+    kernel = compiled(spec_of(cache={"rollback": 6}))
+    cache = kernel.new_cache(BATCH, 256)
+    kernel.prefill(cache, random(BATCH, 60, 2, 0), random(BATCH, 60, 2, 1))
+    cache.sequences.appended(55)  # as of a crop of 5, which a GPU refuses later
+    (row,) = row_of([cache], 0)
+    ctypes.c_int32.from_address(cache.sequences.cropped.address).value = 1
+    with pytest.raises(CacheMismatch, match="took back more tokens"):
+        row.advance(1)
+    assert cache.bound >= 60
+    assert not cache.sequences.uniform
 
 
 def test_sequences_that_grow_by_turns_fill_the_cache(variant: Variant) -> None:

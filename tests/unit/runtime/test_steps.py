@@ -333,6 +333,39 @@ def test_a_captured_clear_leaves_the_host_with_the_most_tokens(
     assert cache.sequences.longest == cache.max_len
 
 
+def captured(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Sequences, "capturing", True)
+        call()
+
+
+def test_a_captured_reset_leaves_lengths_unknown_for_good(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph may be replayed after a clear, and makes equal lengths unequal then."""
+    cache = prefilled(variant, [9, 9, 9])[0]
+    captured(monkeypatch, lambda: cache.reset([0]))
+    assert cache.bound == cache.max_len
+    cache.clear()
+    assert not cache.sequences.uniform
+    assert cache.bound == cache.max_len
+
+
+def test_equal_lengths_stay_known_where_only_equal_steps_were_captured(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = prefilled(variant, [9, 9, 9])[0]
+    captured(monkeypatch, lambda: cache.grow(1))
+    cache.clear()
+    assert cache.sequences.uniform
+    assert cache.bound == cache.max_len
+
+
+def test_a_captured_reorder_copies_whatever_replays_may_hold(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = prefilled(variant, [9, 9, 9])[0]
+    copied: list[int] = []
+    monkeypatch.setattr(KVCache, "copy_rows", lambda self, index, longest: copied.append(longest))
+    captured(monkeypatch, lambda: cache.reorder([1, 0, 2]))
+    assert copied == [cache.max_len]
+    assert cache.bound == cache.max_len
+
+
 def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
     other = variant.new_cache(BATCH, 64)
     other.block_tokens = 2 * other.block_tokens

@@ -399,6 +399,23 @@ def test_memory_that_is_refused_is_told_with_its_size(variant: Variant, monkeypa
         variant.new_cache(64, 2**20)
 
 
+def test_memory_that_torch_refuses_is_told_like_any(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryError, match=r"^a cache of 2147483647 x 2147483647 tokens needs \d+\.\d GB, and the system refuses them$"):
+        variant.new_cache(2**31 - 1, 2**31 - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(variant._distinct[0].module, "workspace_bytes", lambda *_: 1 << 50)
+        with pytest.raises(MemoryError, match=r"^a workspace for 1 x 64 tokens needs 1125899\.9 GB, and the system refuses them$"):
+            variant.new_cache(1, 64)
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    needed = variant.new_cache(1 << 14, 1).nbytes / 1e9  # about half of it residuals
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(MemoryError, match=f"^a cache of 16384 x 1 tokens needs {needed:.1f} GB, and the system refuses them$"):
+        variant.new_cache(1 << 14, 1)
+
+
 def test_queries_before_the_first_token_give_nothing() -> None:
     kernel = compiled(spec_of())
     cache = kernel.new_cache(2, 128)

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvgen.tune.budget import Budget, Clock, parse_duration
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1h30m", 5400), ("1.5h", 5400), (" 2 M ", 120)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1h30m", 5400), ("1.5h", 5400), (" 2 M ", 120), ("1h 30m", 5400)]
+)
 def test_durations(text: str, seconds: float):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "3x", "-3m", "3m!", "three"])
+@pytest.mark.parametrize("text", ["", "m", "3x", "-3m", "3m!", "three", "1 30m", "1h30", "1m 30", "1 2"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str):
     with pytest.raises(ValueError, match="3m"):
         parse_duration(text)
@@ -19,8 +23,15 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str):
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ValueError, match="trials"):
         Budget(trials=0)
-    with pytest.raises(ValueError, match="longer"):
-        Budget(seconds=0.0)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="longer"):
+            Budget(seconds=seconds)
+
+
+@pytest.mark.parametrize("wrong", [{"trials": "5"}, {"trials": 2.0}, {"trials": True}, {"seconds": [1]}, {"seconds": True}])
+def test_a_bound_that_is_no_number_is_named(wrong: dict[str, Any]):
+    with pytest.raises(TypeError, match=r"^(trials must be a whole number|seconds of a budget must be a number), not "):
+        Budget(**wrong)
 
 
 def test_the_search_ends_by_trials_or_before_the_time_is_up():

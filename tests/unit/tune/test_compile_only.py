@@ -6,7 +6,9 @@ import pytest
 
 from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.registry import Store
+from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compilers import cpu_name
 from kvgen.tune import compile_only, contenders
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import CompileReport, compile_space, covering
@@ -24,15 +26,14 @@ def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_pa
     report = compiled(tmp_path)
     assert len(report.outcomes) == report.feasible == 11
     assert {outcome.kind for outcome in report.outcomes} == {"ok"}
-    ((entry, path),) = report.entries
-    assert entry.timings == ()
-    assert entry.provenance["tuned"] is False
-    assert path.is_dir()
+    assert report.entry.timings == ()
+    assert report.entry.provenance["tuned"] is False
+    assert report.path.is_dir()
     assert report.to_json()["excluded"] == []
 
 
 def test_an_untuned_entry_has_a_plain_schedule_for_calls_far_from_its_workloads(tmp_path: Path):
-    ((entry, _),) = compiled(tmp_path, PlainBackend(), limit=1).entries
+    entry = compiled(tmp_path, PlainBackend(), limit=1).entry
     assert [launch.params["threads"] for launch in entry.every_launch] == [2, 2, 4]
     assert [entry.look_up().launch(batch, 512) for batch in (1, 2, 64)] == [2, 1, 2]
     assert Store(tmp_path / "registry").all()[0].entry == entry
@@ -88,7 +89,23 @@ def test_tuning_later_compiles_nothing_and_takes_the_untuned_entrys_place(tmp_pa
     result = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert [one.entry for one in store.all()] == [result.entry]
     again = compiled(tmp_path)
-    assert again.entries[0][0] == result.entry
+    assert again.entry == result.entry
+
+
+def test_tuning_leaves_untuned_entries_of_other_workloads_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
+    other = tiny_spec(workloads=[{"batch": 8, "kv_len": 4096}])
+
+    def entry(spec: KernelSpec, device: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr("kvgen.tune.register.here", lambda _: {"name": device})
+            return compile_space(spec, "cpu", backends=[FakeBackend()], limit=1, store=store, cache=cache).entry.key
+
+    kept = {entry(other, cpu_name()), entry(tiny_spec(), "Another CPU")}
+    replaced = entry(tiny_spec(), "")
+    result = tune(tiny_spec(), "cpu", Budget(trials=1), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
+    assert replaced != result.entry.key
+    assert {one.key for one in store.all()} == {*kept, result.entry.key}
 
 
 def test_without_a_compiler_the_reason_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

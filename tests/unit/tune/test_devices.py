@@ -101,10 +101,13 @@ def test_workers_share_the_processors(workers: FakeWorkers, tmp_path: Path, monk
     assert workers.environments[-1]["OMP_NUM_THREADS"] == "2"
 
 
-def test_a_thread_that_waits_for_a_device_gives_up_when_the_run_ends(workers: FakeWorkers, tmp_path: Path):
-    """Another process holds the device. Without this, Ctrl-C waits for it, and a worker is started after all."""
+def test_a_thread_that_waits_for_a_device_gives_up_when_the_run_ends(workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another process holds the device, which may have another name there. Without this, Ctrl-C waits for it, and a worker is started after
+    all.
+    """
+    monkeypatch.setattr("kvgen.tune.isolated_runner.gpu_uuid", lambda name: f"GPU-{name}")
     runner = _runner(tmp_path)
-    with ThreadPoolExecutor(1) as pool, FileLock(tmp_path / "measure-0.lock"):
+    with ThreadPoolExecutor(1) as pool, FileLock(tmp_path / "measure-GPU-0.lock"):
         waiting = pool.submit(runner.measure, Candidate(SCHEDULE, Workload(batch=1, kv_len=1024)), ARTIFACT, 0)
         with pytest.raises(TimeoutError):
             waiting.result(0.5)

@@ -91,9 +91,20 @@ def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, mon
         journal_storage(tmp_path / "a.journal")
 
 
-@pytest.mark.parametrize("url", ["nonsense", "nosuch://user:secret@host/name", "sqlite:////proc/nowhere/x.db"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "nosuch://user:secret@host/name",
+        "nosuch://user:a/secret@host/name",
+        "nosuch://user:a@secret@host/name",
+        "nosuch://user:…@host/name?password=secret&sslpassword=secret",
+        "nosuch://user:…@host/name?x=1&PASSWORD=secret",
+        "sqlite:////proc/nowhere/x.db",
+    ],
+)
 def test_a_database_that_does_not_open_is_named_without_its_password(url: str):
-    with pytest.raises(KvgenError, match=r"cannot open the storage (nonsense|nosuch://user:…@host|sqlite:)") as caught:
+    with pytest.raises(KvgenError, match=r"cannot open the storage (nonsense|nosuch://user:…@host/name|sqlite:)") as caught:
         open_database(url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)

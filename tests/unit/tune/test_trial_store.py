@@ -69,7 +69,7 @@ def test_a_write_that_fails_leaves_no_half_line(journal: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(JournalFileBackend, "append_logs", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(HostError, match=f"cannot write the journal {journal}: No space left"):
         first.finish(record(schedule(threads=4)))
     assert journal.read_bytes() == whole
     monkeypatch.setattr(JournalFileBackend, "append_logs", append)
@@ -81,6 +81,24 @@ def test_a_damaged_journal_is_named(journal: Path):
     trial_store(journal).finish(record(schedule()))
     journal.write_bytes(b'{"half\n' + journal.read_bytes())
     with pytest.raises(HostError, match=f"the journal {journal} is damaged"):
+        trial_store(journal)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"null", b"[1]", b'{"op_code": 99}', b"\0\0\0"])
+def test_a_line_that_is_no_operation_is_damage(journal: Path, line: bytes):
+    trial_store(journal).finish(record(schedule()))
+    journal.write_bytes(journal.read_bytes() + line + b"\n" + b"{}\n")
+    with pytest.raises(HostError, match=f"the journal {journal} is damaged") as told:
+        trial_store(journal)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("held", [{"kindx": "ok"}, [1]])
+def test_a_record_that_does_not_parse_is_named(journal: Path, monkeypatch: pytest.MonkeyPatch, held: object):
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "to_json", lambda _: held)
+        trial_store(journal).finish(record(schedule()))
+    with pytest.raises(HostError, match=r"^trial 0 of the study study holds no measurement \(.*delete the study or its journal"):
         trial_store(journal)
 
 

@@ -105,6 +105,13 @@ def test_trials_bound_the_run_and_the_default_comes_first_and_is_a_finalist(plac
     assert {candidate.workload.key for candidate in runner.finals[0] if candidate.schedule == default} == {"1x128", "2x512"}
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_no_more_is_compiled_than_trials_allow_to_measure(place: Place, exclusive: bool):
+    result = place.tune(FakeRunner(exclusive=exclusive), trials=3)
+    compiled = list(place.cache.root.glob("modules/*/*"))
+    assert len(compiled) == len({record.candidate.schedule.id for record in result.records}) == 2
+
+
 def test_the_default_is_measured_at_every_workload_even_with_one_trial(place: Place):
     runner = FakeRunner()
     assert place.tune(runner, trials=1).entry.layout["block"] == 64
@@ -133,6 +140,25 @@ def test_finished_points_are_never_measured_again_after_an_interrupt(place: Plac
     third = FakeRunner()
     place.tune(third)
     assert candidates(third) == []
+
+
+def test_an_interrupt_before_anything_is_right_is_an_interrupt(place: Place):
+    def outcome(_: Candidate) -> str:
+        raise KeyboardInterrupt
+
+    runner = FakeRunner(outcome=outcome)
+    with pytest.raises(KeyboardInterrupt):
+        place.tune(runner, trials=3)
+    assert runner.closed
+    assert place.store.all() == []
+
+
+def test_an_error_of_the_callback_is_the_callers_own(place: Place):
+    def progress(_: Progress) -> None:
+        raise OSError(28, "No space left on device", "log.csv")
+
+    with pytest.raises(OSError, match=r"log\.csv"):
+        place.tune(FakeRunner(), trials=3, progress=progress)
 
 
 def test_the_order_follows_the_seed(tmp_path: Path):
