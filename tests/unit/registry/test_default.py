@@ -30,14 +30,14 @@ def taken(entry: Entry, work: str) -> str:
 def test_clusters_serve_only_the_calls_that_they_are_for() -> None:
     entry = entry_for("1x4096")
     assert len(entry.codes) == 2
-    assert taken(entry, "1x4096") == taken(entry, "1x2048") == "n128.w8u4d1c1.cl8"
+    assert taken(entry, "1x4096") == taken(entry, "1x2048") == "n128.w8u1d2c1.cl8"
     assert taken(entry, "64x512") == taken(entry, "8x32768") == taken(entry, "1x131072") == schedule_word(CUDA.plain(entry.spec, "sm90"))
 
 
 def test_every_workload_of_the_spec_has_a_default_of_its_own() -> None:
     entry = entry_for("1x4096,8x32768,32x8192")
     assert len(entry.codes) == 4
-    assert taken(entry, "1x4096") == "n128.w8u4d1c1.cl8"
+    assert taken(entry, "1x4096") == "n128.w8u1d2c1.cl8"
     assert taken(entry, "8x32768") == taken(entry, "8x40000") == "n128.w8u4d1c1.cl2"
     assert taken(entry, "32x8192") == "n128.w4u4d1c2"
     assert taken(entry, "128x32768") == "n128.w8u4d1c1"
