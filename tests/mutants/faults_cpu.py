@@ -244,7 +244,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "bfloat-order", "plain", "the two bfloat16 of a word are swapped where attention reads them",
-            "(F)(k == 0 ? word << 16 : word & 0xffff0000u)", "(F)(k != 0 ? word << 16 : word & 0xffff0000u)",
+            "as<F32>(k == 0 ? word << 16 : word & 0xffff0000u)", "as<F32>(k != 0 ? word << 16 : word & 0xffff0000u)",
         ),
     ),
     *_in(
@@ -410,7 +410,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "tanh-series", "window", "the series of tanh is used where it is not good enough",
-            "y < 0.0625f ? small", "y < 1.0f ? small",
+            "select(y < 0.0625f, small", "select(y < 1.0f, small",
         ),
     ),
     *_in(
