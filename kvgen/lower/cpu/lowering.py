@@ -19,6 +19,7 @@ from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
 TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
+"""Of a block."""
 WORKERS = 256
 """Workers of a plan. A constant, and not the number of threads, so that results do not depend on the machine."""
 EXPANDED_FLOATS = 16384
@@ -51,7 +52,13 @@ class CpuBackend:
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The schedules of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
-        facts = {**spec_facts(spec), "block_multiple": block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
+        facts = {
+            **spec_facts(spec),
+            "block_multiple": block_multiple(spec),
+            "most_tokens": MOST_TOKENS,
+            "enough_units": WORKERS,
+            "even_share": _even_share,
+        }
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:

@@ -51,11 +51,8 @@ struct Quantizer {
   };
 
   static Param saturated(float x) {
-    constexpr float most = 65504.0f;
-    if constexpr (sizeof(Param) == 4)
-      return from_float<Param>(x);
-    else
-      return from_float<Param>(x > most ? most : x < -most ? -most : x);
+    constexpr float most = sizeof(Param) == 4 ? std::numeric_limits<float>::max() : 65504.0f;
+    return from_float<Param>(x > most ? most : x < -most ? -most : x);
   }
 
   // Scale and zero of a group with this range, as they are stored. `most` is the largest code.
