@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvgen._machine import vector_bits, vector_registers
 from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
@@ -58,15 +59,18 @@ class CpuBackend:
             "most_tokens": MOST_TOKENS,
             "enough_units": WORKERS,
             "even_share": _even_share,
+            "registers": vector_registers(),
+            "sum_registers": _sum_registers(),
         }
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """For all workloads: blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
+        """For all workloads: blocks near 128 tokens; rows that leave a quarter of the registers to codes, tiles that leave half."""
         del work
         self._refuse(spec, target)
-        rows = _even_share(spec.attention.group, 6)
-        key_tiles = 8 if rows <= 2 else 4 if rows <= 4 else 2
+        sums = vector_registers() // _sum_registers()
+        rows = _even_share(spec.attention.group, min(6, sums * 3 // 4))
+        key_tiles = next((tiles for tiles in (8, 4, 2) if rows * tiles <= sums // 2), 1)
         value_tiles = key_tiles
         while value_tiles * 16 > spec.attention.head_dim:
             value_tiles //= 2
@@ -119,6 +123,11 @@ class CpuBackend:
             "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
         }
+
+
+def _sum_registers() -> int:
+    """Registers that a vector of 16 floats takes."""
+    return max(1, 512 // vector_bits())
 
 
 def _even_share(rows: int, most: int) -> int:
