@@ -367,6 +367,24 @@ def test_memory_that_is_read_as_numbers_must_be_aligned() -> None:
         v.module.unpack(*moved, k, k)
 
 
+def test_limits_beyond_int32_are_refused() -> None:
+    """Lengths are int32, and would wrap around to negative ones."""
+    v, cache, q, k = calls(spec_of())
+    lengths, new = torch.tensor([5, 7], dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    rest = (torch.empty_like(q), None, None, v.workspace(cache), None, 1.0, 64)
+    for message, call in (
+        ("advance: limit is 1099511627776, more than", lambda: v.module.advance(lengths, None, 1, 1 << 40, 0)),
+        ("advance: tokens is 2147483648, more than", lambda: v.module.advance(lengths, None, 1 << 31, (1 << 31) - 1, 0)),
+        ("pack: limit is 2147483648, more than", lambda: v.module.pack(k, k, new, *tensors(cache), 1 << 31, 0, 1)),
+        ("decode: limit is 2147483648, more than", lambda: v.module.decode(q, k, k, *tensors(cache), *rest, 1 << 31, 0, 1)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert lengths.tolist() == [5, 7]
+    with pytest.raises(ValueError, match="sequence 1 would have 2147483648 tokens, more than the limit of 2147483647"):
+        v.module.advance(lengths, None, (1 << 31) - 7, (1 << 31) - 1, 0)
+
+
 def test_crop_refuses_what_no_cache_can_have() -> None:
     v = variant(spec_of(cache={"rollback": 8}))
     for length, least, rollback, message in (

@@ -51,12 +51,13 @@ class Module {
   static void pack(const ffi::Pack& call) {
     const CacheView<C> cache(call.cache, "pack");
     const int32_t* more = call.new_lengths.as<int32_t>();
+    const int limit = to_int("pack", "limit", call.limit);
     int64_t most_blocks = 0;
     for (int64_t b = 0; b < call.cache.batch; ++b) {
       if (more[b] < 0 || more[b] > call.k.size[1])
         ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
       cache.check(b, cache.length(b), more[b], cache.length(b));
-      check_limit("pack", b, cache.length(b), more[b], call.limit);
+      check_limit("pack", b, cache.length(b), more[b], limit);
       const int64_t blocks = CacheView<C>::due_blocks(cache.length(b), cache.length(b) + more[b]);
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
@@ -71,6 +72,7 @@ class Module {
     const char* function = decode ? "decode" : "attend";
     const int64_t batch = call.cache.batch;
     if (batch == 0 || call.q_len == 0) return;
+    to_int(function, "limit", call.limit);
     const CacheView<C> cache(call.cache, function);
     ffi::check_start(function, "workspace", call.workspace, alignof(float));
     const Step<C> step = call.plan ? given_step(function, call, decode) : own_step(function, call, decode);
@@ -148,11 +150,6 @@ class Module {
                          bool appends) {
     CacheView<C>(call.cache).check(b, length, appends ? call.q_len : 0, length + shape.plan.fresh - call.q_len);
     if (appends) check_limit(function, b, length, call.q_len, call.limit);
-  }
-
-  static int to_int(const char* function, const char* name, int64_t value) {
-    if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, (long long)value);
-    return static_cast<int>(value);
   }
 
   // Within a parallel region: blocks that are due, then what is left.
