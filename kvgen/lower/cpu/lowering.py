@@ -65,11 +65,11 @@ class CpuBackend:
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """For all workloads: blocks near 128 tokens; rows that leave a quarter of the registers to codes, tiles that leave half."""
+        """For all workloads: blocks near 128 tokens; up to 6 rows, and tiles that leave half of the registers to codes."""
         del work
         self._refuse(spec, target)
         sums = vector_registers() // _sum_registers()
-        rows = _even_share(spec.attention.group, min(6, sums * 3 // 4))
+        rows = _even_share(spec.attention.group, 6)  # also where their sums exceed the registers of SSE2: fewer decode each code more often
         key_tiles = next((tiles for tiles in (8, 4, 2) if rows * tiles <= sums // 2), 1)
         value_tiles = key_tiles
         while value_tiles * 16 > spec.attention.head_dim:
