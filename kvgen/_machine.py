@@ -1,4 +1,4 @@
-"""Facts of this machine that budgets and search spaces follow: processors, last-level cache, free memory.
+"""Facts of this machine that budgets and search spaces follow: processors, vector registers, last-level cache, free memory.
 
 `KVGEN_MACHINE`, a JSON object, replaces the system's answers: `{"cores": 64, "llc_bytes": 503316480, "available_bytes": 2147483648}`.
 It is for virtual machines that hide their caches and for containers that show their host's processors. Tests use it to simulate another
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, get_args
 
 from kvgen.errors import KvgenError
 
-Fact = Literal["cores", "llc_bytes", "available_bytes"]
+Fact = Literal["cores", "llc_bytes", "available_bytes", "vector_bits"]
 LLC_BYTES = 32 << 20
 """Size of the last-level cache if the system does not report it."""
 AVAILABLE_BYTES = 8 << 30
@@ -45,6 +47,30 @@ def available_bytes() -> int:
         return told
     free = [int(line.split()[1]) << 10 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
     return min((*(free or [AVAILABLE_BYTES]), *_left_by_groups()))
+
+
+def vector_bits() -> int:
+    """Width of the processor's vector registers: 512 with AVX-512, 256 with AVX2, else 128."""
+    told = _override("vector_bits")
+    if told is not None:
+        return told
+    instructions = {word for line in cpuinfo() if line.startswith("flags") for word in line.split()}
+    return 512 if "avx512f" in instructions else 256 if "avx2" in instructions else 128
+
+
+def vector_registers() -> int:
+    """Number of these registers: 32 with AVX-512 and on Arm, 16 on other x86 processors."""
+    return 32 if vector_bits() == 512 or any(line.startswith("Features") for line in cpuinfo()) else 16
+
+
+@cache
+def cpuinfo() -> tuple[str, ...]:
+    """What /proc/cpuinfo says of the first processor; nothing where there is no such file."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return tuple(line.rstrip("\n") for line in takewhile(str.strip, file))
+    except OSError:
+        return ()
 
 
 def _override(fact: Fact) -> int | None:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 
 from kvgen.lower.base import Language
 
-CPU = ("-fopenmp", "-Wno-psabi")  # every function is internal: no vector crosses a library border
-READ = ("-fopenmp",)
+CPU = ("-fopenmp", "-Wno-psabi", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+"""Only the exported functions are visible, so no vector crosses a library border, and modules share no inline variable: the linker would
+merge those of all modules of a process.
+"""
 TILELANG = ("-diag-suppress=550",)
 
-ALLOWED: Mapping[Language, frozenset[str]] = {"c++": frozenset((*CPU, *READ)), "cuda": frozenset(TILELANG)}
+ALLOWED: Mapping[Language, frozenset[str]] = {"c++": frozenset(CPU), "cuda": frozenset(TILELANG)}
 
 
 def refused(language: Language, flags: Iterable[str]) -> str | None:

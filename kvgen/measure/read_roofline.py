@@ -42,7 +42,7 @@ def source(target: Target) -> Source:
     cpu = target == "cpu"
     text = render("cpu/read.cpp.jinja" if cpu else "cuda/read.cu.jinja", target=target)
     include = tuple(_resources.templates() / folder / "include" for folder in ("cpu" if cpu else "cuda", "common"))
-    return Source(text, "c++" if cpu else "cuda", target, include, flags.READ if cpu else (), reached_headers(text, include), READS[:1])
+    return Source(text, "c++" if cpu else "cuda", target, include, flags.CPU if cpu else (), reached_headers(text, include), READS[:1])
 
 
 def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:

@@ -13,10 +13,10 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from kvgen._machine import cpuinfo
 from kvgen.arch import GPUS, GpuArch, Target
 from kvgen.digest import digest
 from kvgen.errors import ToolchainMissing
@@ -144,28 +144,18 @@ def _gencode(gpu: GpuArch, *, ptx_only: bool) -> str:
 @cache
 def cpu_name() -> str:
     """The processor's name, as the system reports it."""
-    named = (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name"))
+    named = (line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()  # platform.processor() starts a process
 
 
 @cache
 def cpu_features() -> str:
     """The CPU's model and feature flags from /proc/cpuinfo, on which `-march=native` depends."""
-    lines = _cpuinfo()
+    lines = cpuinfo()
     if not lines:
         return platform.processor()
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part", "cache size")
     return "\n".join(line for line in lines if line.split("\t")[0].split(":")[0].strip() in wanted)
-
-
-@cache
-def _cpuinfo() -> list[str]:
-    """What /proc/cpuinfo says of the first processor; nothing where there is no such file."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return [line.rstrip("\n") for line in takewhile(str.strip, file)]
-    except OSError:
-        return []
 
 
 def machine(target: Target) -> str:

@@ -65,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "window-wide", "window", "the sliding window is one token too wide",
-            "state.to[r] - C::window : 0", "state.to[r] - C::window - 1 : 0",
+            "first_visible(before + token)", "first_visible(before + token - 1)",
         ),
         (
             "window-grain", "window", "the first partial sub-tile of a sliding window is skipped",
@@ -111,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "learned-sink-nothing", "unquantized", "the LSE of a query that sees nothing is not its learned sink",
-            "if (peak > -kInfinity) {", "if (row_max > -kInfinity) {",
+            "if (peak != -kInfinity) {", "if (row_max != -kInfinity) {",
         ),
         (
             "learned-sink-base", "unquantized", "learned sinks are taken for logarithms to base 2",
@@ -149,7 +149,7 @@ FAULTS: tuple[Fault, ...] = (
         "append",
         (
             "flush-boundary", "int8", "a residual that is exactly full is not packed",
-            "return Residual::packed_blocks(after_) -", "return Residual::packed_blocks(after_ - 1) -",
+            "due_blocks(length_, after_)", "due_blocks(length_, after_ - 1)",
         ),
         (
             "append-far", "splits", "a prefill packs its blocks from the 25th on over the 24th",
@@ -220,7 +220,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "window-rollback", "window-rollback", "blocks that a sliding window passed before tokens were taken back are held to be there",
-            "static_cast<int>(length) + C::Residual::kRollback)", "static_cast<int>(length))",
+            "(length + Residual::kRollback, INT32_MAX)", "(length, INT32_MAX)",
         ),
     ),
     *_in(
@@ -244,7 +244,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "bfloat-order", "plain", "the two bfloat16 of a word are swapped where attention reads them",
-            "(F)(k == 0 ? word << 16 : word & 0xffff0000u)", "(F)(k != 0 ? word << 16 : word & 0xffff0000u)",
+            "as<F32>(k == 0 ? word << 16 : word & 0xffff0000u)", "as<F32>(k != 0 ? word << 16 : word & 0xffff0000u)",
         ),
     ),
     *_in(
@@ -410,7 +410,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "tanh-series", "window", "the series of tanh is used where it is not good enough",
-            "y < 0.0625f ? small", "y < 1.0f ? small",
+            "select(y < 0.0625f, small", "select(y < 1.0f, small",
         ),
     ),
     *_in(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvgen import _machine
-from kvgen._machine import available_bytes, cores, llc_bytes
+from kvgen._machine import available_bytes, cores, llc_bytes, vector_bits, vector_registers
 from kvgen.errors import KvgenError
 
 GIB = 1 << 30
@@ -29,11 +29,29 @@ def test_facts_can_be_replaced_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
+    ("line", "bits", "registers"),
+    [
+        ("flags\t\t: fpu sse2 avx avx2 avx512f", 512, 32),
+        ("flags\t\t: fpu sse2 avx avx2", 256, 16),
+        ("flags\t\t: fpu sse2 avx", 128, 16),
+        ("Features\t: fp asimd", 128, 32),
+        ("", 128, 16),
+    ],
+)
+def test_vector_registers_are_those_of_the_instructions(monkeypatch: pytest.MonkeyPatch, line: str, bits: int, registers: int) -> None:
+    monkeypatch.delenv("KVGEN_MACHINE", raising=False)
+    monkeypatch.setattr(_machine, "cpuinfo", lambda: (line,))
+    assert (vector_bits(), vector_registers()) == (bits, registers)
+
+
+@pytest.mark.parametrize(
     "text", ["64", "[]", "cores=64", '{"core": 64}', '{"cores": 0}', '{"cores": "64"}', '{"cores": true}', '{"llc_bytes": 1.5}']
 )
 def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("KVGEN_MACHINE", text)
-    with pytest.raises(KvgenError, match="must be a JSON object of positive integers, any of cores, llc_bytes, available_bytes"):
+    with pytest.raises(
+        KvgenError, match="must be a JSON object of positive integers, any of cores, llc_bytes, available_bytes, vector_bits"
+    ):
         cores()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvgen._machine import vector_bits, vector_registers
 from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
@@ -19,6 +20,7 @@ from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
 TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 MOST_TOKENS = 2048
+"""Of a block."""
 WORKERS = 256
 """Workers of a plan. A constant, and not the number of threads, so that results do not depend on the machine."""
 EXPANDED_FLOATS = 16384
@@ -51,15 +53,24 @@ class CpuBackend:
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The schedules of `search_spaces/cpu.yaml` that fit the spec."""
         self._refuse(spec, target)
-        facts = {**spec_facts(spec), "block_multiple": block_multiple(spec), "enough_units": WORKERS, "even_share": _even_share}
+        facts = {
+            **spec_facts(spec),
+            "block_multiple": block_multiple(spec),
+            "most_tokens": MOST_TOKENS,
+            "enough_units": WORKERS,
+            "even_share": _even_share,
+            "registers": vector_registers(),
+            "sum_registers": _sum_registers(),
+        }
         return SearchSpace.load("cpu", facts, spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """For all workloads: blocks near 128 tokens; as many rows and tiles as leave registers to spare."""
+        """For all workloads: blocks near 128 tokens; up to 6 rows, and tiles that leave half of the registers to codes."""
         del work
         self._refuse(spec, target)
-        rows = _even_share(spec.attention.group, 6)
-        key_tiles = 8 if rows <= 2 else 4 if rows <= 4 else 2
+        sums = vector_registers() // _sum_registers()
+        rows = _even_share(spec.attention.group, 6)  # also where their sums exceed the registers of SSE2: fewer decode each code more often
+        key_tiles = next((tiles for tiles in (8, 4, 2) if rows * tiles <= sums // 2), 1)
         value_tiles = key_tiles
         while value_tiles * 16 > spec.attention.head_dim:
             value_tiles //= 2
@@ -112,6 +123,11 @@ class CpuBackend:
             "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
         }
+
+
+def _sum_registers() -> int:
+    """Registers that a vector of 16 floats takes."""
+    return max(1, 512 // vector_bits())
 
 
 def _even_share(rows: int, most: int) -> int:

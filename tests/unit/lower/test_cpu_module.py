@@ -282,6 +282,18 @@ def test_codes_survive_extremes() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
 
 
+def test_a_range_beyond_float32_saturates_the_scale() -> None:
+    spec = spec_of(dtype="float32", k="4c32", v="4t32")
+    v = variant(spec, (("block", 32),))
+    k, val = (draw(torch.Generator().manual_seed(i), 1, 32, 2, 64, dtype=v.dtype) for i in (5, 6))
+    k[0, 0, :, 3], k[0, 1, :, 3] = 3e38, -3e38
+    cache = v.new_cache(1, 32)
+    v.prefill(cache, k, val)
+    kept = meaningful_bytes(v.layout)
+    want = pack_blocks(v.layout, to_blocks(k, 32), to_blocks(val, 32))
+    assert torch.equal(cache.packed[..., kept], want[..., kept])
+
+
 def test_the_scale_of_zeros_is_zero_without_a_sign() -> None:
     """To the bit, as other back ends store it."""
     spec = spec_of(k="8c32s", v="8t1s")
@@ -333,8 +345,57 @@ def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
             v.module.attend(*good[:place], wrong, *good[place + 1 :])
     with pytest.raises(TypeError, match="attend takes 14 arguments, got 3"):
         v.module.attend(*good[:3])
-    with pytest.raises(TypeError, match="set_threads takes one int, at least 0"):
+    with pytest.raises(TypeError, match="set_threads takes 1 arguments, got 2"):
+        v.module.set_threads(1, 2)
+    with pytest.raises(ValueError, match="set_threads: n is -1, must be at least 0"):
         v.module.set_threads(-1)
+
+
+def test_memory_that_is_read_as_numbers_must_be_aligned() -> None:
+    v, cache, q, _ = calls(spec_of())
+    rest = (None, None, torch.empty(64, dtype=torch.uint8)[1:], None, 1.0, 64)
+    with pytest.raises(ValueError, match="attend: workspace must start at a multiple of 4 bytes"):
+        v.module.attend(q, *tensors(cache), torch.empty_like(q), *rest)
+    packed = torch.zeros(cache.packed.numel() + 1, dtype=torch.uint8)[1:].view(cache.packed.shape)
+    moved = (packed, *tensors(cache)[1:])
+    with pytest.raises(ValueError, match="attend: packed must start at a multiple of 2 bytes"):
+        v.module.attend(q, *moved, torch.empty_like(q), None, None, v.workspace(cache), None, 1.0, 64)
+    k = torch.zeros(2, 8, 2, 64, dtype=v.dtype)
+    with pytest.raises(ValueError, match="pack: packed must start"):
+        v.module.pack(k, k, torch.tensor([8, 8], dtype=torch.int32), *moved, 64, 0, 1)
+    with pytest.raises(ValueError, match="unpack: packed must start"):
+        v.module.unpack(*moved, k, k)
+
+
+def test_limits_beyond_int32_are_refused() -> None:
+    """Lengths are int32, and would wrap around to negative ones."""
+    v, cache, q, k = calls(spec_of())
+    lengths, new = torch.tensor([5, 7], dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    rest = (torch.empty_like(q), None, None, v.workspace(cache), None, 1.0, 64)
+    for message, call in (
+        ("advance: limit is 1099511627776, more than", lambda: v.module.advance(lengths, None, 1, 1 << 40, 0)),
+        ("advance: tokens is 2147483648, more than", lambda: v.module.advance(lengths, None, 1 << 31, (1 << 31) - 1, 0)),
+        ("pack: limit is 2147483648, more than", lambda: v.module.pack(k, k, new, *tensors(cache), 1 << 31, 0, 1)),
+        ("decode: limit is 2147483648, more than", lambda: v.module.decode(q, k, k, *tensors(cache), *rest, 1 << 31, 0, 1)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert lengths.tolist() == [5, 7]
+    with pytest.raises(ValueError, match="sequence 1 would have 2147483648 tokens, more than the limit of 2147483647"):
+        v.module.advance(lengths, None, (1 << 31) - 7, (1 << 31) - 1, 0)
+
+
+def test_crop_refuses_what_no_cache_can_have() -> None:
+    v = variant(spec_of(cache={"rollback": 8}))
+    for length, least, rollback, message in (
+        (-5, 0, 8, "sequence 0 has a negative length"),
+        (5, -1, 8, r"crop: least\[0\] is -1, must be at least 0"),
+        (50, 0, 9, "crop: rollback is 9, this kernel keeps tokens for 8"),
+    ):
+        lengths, shortest = (torch.tensor([n], dtype=torch.int32) for n in (length, least))
+        with pytest.raises(ValueError, match=message):
+            v.module.crop(lengths, shortest, None, 0, rollback, 0)
+        assert (lengths.item(), shortest.item()) == (length, least)
 
 
 def test_the_module_refuses_lengths_that_the_cache_cannot_hold() -> None:
@@ -440,6 +501,17 @@ def test_a_nan_in_a_new_token_gives_what_the_reference_gives(name: str, which: i
     for got in (out, again):
         assert torch.equal(got.isnan(), want.isnan())
     assert torch.equal(v.attend(q, cache, lse=True)[1].isnan(), want_lse.isnan())
+
+
+def test_a_nan_among_the_learned_sinks_is_not_ignored() -> None:
+    v = variant(spec_of(sinks=True))
+    cache = v.new_cache(1, 64)
+    k = torch.ones(1, 40, 2, 64, dtype=v.dtype)
+    v.prefill(cache, k, k)
+    q = torch.ones(1, 1, 4, 64, dtype=v.dtype)
+    out, lse = v.attend(q, cache, lse=True, sinks=torch.tensor([0.0, torch.nan, -torch.inf, 1.0]))
+    assert out[0, 0].isnan().all(-1).tolist() == lse[0, :, 0].isnan().tolist() == [False, True, False, False]
+    assert out[0, 0, [0, 2, 3]].isfinite().all()
 
 
 def test_scores_that_are_all_minus_infinity_see_nothing() -> None:

@@ -86,3 +86,10 @@ def test_the_buffer_has_the_memory_of_caches() -> None:
     _, (buffer,) = meter._buffers(LEAST_BYTES, POLICY)
     assert buffer.data_ptr() % HUGE == 0
     assert int(buffer.min()) == 1
+
+
+def test_threads_are_those_of_kernels() -> None:
+    """More of them than processors are refused, as kernels refuse them."""
+    set_threads = load_library(module.artifact("cpu").path).get_function("set_threads")
+    with pytest.raises(ValueError, match="set_threads: 1000000 threads are more than the machine's"):
+        set_threads(10**6)

@@ -23,7 +23,7 @@ class Append {
         length_(static_cast<int>(length)),
         after_(static_cast<int>(length + count)) {}
 
-  int64_t due_blocks() const { return Residual::packed_blocks(after_) - Residual::packed_blocks(length_); }
+  int64_t due_blocks() const { return CacheView<C>::due_blocks(length_, after_); }
 
   // Packs the i-th block that is due.
   void pack(int64_t i) const {

@@ -85,7 +85,7 @@ class Attention {
       const Element* q = row_of<Element>(call_.q, head.b, token, q_head);
       for (int c = 0; c < C::head_dim; c += kLanes) store(state.q[r] + c, load_floats<Element>(q + c) * factor);
       state.to[r] = before + token + 1;
-      state.from[r] = C::window > 0 && state.to[r] > C::window ? state.to[r] - C::window : 0;
+      state.from[r] = CacheView<C>::first_visible(before + token);
     }
     state.sum_groups();
   }
@@ -174,7 +174,7 @@ class Attention {
     float weight = 1;
     if constexpr (C::sinks) {
       const float logit = call_.sinks.template as<float>()[q_head] * kLog2e, peak = row_max > logit ? row_max : logit;
-      if (peak > -kInfinity) {
+      if (peak != -kInfinity) {  // a NaN among the sinks is one in the output
         weight = std::exp2(row_max - peak);
         row_sum = row_sum * weight + std::exp2(logit - peak), row_max = peak;
       }

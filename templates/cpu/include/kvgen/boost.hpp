@@ -43,7 +43,7 @@ struct Boost {
     const int group = (token + tile * kLanes) / C::Key::group;
     const uint8_t *channel = index(block, group), *words_of = codes(subtile, tile);
     for (int i = 0; i < channels; ++i) {
-      const F32 high = Code::template code<kLanes>(load<U32>(words_of + i / Code::per_word * 64), i % Code::per_word) + Code::middle;
+      const F32 high = Code::code(load<U32>(words_of + i / Code::per_word * 64), i % Code::per_word) + Code::middle;
       float* at = out + channel[i] * kLanes;
       store(at, load<F32>(at) + high * 4.0f * Keys::affine_of_one(block, nullptr, group, channel[i]).scale);
     }

@@ -7,6 +7,16 @@
 
 namespace kvgen {
 
+namespace ffi {
+
+// Raises where a tensor of bytes that is read as numbers of `to` bytes begins between two of them.
+template <int N>
+inline void check_start(const char* function, const char* name, const View<N>& bytes, int to) {
+  if (reinterpret_cast<uintptr_t>(bytes.data) % to) fail("ValueError", "%s: %s must start at a multiple of %d bytes", function, name, to);
+}
+
+}  // namespace ffi
+
 template <class C>
 struct CacheView {
   using Element = typename C::Element;
@@ -16,6 +26,11 @@ struct CacheView {
   ffi::Cache cache;
 
   explicit CacheView(const ffi::Cache& c) : cache(c) {}
+
+  // Raises where the params of the blocks would not be aligned.
+  CacheView(const ffi::Cache& c, const char* function) : CacheView(c) {
+    ffi::check_start(function, "packed", cache.packed, alignof(typename C::Param));
+  }
 
   uint8_t* block(int64_t batch, int64_t head, int64_t index) const {
     int64_t outer = batch, inner = Places::place(index), per = cache.blocks;
@@ -27,9 +42,12 @@ struct CacheView {
     return cache.packed.template as<uint8_t>() + ((outer * C::kv_heads + head) * per + inner) * C::block_bytes;
   }
 
+  // Blocks that are due when a sequence grows from `length` to `after` tokens.
+  static int64_t due_blocks(int length, int after) { return Residual::packed_blocks(after) - Residual::packed_blocks(length); }
+
   // The first packed block that is still there, of a sequence of this length.
   static int first_held(int64_t length) {
-    return Places::first(C::Residual::packed_blocks(static_cast<int>(length) + C::Residual::kRollback));
+    return Places::first(Residual::packed_blocks(static_cast<int>(std::min<int64_t>(length + Residual::kRollback, INT32_MAX))));
   }
 
   // Whether a block is there: pages that a sliding window has passed need not be.
@@ -63,8 +81,8 @@ struct CacheView {
   // The first token that a query at a position sees.
   static int64_t first_visible(int64_t position) { return C::window > 0 && position >= C::window ? position - C::window + 1 : 0; }
 
-  // Raises where a sequence of `length` tokens is longer than the cache can hold after `more` tokens, or a page does not exist. Pages of
-  // blocks that no query from position `first_query` on sees may be absent (-1).
+  // Raises where a sequence of `length` tokens is longer than the cache can hold after `more` tokens, a token that a query from position
+  // `first_query` on sees is gone, or a page does not exist. Pages of blocks that no such query sees may be absent (-1).
   void check(int64_t batch, int64_t length, int64_t more, int64_t first_query) const {
     const int64_t after = length + more;
     if (length < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);

@@ -13,16 +13,13 @@ struct Codec {
   static constexpr bool quantized = true;
   static constexpr float middle = 1 << (Bits - 1);
 
-  // Element `k` of the words of N lanes: the centered code as a float.
-  template <int N>
-  static typename Vec<N>::F code(typename Vec<N>::U word, int k) {
-    using F = typename Vec<N>::F;
-    using I = typename Vec<N>::I;
+  // Element `k` of the words: the centered code as a float.
+  KVGEN_INLINE static F32 code(const U32& word, int k) {
 #ifdef __AVX512F__
     // A permutation looks at the low 4 bits alone: shift and look up, no mask, no conversion.
-    if constexpr (Bits <= 4) return __builtin_shuffle(table(), (I)(word >> (Bits * k)));
+    if constexpr (Bits <= 4) return __builtin_shuffle(table(), (I32)(word >> (Bits * k)));
 #endif
-    return __builtin_convertvector((I)((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits), F);
+    return convert<float>(as<I32>((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits));
   }
 
  private:
@@ -39,12 +36,10 @@ struct Codec<16, Element> {
   static constexpr int per_word = sizeof(Element) == 4 ? 1 : 2;
   static constexpr bool quantized = false;
 
-  template <int N>
-  static typename Vec<N>::F code(typename Vec<N>::U word, int k) {
-    using F = typename Vec<N>::F;
-    if constexpr (sizeof(Element) == 4) return (F)word;
-    if constexpr (std::is_same_v<Element, Bfloat>) return (F)(k == 0 ? word << 16 : word & 0xffff0000u);
-    return widen<Element, N>(__builtin_convertvector(word >> (16 * k), typename Vec<N>::H));
+  KVGEN_INLINE static F32 code(const U32& word, int k) {
+    if constexpr (sizeof(Element) == 4) return as<F32>(word);
+    if constexpr (std::is_same_v<Element, Bfloat>) return as<F32>(k == 0 ? word << 16 : word & 0xffff0000u);
+    return widen_low<Element>(word >> (16 * k));
   }
 };
 
@@ -97,15 +92,15 @@ struct Operand {
   static Affine affine_of_one(const uint8_t* block, const uint8_t* subtile, int group, int index) {
     const Param* at = param(block, subtile, group, index);
     const float scale = to_float(at[0]);
-    if constexpr (Op::zero) return {splat(scale), splat(to_float(at[param_extent]))};
-    return {splat(scale), F32{}};
+    if constexpr (Op::zero) return {splat<F32>(scale), splat<F32>(to_float(at[param_extent]))};
+    return {splat<F32>(scale), F32{}};
   }
 
   // Dequantizes 16 rows of a sub-tile whose first token is `token` of the block: out[k * 16 + row].
   static void expand(const uint8_t* block, const uint8_t* subtile, int token, int tile, float* out) {
     const uint8_t* words = codes(subtile, tile);
     for (int k = 0; k < k_extent; ++k) {
-      F32 x = Code::template code<kLanes>(load<U32>(words + k / Code::per_word * 64), k % Code::per_word);
+      F32 x = Code::code(load<U32>(words + k / Code::per_word * 64), k % Code::per_word);
       if constexpr (Code::quantized) {
         const Affine a = centered(affine_at(block, subtile, token, tile, k));
         x = x * a.scale + a.zero;
@@ -121,13 +116,13 @@ struct Operand {
     if constexpr (Op::rows_are_tokens) return affine(block, subtile, k / Op::group, row);
     if constexpr (Op::per_channel) return affine(block, subtile, (token + k) / Op::group, row);
     if constexpr (Op::group % kLanes == 0) return affine_of_one(block, subtile, row / Op::group, k);
-    Affine lanes;
+    float scale[kLanes], zero[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       const Affine one = affine_of_one(block, subtile, (row + i) / Op::group, k);
-      lanes.scale[i] = one.scale[0];
-      lanes.zero[i] = one.zero[0];
+      scale[i] = one.scale[0];
+      zero[i] = one.zero[0];
     }
-    return lanes;
+    return {load<F32>(scale), load<F32>(zero)};
   }
 };
 

@@ -47,7 +47,7 @@ struct Floats {
     });
   }
 
-  // Token `t` from rows of `dtype`; the 16 of a tile are set together, absent ones (null) as zeros.
+  // Sets the 16 tokens of a tile from their rows in `dtype`; null stands for an absent token, which becomes zeros.
   void set_tile(int tile, const typename C::Element* const (&k_row)[kLanes], const typename C::Element* const (&v_row)[kLanes]) {
     for (int c = 0; c < dim; c += kLanes) {
       F32 square[kLanes];

@@ -15,9 +15,10 @@ constexpr int kParts = 1;
 constexpr int kCodes = 2 * kParts;  // in a lane
 
 // sum + the products of the codes in a lane of `a` and the parts of weights in that of `b`.
-template <int N>
-inline typename Vec<N>::I add_products(typename Vec<N>::I sum, typename Vec<N>::U a, typename Vec<N>::U b) {
-  using I = typename Vec<N>::I;
+template <class I, class U>
+KVGEN_INLINE I add_products(const I& sum, const U& a, const U& b) {
+  constexpr int N = lanes_of<I>;
+  if constexpr (halved<I>) return {add_products(sum.low, a.low, b.low), add_products(sum.high, a.high, b.high)};
 #if defined(__AVX512VNNI__)
   static_assert(N == 16);
   return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -30,13 +31,13 @@ inline typename Vec<N>::I add_products(typename Vec<N>::I sum, typename Vec<N>::
 #elif defined(__AVX2__)
   if constexpr (N == 8) return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #endif
-  return sum + ((I)(a << 16) >> 16) * ((I)(b << 16) >> 16) + ((I)a >> 16) * ((I)b >> 16);
+  return sum + (as<I>(a << 16) >> 16) * (as<I>(b << 16) >> 16) + (as<I>(a) >> 16) * (as<I>(b) >> 16);
 #endif
 }
 
 // Codes j, j + P / kCodes, ... of a word with P codes, each in a part of the lane. One shift and one mask for all of them.
 template <int Bits, class U>
-inline U codes_of(U word, int j) {
+KVGEN_INLINE U codes_of(U word, int j) {
   constexpr uint32_t ones = kParts == 2 ? 0x01010101u : 0x10001u;
   return (word >> (Bits * j)) & (((1u << Bits) - 1) * ones);
 }
@@ -46,7 +47,6 @@ inline U codes_of(U word, int j) {
 template <int Bits, int Prefetched, int N, int M, int T>
 inline __attribute__((always_inline)) void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset,
                                                              const uint8_t* weight, int words, Sums<kParts * M, T, I32>& sums) {
-  using U = typename Register::U;
   constexpr int per_word = 32 / Bits, steps = per_word / kCodes, step = steps < kStep / kCodes ? steps : kStep / kCodes;
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;
@@ -55,18 +55,14 @@ inline __attribute__((always_inline)) void multiply_integers(const uint8_t* cons
     for (int first = 0; first < steps; first += step) {
 #pragma GCC unroll 16
       for (int j = 0; j < step; ++j) {
-        U code[T][kRegisters];
+        U32 code[T];
 #pragma GCC unroll 16
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-          for (int p = 0; p < kRegisters; ++p) code[t][p] = codes_of<Bits>(packed.word[t][p], j);
+        for (int t = 0; t < T; ++t) code[t] = codes_of<Bits>(packed.word[t], j);
 #pragma GCC unroll 16
         for (int r = 0; r < kParts * M; ++r) {
-          const U b = load<uint32_t>(weight + r % M * 2 * N + w * 2 * per_word + r / M * per_word + (first + j) * 4) - U{};
+          const U32 b = splat<U32>(load<uint32_t>(weight + r % M * 2 * N + w * 2 * per_word + r / M * per_word + (first + j) * 4));
 #pragma GCC unroll 16
-          for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-            for (int p = 0; p < kRegisters; ++p) sums.reg[r][t][p] = add_products<kRegisterLanes>(sums.reg[r][t][p], code[t][p], b);
+          for (int t = 0; t < T; ++t) sums.reg[r][t] = add_products(sums.reg[r][t], code[t], b);
         }
       }
       if constexpr (step < steps) packed.shift_right(step * Bits);
@@ -93,12 +89,17 @@ inline void store_weights(I32 v, uint8_t* to) {
 #else
 constexpr int32_t kRoundedOffset = 0;
 
-template <int P>
-inline void store_weights(I32 v, uint8_t* to) {
-  constexpr auto from = [](int i) { return i / P * P + i % 2 * (P / 2) + i % P / 2; };
-  const I32 ordered = __builtin_shuffle(v, I32{from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8), from(9),
-                                               from(10), from(11), from(12), from(13), from(14), from(15)});
-  store(to, __builtin_convertvector(ordered, Vec<kLanes>::S));
+template <int P, class V>
+KVGEN_INLINE void store_weights(const V& v, uint8_t* to) {
+  constexpr int N = lanes_of<V>;
+  if constexpr (halved<V> && N > P) {
+    store_weights<P>(v.low, to);
+    store_weights<P>(v.high, to + N);
+  } else if constexpr (halved<V>) {
+    store(to, (v.low & 0xffff) | v.high << 16);
+  } else {
+    store(to, convert<int16_t>(__builtin_shuffle(v, lanes_from<V>([](int i) { return i / P * P + i % 2 * (P / 2) + i % P / 2; }))));
+  }
 }
 #endif
 

@@ -1,23 +1,18 @@
 // Quantizes a matrix [tokens, channels] to 8 bits per channel, and reads it back: the exported functions of a CPU module.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "kvgen/matrix/arguments.hpp"
+#include "kvgen/overlap.hpp"
 #include "kvgen/simd.hpp"
 #include "kvgen/threads.hpp"
 
 namespace kvgen::matrix {
 
 constexpr float kLevels = 127.f;
-
-inline int threads = 0;  // 0: OpenMP's own number
-
-inline int team() { return threads > 0 ? threads : omp_get_max_threads(); }
 
 // q = clamp(rne(x / scale), -127, 127), and 0 where the scale is 0.
 inline int8_t code(float x, float scale) {
@@ -30,9 +25,11 @@ class Module {
   using Element = typename Config::Element;
 
  public:
+  static inline Threads threads;
+
   // scales(x, scales). A maximum does not depend on the order in which threads find it.
   static void scales(const Arguments& a) {
-    const int count = std::max(1, static_cast<int>(std::min<int64_t>(team(), (a.tokens + Config::rows - 1) / Config::rows)));
+    const int count = std::max(1, static_cast<int>(std::min<int64_t>(threads.count(), (a.tokens + Config::rows - 1) / Config::rows)));
     std::vector<float> tops(static_cast<size_t>(count) * a.channels, 0.f);
 #pragma omp parallel for num_threads(count) schedule(static)
     for (int rank = 0; rank < count; ++rank) {
@@ -80,7 +77,7 @@ class Module {
   static void for_tiles(const Arguments& a, Map map) {
     const int64_t across = (a.channels + Config::channels - 1) / Config::channels;
     const int64_t tiles = (a.tokens + Config::rows - 1) / Config::rows * across;
-#pragma omp parallel for num_threads(static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(team(), tiles)))) schedule(static)
+#pragma omp parallel for num_threads(static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads.count(), tiles)))) schedule(static)
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = tile / across * Config::rows, first = tile % across * Config::channels;
       const int64_t count = std::min<int64_t>(Config::channels, a.channels - first);
@@ -89,11 +86,26 @@ class Module {
   }
 };
 
+// Raises where what a call writes shares memory with what it reads: threads write one tile while others read theirs.
+inline void check_apart(const Arguments& a, Arguments::Kind kind, int64_t item) {
+  const auto apart = [&](const char* name, const auto& written, int64_t size, const char* other_name, const auto& other,
+                         int64_t other_size) { ffi::check_apart(a.function, name, written, size, other_name, other, other_size); };
+  if (kind == Arguments::Kind::scales) return apart("scales", a.scales, 4, "x", a.x, item);
+  if (kind == Arguments::Kind::quantize) {
+    apart("codes", a.codes, 1, "x", a.x, item);
+    return apart("codes", a.codes, 1, "scales", a.scales, 4);
+  }
+  apart("out", a.x, item, "codes", a.codes, 1);
+  apart("out", a.x, item, "scales", a.scales, 4);
+}
+
 template <class Config>
 int call(const char* name, Arguments::Kind kind, void (*function)(const Arguments&), const TVMFFIAny* args, int32_t count,
          TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
-    function(Arguments(name, args, count, kind, Config::type, kDLCPU));
+    const Arguments a(name, args, count, kind, Config::type, kDLCPU);
+    check_apart(a, kind, Config::type.bits / 8);
+    function(a);
     return false;
   });
 }
@@ -105,13 +117,13 @@ int call(const char* name, Arguments::Kind kind, void (*function)(const Argument
     using kvgen::matrix::Arguments;                                                                                             \
     return kvgen::matrix::call<Config>(#name, Arguments::Kind::name, kvgen::matrix::Module<Config>::name, args, count, result); \
   }
-#define KVGEN_CPU_MATRIX(Config)                                                    \
-  KVGEN_CPU_MATRIX_FUNCTION(Config, scales)                                         \
-  KVGEN_CPU_MATRIX_FUNCTION(Config, quantize)                                       \
-  KVGEN_CPU_MATRIX_FUNCTION(Config, dequantize)                                     \
-  KVGEN_EXPORT(set_threads) {                                                       \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {                              \
-      kvgen::matrix::threads = static_cast<int>(kvgen::parse_threads(args, count)); \
-      return false;                                                                 \
-    });                                                                             \
+#define KVGEN_CPU_MATRIX(Config)                               \
+  KVGEN_CPU_MATRIX_FUNCTION(Config, scales)                    \
+  KVGEN_CPU_MATRIX_FUNCTION(Config, quantize)                  \
+  KVGEN_CPU_MATRIX_FUNCTION(Config, dequantize)                \
+  KVGEN_EXPORT(set_threads) {                                  \
+    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {         \
+      kvgen::matrix::Module<Config>::threads.set(args, count); \
+      return false;                                            \
+    });                                                        \
   }

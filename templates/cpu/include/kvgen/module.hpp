@@ -1,8 +1,6 @@
 // The exported functions of a CPU module, for one configuration.
 #pragma once
 
-#include <omp.h>
-
 #include "kvgen/append.hpp"
 #include "kvgen/attend.hpp"
 #include "kvgen/lengths.hpp"
@@ -23,6 +21,7 @@ class Module {
   using Residual = typename C::Residual;
   static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::head_dim, C::block, Residual::kRows, C::block_bytes,
                                         C::page_blocks, C::dtype,    kDLCPU,      1,        C::sinks};
+  static inline Threads threads;
 
   static int64_t workspace_bytes(const ffi::Bound& bound) { return shape("workspace_bytes", bound).workspace_bytes(bound.max_len); }
   static int64_t plan_size(const ffi::Bound& bound) { return shape("plan_size", bound).plan.size(); }
@@ -38,9 +37,7 @@ class Module {
     const int32_t* lengths = call.lengths.as<int32_t>();
     const int limit = to_int("plan", "limit", call.limit);
     const StepShape<C> shape("plan", batch, call.q_len, longest(lengths, batch), call.append);
-    if (call.plan.size[0] < shape.plan.size())
-      ffi::fail("ValueError", "plan: plan has %lld numbers, this call needs %lld", (long long)call.plan.size[0],
-                (long long)shape.plan.size());
+    shape.check_size("plan", call.plan);
     const auto step = [&](int64_t b) { return step_of(lengths[b], shape.plan.fresh, limit, call.skip_empty); };
     for (int64_t b = 0; b < batch; ++b) {
       check_length(b, lengths[b]);
@@ -52,19 +49,20 @@ class Module {
   }
 
   static void pack(const ffi::Pack& call) {
-    const CacheView<C> cache(call.cache);
+    const CacheView<C> cache(call.cache, "pack");
     const int32_t* more = call.new_lengths.as<int32_t>();
+    const int limit = to_int("pack", "limit", call.limit);
     int64_t most_blocks = 0;
     for (int64_t b = 0; b < call.cache.batch; ++b) {
       if (more[b] < 0 || more[b] > call.k.size[1])
         ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
       cache.check(b, cache.length(b), more[b], cache.length(b));
-      check_limit("pack", b, cache.length(b), more[b], call.limit);
-      const int64_t blocks = due_blocks(cache.length(b), more[b]);
+      check_limit("pack", b, cache.length(b), more[b], limit);
+      const int64_t blocks = CacheView<C>::due_blocks(cache.length(b), cache.length(b) + more[b]);
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
     const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k, call.v, b, head, cache.length(b), more[b]); };
-#pragma omp parallel num_threads(threads())
+#pragma omp parallel num_threads(threads.count())
     append(call.cache.batch, most_blocks, appended);
     for (int64_t b = 0; call.advance && b < call.cache.batch; ++b) cache.length(b) += more[b];
   }
@@ -74,7 +72,9 @@ class Module {
     const char* function = decode ? "decode" : "attend";
     const int64_t batch = call.cache.batch;
     if (batch == 0 || call.q_len == 0) return;
-    const CacheView<C> cache(call.cache);
+    to_int(function, "limit", call.limit);
+    const CacheView<C> cache(call.cache, function);
+    ffi::check_start(function, "workspace", call.workspace, alignof(float));
     const Step<C> step = call.plan ? given_step(function, call, decode) : own_step(function, call, decode);
     // A plan of another module may have more splits than this one gives heads of such lengths.
     const int64_t needed =
@@ -83,14 +83,14 @@ class Module {
       ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)needed);
     int64_t most_blocks = 0;
     for (int64_t b = 0; b < batch; ++b) {
-      const int64_t blocks = due_blocks(step.lengths[b], step.appended[b]);
+      const int64_t blocks = CacheView<C>::due_blocks(step.lengths[b], step.lengths[b] + step.appended[b]);
       most_blocks = blocks > most_blocks ? blocks : most_blocks;
     }
     const Attention<C> attention(call, step);
     const auto appended = [&](int64_t b, int64_t head) {
       return Append<C>(cache, call.k_new, call.v_new, b, head, step.lengths[b], step.appended[b]);
     };
-#pragma omp parallel num_threads(threads())
+#pragma omp parallel num_threads(threads.count())
     {
       parallel_for(step.work.size(), [&](int64_t i) { attention.run(step.work[i]); });
       parallel_for(step.split_heads.size(), [&](int64_t i) { attention.merge(step.work[step.split_heads[i]]); });
@@ -103,7 +103,7 @@ class Module {
 
   static void unpack(const ffi::Unpack& call) {
     using Element = typename C::Element;
-    const CacheView<C> cache(call.cache);
+    const CacheView<C> cache(call.cache, "unpack");
     const int64_t batch = call.cache.batch, per = call.cache.blocks + 1;  // the last one stands for the residual
     for (int64_t b = 0; b < batch; ++b) {
       cache.check(b, cache.length(b), 0, cache.length(b));
@@ -111,7 +111,7 @@ class Module {
         ffi::fail("ValueError", "unpack: k has %lld tokens, sequence %lld has %d", (long long)call.k.size[1], (long long)b,
                   cache.length(b));
     }
-#pragma omp parallel num_threads(threads())
+#pragma omp parallel num_threads(threads.count())
     parallel_for(batch * C::kv_heads * per, [&](int64_t i) {
       const int64_t head = i / per % C::kv_heads, b = i / per / C::kv_heads, index = i % per + cache.first_held(cache.length(b));
       const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
@@ -127,15 +127,7 @@ class Module {
     });
   }
 
-  static void set_threads(int64_t n) { chosen_threads = static_cast<int>(n); }
-
  private:
-  static inline int chosen_threads = 0;  // 0: as many as OpenMP says, which torch.set_num_threads governs
-
-  static int64_t due_blocks(int length, int more) { return Residual::packed_blocks(length + more) - Residual::packed_blocks(length); }
-
-  static int threads() { return chosen_threads > 0 ? chosen_threads : omp_get_max_threads(); }
-
   static StepShape<C> shape(const char* function, const ffi::Bound& bound) {
     return StepShape<C>(function, bound.batch, bound.q_len, bound.max_len, false);
   }
@@ -158,11 +150,6 @@ class Module {
                          bool appends) {
     CacheView<C>(call.cache).check(b, length, appends ? call.q_len : 0, length + shape.plan.fresh - call.q_len);
     if (appends) check_limit(function, b, length, call.q_len, call.limit);
-  }
-
-  static int to_int(const char* function, const char* name, int64_t value) {
-    if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, (long long)value);
-    return static_cast<int>(value);
   }
 
   // Within a parallel region: blocks that are due, then what is left.
@@ -197,16 +184,16 @@ class Module {
   }
 
 // Exports the functions of the module ABI for configuration C.
-#define KVGEN_CPU_MODULE(C)                                                                                              \
-  using KvgenModule = kvgen::Module<C>;                                                                                  \
-  KVGEN_CPU_QUESTION(workspace_bytes)                                                                                    \
-  KVGEN_CPU_QUESTION(split_tokens)                                                                                       \
-  KVGEN_CPU_QUESTION(plan_size)                                                                                          \
-  KVGEN_CPU_CALL(plan, KvgenModule::plan(kvgen::ffi::parse_plan(KvgenModule::variant, args, count)))                     \
-  KVGEN_CPU_CALL(advance, kvgen::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))                  \
-  KVGEN_CPU_CALL(crop, kvgen::crop(kvgen::ffi::parse_crop(KvgenModule::variant, args, count)))                           \
-  KVGEN_CPU_CALL(pack, KvgenModule::pack(kvgen::ffi::parse_pack(KvgenModule::variant, args, count)))                     \
-  KVGEN_CPU_CALL(attend, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, false), false)) \
-  KVGEN_CPU_CALL(decode, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, true), true))   \
-  KVGEN_CPU_CALL(unpack, KvgenModule::unpack(kvgen::ffi::parse_unpack(KvgenModule::variant, args, count)))               \
-  KVGEN_CPU_CALL(set_threads, KvgenModule::set_threads(kvgen::parse_threads(args, count)))
+#define KVGEN_CPU_MODULE(C)                                                                                                      \
+  using KvgenModule = kvgen::Module<C>;                                                                                          \
+  KVGEN_CPU_QUESTION(workspace_bytes)                                                                                            \
+  KVGEN_CPU_QUESTION(split_tokens)                                                                                               \
+  KVGEN_CPU_QUESTION(plan_size)                                                                                                  \
+  KVGEN_CPU_CALL(plan, KvgenModule::plan(kvgen::ffi::parse_plan(KvgenModule::variant, args, count)))                             \
+  KVGEN_CPU_CALL(advance, kvgen::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))                          \
+  KVGEN_CPU_CALL(crop, kvgen::crop(kvgen::ffi::parse_crop(KvgenModule::variant, args, count), KvgenModule::Residual::kRollback)) \
+  KVGEN_CPU_CALL(pack, KvgenModule::pack(kvgen::ffi::parse_pack(KvgenModule::variant, args, count)))                             \
+  KVGEN_CPU_CALL(attend, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, false), false))         \
+  KVGEN_CPU_CALL(decode, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, true), true))           \
+  KVGEN_CPU_CALL(unpack, KvgenModule::unpack(kvgen::ffi::parse_unpack(KvgenModule::variant, args, count)))                       \
+  KVGEN_CPU_CALL(set_threads, KvgenModule::threads.set(args, count))

@@ -119,7 +119,7 @@ struct PackedKeys {
       }
   }
 
-  // Scales and zeros multiply what the sum over each group of channels.
+  // A scale multiplies the sum of products over a group of channels, a zero the sum of the query over it.
   void per_token(const float* q, const float* q_sum, float* score) const {
     constexpr int groups = dim / C::Key::group;
     Group weights[groups];

@@ -68,8 +68,8 @@ struct PackedValues {
       }
   }
 
-  // Scales and zeros multiply what the sum over each group of tokens. The weights stay floats: they have no scale that would keep a token
-  // of large weight and small values from taking the precision of the others.
+  // A scale multiplies the sum of products over a group of tokens, a zero the sum of the weights over it. The weights stay floats: they
+  // have no scale that would keep a token of large weight and small values from taking the precision of the others.
   void per_channel(const float* p, float* out) const {
     FloatWeights<Code, M, C::chunk> weights;
     weights.set(p, chunk.tokens, no_bias);

@@ -45,17 +45,14 @@ struct Quantizer {
 
     explicit Range(F32 x) : low(x), high(x) {}
     void add(F32 x) {
-      low = x < low ? x : low;
-      high = x > high ? x : high;
+      low = select(x < low, x, low);
+      high = select(x > high, x, high);
     }
   };
 
   static Param saturated(float x) {
-    constexpr float most = 65504.0f;
-    if constexpr (sizeof(Param) == 4)
-      return from_float<Param>(x);
-    else
-      return from_float<Param>(x > most ? most : x < -most ? -most : x);
+    constexpr float most = sizeof(Param) == 4 ? std::numeric_limits<float>::max() : 65504.0f;
+    return from_float<Param>(x > most ? most : x < -most ? -most : x);
   }
 
   // Scale and zero of a group with this range, as they are stored. `most` is the largest code.
@@ -104,7 +101,7 @@ struct Quantizer {
     if constexpr (Info::group % kLanes == 0) {
       Range range(load_floats<Element>(x));
       for (int i = kLanes; i < Info::group; i += kLanes) range.add(load_floats<Element>(x + i));
-      return put(at, -max(-range.low), max(range.high));
+      return put(at, -largest_lane(-range.low), largest_lane(range.high));
     }
     float low = to_float(x[0]), high = low;
     for (int i = 1; i < Info::group; ++i) {
@@ -115,35 +112,35 @@ struct Quantizer {
     put(at, low, high);
   }
 
+  // NaN gives `least`.
+  static F32 clamped(F32 x, float least, float most) {
+    x = select(x > least, x, splat<F32>(least));
+    return select(x < most, x, splat<F32>(most));
+  }
+
   // The unsigned codes of 16 values. `most` is the largest code.
   static U32 code(F32 x, const Affine& a, int most = levels) {
     F32 q;
     if constexpr (Info::zero) {
       q = round_even((x - a.zero) / a.scale);
-      q = q > 0.0f ? q : F32{};
-      q = q < static_cast<float>(most) ? q : splat(static_cast<float>(most));
+      q = clamped(q, 0.0f, static_cast<float>(most));
     } else {
       q = round_even(x / a.scale);
-      q = q > static_cast<float>(1 - half) ? q : splat(static_cast<float>(1 - half));
-      q = q < static_cast<float>(half - 1) ? q : splat(static_cast<float>(half - 1));
-      q += static_cast<float>(half);
+      q = clamped(q, static_cast<float>(1 - half), static_cast<float>(half - 1)) + static_cast<float>(half);
     }
-    q = a.scale == 0.0f ? splat(Info::zero ? 0.0f : static_cast<float>(half)) : q;
-    return (U32) __builtin_convertvector(q, I32);
+    q = select(a.scale == 0.0f, splat<F32>(Info::zero ? 0.0f : static_cast<float>(half)), q);
+    return as<U32>(convert<int32_t>(q));
   }
 
   // Element k of 16 rows, as the bits that go into their words.
   static U32 field(F32 x, const uint8_t* block, const uint8_t* subtile, int token, int tile, int k) {
     if constexpr (Code::quantized) return code(x, Op::affine_at(block, subtile, token, tile, k));
-    if constexpr (sizeof(Element) == 4) return (U32)x;
-    U32 bits;
-    for (int i = 0; i < kLanes; ++i) {
-      const Element e = from_float<Element>(x[i]);
-      uint16_t half_word;
-      std::memcpy(&half_word, &e, 2);
-      bits[i] = half_word;
-    }
-    return bits;
+    if constexpr (sizeof(Element) == 4) return as<U32>(x);
+    uint16_t half_words[kLanes];
+    uint32_t bits[kLanes];
+    store_floats<Element>(half_words, x);
+    for (int i = 0; i < kLanes; ++i) bits[i] = half_words[i];
+    return load<U32>(bits);
   }
 
   static void put_field(U32& word, uint8_t* words, int k, U32 bits) {
@@ -178,9 +175,9 @@ struct Quantizer {
       U32 bits{};
       if (i < Upper::channels) {
         const int c = channel[i];
-        F32 x;
+        float x[kLanes];
         for (int t = 0; t < kLanes; ++t) x[t] = to_float(row(token + tile * kLanes + t)[c]);
-        bits = code(x, Op::affine_of_one(block, nullptr, group, c), boosted_levels);
+        bits = code(load<F32>(x), Op::affine_of_one(block, nullptr, group, c), boosted_levels);
         const int shift = 32 / per * (c % per);
         uint8_t* at = lower + c / per * 64;
         store(at, (load<U32>(at) & ~(3u << shift)) | (bits & 3u) << shift);

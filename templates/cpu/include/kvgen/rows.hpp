@@ -75,21 +75,21 @@ struct Rows {
   float masked_max(int r, int64_t position, int tokens, int padded, float* score) const {
     const int64_t low = from[r] - position, high = to[r] - position < tokens ? to[r] - position : tokens;
     if (low >= high) {
-      for (int i = 0; i < padded; i += kLanes) store(score + i, splat(-kInfinity));
+      for (int i = 0; i < padded; i += kLanes) store(score + i, splat<F32>(-kInfinity));
       return row_max[r];
     }
     if constexpr (C::softcap > 0)
       for (int i = 0; i < padded; i += kLanes) store(score + i, tanh(load<F32>(score + i)) * (C::softcap * kLog2e));
     if (low > 0 || high < padded) mask(score, padded, static_cast<int>(low), static_cast<int>(high));
-    F32 largest = splat(row_max[r]);
+    F32 largest = splat<F32>(row_max[r]);
     for (int i = 0; i < padded; i += kLanes) largest = max(load<F32>(score + i), largest);
-    return max(largest);
+    return largest_lane(largest);
   }
 
   static void mask(float* score, int padded, int low, int high) {
-    I32 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    I32 index = lanes_from<I32>([](int i) { return i; });
     for (int i = 0; i < padded; i += kLanes, index += kLanes)
-      store(score + i, ((index >= low) & (index < high)) ? load<F32>(score + i) : splat(-kInfinity));
+      store(score + i, select((index >= low) & (index < high), load<F32>(score + i), splat<F32>(-kInfinity)));
   }
 };
 

@@ -39,6 +39,12 @@ struct StepShape {
     plan.window = C::window, plan.q_len = static_cast<int>(q_len), plan.fresh = append ? plan.q_len : 0;
   }
 
+  void check_size(const char* function, const ffi::View<1>& given) const {
+    if (given.size[0] < plan.size())
+      ffi::fail("ValueError", "%s: plan has %lld numbers, this call needs %lld", function, (long long)given.size[0],
+                (long long)plan.size());
+  }
+
   int64_t slot_rows() const { return rows < Rows<C>::most ? rows : Rows<C>::most; }
 
   // Bytes of the partial results of all splits, for lengths up to `max_len`. A border between two workers cuts at most one head, and a head
@@ -86,9 +92,7 @@ struct Step {
 
   // A plan that the caller gives. Raises where it cannot be of a step of this shape: every head must be there exactly once, whole.
   Step(const char* function, const StepShape<C>& shape_, const ffi::View<1>& plan) : Step(shape_) {
-    if (plan.size[0] < shape.plan.size())
-      ffi::fail("ValueError", "%s: plan has %lld numbers, this call needs %lld", function, (long long)plan.size[0],
-                (long long)shape.plan.size());
+    shape.check_size(function, plan);
     read(function, plan.as<int>());
   }
 

@@ -1,24 +1,29 @@
-// The number of threads that a caller asks for.
+// The number of threads of a module.
 #pragma once
 
+#include <omp.h>
 #include <unistd.h>
 
 #include "kvgen/ffi.hpp"
 
 namespace kvgen {
 
-// Raises for more threads than the machine has processors: they would only wait for each other, and a million cannot be started.
-inline void check_threads(int64_t count) {
-  const int64_t most = sysconf(_SC_NPROCESSORS_ONLN);
-  if (count > most)
-    ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)count, (long long)most);
-}
+class Threads {
+ public:
+  int count() const { return chosen_ > 0 ? chosen_ : omp_get_max_threads(); }
 
-inline int64_t parse_threads(const TVMFFIAny* args, int32_t count) {
-  if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0)
-    ffi::fail("TypeError", "set_threads takes one int, at least 0");
-  check_threads(args[0].v_int64);
-  return args[0].v_int64;
-}
+  // set_threads(n). Raises for more threads than the machine has processors: they would only wait for each other, and a million cannot be
+  // started.
+  void set(const TVMFFIAny* args, int32_t count) {
+    const ffi::Args a("set_threads", args, count, 1, {kDLCPU, -1}, 1);
+    const int64_t n = a.integer(0, "n", 0), most = sysconf(_SC_NPROCESSORS_ONLN);
+    if (n > most)
+      ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)n, (long long)most);
+    chosen_ = static_cast<int>(n);
+  }
+
+ private:
+  int chosen_ = 0;  // 0: as many as OpenMP says, which torch.set_num_threads governs
+};
 
 }  // namespace kvgen

@@ -19,48 +19,38 @@ template <int M, int T, class V = F32>
 struct Sums {
   static constexpr bool floats = std::is_same_v<V, F32>;
   using Number = std::conditional_t<floats, float, int32_t>;
-  using Part = std::conditional_t<floats, typename Register::F, typename Register::I>;
 
-  Part reg[M][T][kRegisters];
+  V reg[M][T];
 
   // `start` has a number for every row.
   explicit Sums(const Number (&start)[M]) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 16
-      for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-        for (int p = 0; p < kRegisters; ++p) reg[m][t][p] = start[m] - Part{};
+      for (int t = 0; t < T; ++t) reg[m][t] = splat<V>(start[m]);
   }
 
-  V operator()(int m, int t) const {
-    V all;
-    std::memcpy(&all, reg[m][t], sizeof(all));
-    return all;
-  }
+  V operator()(int m, int t) const { return reg[m][t]; }
 };
 
 // One word of each of the 16 rows of T tiles, in registers.
 template <int T>
 struct TileWords {
-  using U = typename Register::U;
-  U word[T][kRegisters];
+  U32 word[T];
 
   // The memory `prefetch_offset` bytes later is prefetched, too, of the words before the Prefetched-th.
   template <int Prefetched>
   inline __attribute__((always_inline)) void load(const uint8_t* const (&tile)[T], int w, int64_t prefetch_offset) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-      for (int p = 0; p < kRegisters; ++p) word[t][p] = kvgen::load<U>(tile[t] + w * 64 + p * sizeof(U));
+      word[t] = kvgen::load<U32>(tile[t] + w * 64);
       if constexpr (Prefetched > 0)
         if (w < Prefetched) __builtin_prefetch(tile[t] + w * 64 + prefetch_offset, 0, kSecondLevel);
     }
   }
 
   inline __attribute__((always_inline)) void shift_right(int bits) {
-    for (int t = 0; t < T; ++t)
-      for (int p = 0; p < kRegisters; ++p) word[t][p] >>= bits;
+    for (int t = 0; t < T; ++t) word[t] >>= bits;
   }
 };
 
@@ -70,7 +60,6 @@ struct TileWords {
 template <class Code, int Prefetched, int M, int T>
 inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const float* weight,
                                                     int weight_stride, int words, Sums<M, T>& sums) {
-  using F = typename Register::F;
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;
     packed.template load<Prefetched>(tile, w, prefetch_offset);
@@ -79,18 +68,14 @@ inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)
     for (int first = 0; first < Code::per_word; first += step) {
 #pragma GCC unroll 16
       for (int k = 0; k < step; ++k) {
-        F code[T][kRegisters];
+        F32 code[T];
 #pragma GCC unroll 16
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-          for (int p = 0; p < kRegisters; ++p) code[t][p] = Code::template code<kRegisterLanes>(packed.word[t][p], k);
+        for (int t = 0; t < T; ++t) code[t] = Code::code(packed.word[t], k);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-          const F b = spread<kRegisterLanes>(weight[m * weight_stride + w * Code::per_word + first + k]);
+          const F32 b = splat<F32>(weight[m * weight_stride + w * Code::per_word + first + k]);
 #pragma GCC unroll 16
-          for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-            for (int p = 0; p < kRegisters; ++p) sums.reg[m][t][p] += code[t][p] * b;
+          for (int t = 0; t < T; ++t) sums.reg[m][t] += code[t] * b;
         }
       }
       if constexpr (step < Code::per_word) packed.shift_right(step * (32 / Code::per_word));

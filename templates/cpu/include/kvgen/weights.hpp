@@ -78,9 +78,9 @@ class IntegerWeights {
 
   template <int T>
   F32 sum(const Acc<T>& acc, int m, int t) const {
-    U32 total = (U32)acc(m, t);  // parts may exceed 32 bits where their sum does not
-    if constexpr (kParts == 2) total += (U32)acc(M + m, t) << 8;
-    return __builtin_convertvector((I32)total, F32) * step_[m] + bias_[m];
+    U32 total = as<U32>(acc(m, t));  // parts may exceed 32 bits where their sum does not
+    if constexpr (kParts == 2) total += as<U32>(acc(M + m, t)) << 8;
+    return convert<float>(as<I32>(total)) * step_[m] + bias_[m];
   }
 
  private:
@@ -89,20 +89,20 @@ class IntegerWeights {
 
   // As bits, NaN is larger than infinity and infinity than every number.
   static float largest_of(const float* x, int count) {
-    I32 largest = {};
+    I32 largest{};
     for (int i = 0; i < count; i += kLanes) largest = max(load<I32>(x + i) & 0x7fffffff, largest);
-    const int32_t bits = max(largest);
+    const int32_t bits = largest_lane(largest);
     return load<float>(&bits);
   }
 
   // Returns the sum of the integers.
   static int32_t round(const float* x, int count, float inverse, uint8_t* to) {
-    const F32 magic = splat(12582912.0f + kRoundedOffset);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
-    U32 total = {};
+    const F32 magic = splat<F32>(12582912.0f + kRoundedOffset);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
+    U32 total{};
     for (int i = 0; i < count; i += kLanes) {
-      const U32 rounded = (U32)(load<F32>(x + i) * inverse + magic);
+      const U32 rounded = as<U32>(load<F32>(x + i) * inverse + magic);
       total += rounded;
-      store_weights<Code::per_word>((I32)rounded, to + 2 * i);
+      store_weights<Code::per_word>(as<I32>(rounded), to + 2 * i);
     }
     return static_cast<int32_t>(kvgen::sum(total) - static_cast<uint32_t>(count) * (0x4b400000u + kRoundedOffset));
   }
