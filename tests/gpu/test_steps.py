@@ -106,7 +106,7 @@ def test_a_replay_without_room_writes_nothing_and_is_reported(variant: Variant) 
     graph.replay()
     torch.cuda.synchronize()
     assert caches[0].lengths.tolist() == [9001, 0, 132, 4002, 129]
-    assert torch.equal(caches[0].k_residual[0], before)
+    assert torch.equal(caches[0].k_residual[0].view(torch.int16), before.view(torch.int16)), "rows that nothing has written may be NaN"
     assert (out[0] == 7).all()
     assert not (out[2] == 7).all()
     with pytest.raises(CacheMismatch, match="had no room"):
