@@ -111,6 +111,8 @@ def host_errors(doing: str, path: Path) -> Iterator[None]:
     """Turn an OSError into a HostError: `cannot {doing} {file}: {reason}`; the file is the error's own, else `path`."""
     try:
         yield
+    except BrokenPipeError:  # a reader that has seen enough, as `head` does
+        raise
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else None
         place = Path(named) if named else path

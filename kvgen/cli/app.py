@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -95,5 +96,10 @@ def _report(error: BaseException, *, as_json: bool) -> None:
     if as_json:
         from kvgen.cli.output import print_json
 
-        print_json({"error": {"kind": type(error).__name__, "message": message, "exit": int(exit_code(error))}})
-    typer.echo(f"kvgen: {message}", err=True)
+        try:
+            print_json({"error": {"kind": type(error).__name__, "message": message, "exit": int(exit_code(error))}})
+            sys.stdout.flush()
+        except OSError:  # on a full disk the answer itself may be what failed
+            _end_output()
+    with suppress(OSError):
+        typer.echo(f"kvgen: {message}", err=True)

@@ -99,7 +99,7 @@ def _stores(registry: Path | None) -> list[Store]:
         return [user_store(), packaged_store()]
     if not registry.is_dir():
         raise typer.BadParameter(f"there is no folder {registry}")
-    return [Store(registry, registry.name)]
+    return [Store(registry, registry.resolve().name)]
 
 
 def _compiling(count: int) -> None:

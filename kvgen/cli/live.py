@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ class ProgressView:
         if progress.phase == "compiling" and phase == "measuring" and total == best and now - then < LINE_SECONDS:
             return
         self._said = (now, progress.phase, total)
-        print(line(self.title, progress), file=sys.stderr, flush=True)
+        with suppress(OSError):  # a build does not end because nobody can read how far it is
+            print(line(self.title, progress), file=sys.stderr, flush=True)
 
 
 def _console() -> Console:

@@ -57,16 +57,19 @@ def recommend(
     if chosen is not None:
         if chosen not in suite():
             raise typer.BadParameter(f"there is no format {chosen!r}; formats: {', '.join(suite())}")
-        typer.echo(dump_spec(spec_for(chosen, shape, dtype)), nl=False)  # type: ignore[arg-type]
+        if budget is not None or increase is not None or table is not None:
+            raise typer.BadParameter("--spec names the format, so it goes with no bound and no table")
+        spec = spec_for(chosen, shape, dtype)  # type: ignore[arg-type]
+        print_json(spec.to_json()) if as_json else typer.echo(dump_spec(spec), nl=False)
         return
     file = table or results()
     rows, facts = read_csv(file)
     found = options(shape, rows, budget=budget, increase=_fraction(increase), dtype=dtype)  # type: ignore[arg-type]
     if not found:
-        smallest = next(iter(options(shape, rows, dtype=dtype)), None)  # type: ignore[arg-type]
-        if smallest is None:
+        all_options = options(shape, rows, dtype=dtype)  # type: ignore[arg-type]
+        if not all_options:
             raise KvgenError(f"{file} has no format of the suite: {', '.join(suite())}")
-        raise RegistryMiss(f"no format of {file.name} fits {model}; the smallest takes {smallest.token_bytes:.0f} bytes per token")
+        raise RegistryMiss(f"no format of {file.name} fits {model}: {_nearest(all_options, budget, increase)}")
     pick = best(found, budget)
     if as_json:
         print_json({"formats": [option.to_json() for option in found], "best": pick.row.name, "measured": facts})
@@ -76,6 +79,16 @@ def recommend(
     typer.echo(f"\nPerplexity is that of {source}: it compares formats, and does not predict that of {model}.\n")
     typer.echo(f"# {pick.row.name}: {_entries(pick.entries) or 'not tuned yet: kvgen build'}")
     typer.echo(dump_spec(pick.spec), nl=False)
+
+
+def _nearest(found: list[Option], budget: float | None, increase: str | None) -> str:
+    """What the formats nearest to the bounds need."""
+    parts = []
+    if budget is not None:
+        parts.append(f"the smallest takes {min(one.token_bytes for one in found):.0f} bytes per token")
+    if increase is not None:
+        parts.append(f"perplexity rises by {min(one.worst_increase for one in found):.3%} at least")
+    return ", and ".join(parts)
 
 
 def _fraction(text: str | None) -> float | None:

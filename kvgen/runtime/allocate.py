@@ -83,6 +83,8 @@ def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCach
         )
     if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
         raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
+    if other.sequences.captured:
+        raise ValueError("the cache in like has an Attention, or a captured step changes its lengths: make all layers before that")
     if other.sequences.longest:
         raise ValueError("the cache in like has tokens, which a new layer would lack: make all layers first, or call clear()")
     if other.block_table is None:

@@ -151,6 +151,7 @@ def test_recommend_prints_one_spec_alone(kvgen: Command) -> None:
     code, out, _ = kvgen("recommend", "qwen3-8b", "--spec", "k4v2", "--dtype", "bfloat16")
     assert code == 0
     assert load_spec(out).attention.dtype == "bfloat16"
+    assert load_spec(json.loads(kvgen("recommend", "qwen3-8b", "--spec", "k4v2", "--dtype", "bfloat16", "--json")[1])) == load_spec(out)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,9 @@ def test_recommend_prints_one_spec_alone(kvgen: Command) -> None:
         (["llama-3.1-8b", "--spec", "k3v3"], 2, "there is no format"),
         (["llama-3.1-8b", "--dtype", "int8", "--spec", "k4v2"], 2, "--dtype is float16 or bfloat16"),
         (["gpt", "--budget-bytes-per-token", "5"], 2, "is no model shape"),
-        (["llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "the smallest takes 18432 bytes per token"),
+        (["llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "fits llama-3.1-8b: the smallest takes 18432 bytes per token"),
+        (["llama-3.1-8b", "--max-perplexity-increase", "0"], 3, "fits llama-3.1-8b: perplexity rises by"),
+        (["llama-3.1-8b", "--spec", "k4v2", "--budget-bytes-per-token", "5"], 2, "--spec names the format"),
         (["llama-3.1-8b", "--budget-bytes-per-token", "5", "--table", "none.csv"], 3, "none.csv"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 from collections import Counter
 from dataclasses import replace
 
@@ -26,6 +28,16 @@ def test_a_line_tells_best_trials_failures_and_time():
     assert line("tiny", SEEN) == (
         "tiny: measuring, 7 of 20 measured, 3 known, failed: 1 crash, 2 wrong, 12 s, 30 s left; best 1x128 1.5 ms, 1x4096 80 µs"
     )
+
+
+def test_a_line_that_cannot_be_written_ends_no_build(monkeypatch: pytest.MonkeyPatch):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, text)
+
+    monkeypatch.setattr("sys.stderr", Full())
+    with ProgressView("tiny") as view:
+        view(SEEN)
 
 
 def test_the_table_shows_speed_up_over_the_default():

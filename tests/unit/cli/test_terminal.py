@@ -38,6 +38,15 @@ def test_a_reader_that_ends_is_no_regression(machine: Machine):
     os.close(writing)
 
 
+@pytest.mark.parametrize("words", [["presets"], ["presets", "--json"], ["list", "--json"]])
+def test_a_full_disk_is_told_in_a_sentence(words: list[str], machine: Machine):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(machine.command(*words), env=machine.environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("kvgen: ")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_an_interrupt_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def interrupted(*_: Any) -> None:

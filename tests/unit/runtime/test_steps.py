@@ -130,6 +130,9 @@ def test_a_layer_is_made_before_there_are_tokens(variant: Variant) -> None:
         variant.new_cache(like=cache)
     cache.clear()
     assert variant.new_cache(like=cache).lengths is cache.lengths
+    cache.sequences.captured = True
+    with pytest.raises(ValueError, match="make all layers before that"):
+        variant.new_cache(like=cache)
 
 
 def test_a_cache_made_in_inference_mode_is_changed_outside_of_it(variant: Variant) -> None:
