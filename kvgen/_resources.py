@@ -20,6 +20,8 @@ def root() -> Path:
     for candidate in [Path(override).absolute()] if override else [package / "_data", package.parent]:
         if (candidate / "templates").is_dir():
             return candidate
+    if override:
+        raise KvgenError(f"KVGEN_DATA_DIR is {override}, which has no folder templates: unset it, or point it at a checkout")
     raise KvgenError("kvgen's templates are missing: reinstall it, or point KVGEN_DATA_DIR at a checkout")
 
 

@@ -96,7 +96,7 @@ def import_(
     from kvgen.toolchain import ArtifactCache
 
     if not file.is_file():
-        raise typer.BadParameter(f"there is no file {file}")
+        raise typer.BadParameter(f"{file} is no plain file" if file.exists() else f"there is no file {file}")
     if sha256 is not None and re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
         raise typer.BadParameter("a sha256 is 64 hexadecimal digits", param_hint="--sha256")
     pin = sha256.lower() if sha256 else None

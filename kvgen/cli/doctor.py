@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvgen.cli.exit import Exit
 from kvgen.cli.output import Json, print_json, print_table
+
+if TYPE_CHECKING:
+    from kvgen.registry import Store
 
 
 def register(app: typer.Typer) -> None:
@@ -62,13 +65,23 @@ def examine() -> dict[str, Any]:
         targets += GPUS
     places = {"cache": f"{ArtifactCache().root}{_unwritable(ArtifactCache().root)}"}
     for store in stores():
-        entries = store.all()
-        damaged = sum(1 for one in entries if one.entry is None)
-        places[f"{store.name} registry"] = f"{store.root} ({len(entries)} entries" + (f", {damaged} damaged)" if damaged else ")")
+        places[f"{store.name} registry"] = f"{store.root} ({_entries(store)})"
         if store.name == user_store().name:
             places[f"{store.name} registry"] += _unwritable(store.root)
     capability = gpu_capability()
     return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": capability}
+
+
+def _entries(store: Store) -> str:
+    """How many entries a store has, or why that is not known."""
+    from kvgen.errors import HostError
+
+    try:
+        entries = store.all()
+    except HostError as error:
+        return str(error)
+    damaged = sum(1 for one in entries if one.entry is None)
+    return f"{len(entries)} entries" + (f", {damaged} damaged" if damaged else "")
 
 
 def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
@@ -83,6 +96,8 @@ def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
 def _unwritable(folder: Path) -> str:
     """That a folder, or the one in which it would be made, cannot be written; nothing where it can."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        return f": {there} is no folder"
     return "" if os.access(there, os.W_OK) else f": {there} cannot be written"
 
 

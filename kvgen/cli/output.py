@@ -89,7 +89,7 @@ def resolve_any_spec(name: str, arch: str | None = None, workloads: Sequence[str
     """The same for a spec of any operation; the workloads of a matrix are tokens x channels."""
     from kvgen.spec import MatrixSpec, load_any_spec, presets
 
-    if Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).is_file():
+    if Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).exists():
         spec = load_any_spec(Path(name))
     elif name in presets():
         spec = presets()[name]

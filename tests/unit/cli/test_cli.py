@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -245,15 +247,13 @@ def test_migrate_rewrites_a_registry_and_says_what_stays(kvgen: Any, tmp_path: P
     assert (dry.code, f"{good.key} k4v4: would migrate\n  renamed combine → reduction" in dry.out) == (1, True)
     found = {one["key"]: one for one in kvgen("migrate", "--json").json()}
     assert found[good.key]["problem"] is None
-    (tmp_path / "empty").mkdir()
-    empty = kvgen("migrate", tmp_path / "empty")
-    assert (empty.code, "holds no entries" in " ".join(empty.err.replace("│", "").split())) == (2, True)
     again = kvgen("migrate", tmp_path / "registry")
     assert again.code == 1
     assert f"{bad.key} k4v4: stays as it is: 'magic' is no value of its launch parameter reduction" in again.out
     assert good.key not in again.out
     (tmp_path / "empty").mkdir()
-    assert "nothing to migrate" in kvgen("migrate", "empty").out
+    empty = kvgen("migrate", "empty")
+    assert (empty.code, "holds no entries" in " ".join(empty.err.replace("│", "").split())) == (2, True)
     assert kvgen("migrate", "nowhere").code == 2
 
 
@@ -277,6 +277,24 @@ def test_doctor_tells_compilers_back_ends_and_places(kvgen: Any, tmp_path: Path)
     assert facts["places"]["cache"] == str(tmp_path / "cache")
     assert "cpu" in facts["targets"]
     assert "g++" in kvgen("doctor").out
+
+
+def test_doctor_tells_of_places_that_are_files(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    for variable in ("KVGEN_REGISTRY_DIR", "KVGEN_CACHE_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "file"))
+    places = kvgen("doctor", "--json").json()["places"]
+    assert places["cache"].endswith("/file is no folder")
+    assert "cannot list" in places["user registry"]
+
+
+def test_a_pipe_is_a_spec_and_a_folder_no_archive(kvgen: Any, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text((tmp_path / "tiny.yaml").read_text()))
+    writer.start()
+    assert "tiny on cpu" in kvgen("why", "pipe").out
+    writer.join()
+    assert "is no plain file" in " ".join(kvgen("import", tmp_path).err.replace("│", "").split())
 
 
 def test_doctor_tells_which_parts_are_installed(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
