@@ -73,6 +73,9 @@ class Registry(pytest.Collector):
         except (HostError, OSError) as error:
             yield self._found("registry", unreachable(self.name, error).checked)
             return
+        if not files.keys:
+            none = HostError(f"{self.path} holds no entries: is it a registry's folder?")
+            yield self._found("registry", unreachable(self.name, none).checked)
         for entry in (found.entry for found in files.found if found.entry is not None):
             yield EntryTests.from_parent(self, name=f"{entry.spec.name}-{entry.key}", entry=entry)
         for problem in files.entry_problems():

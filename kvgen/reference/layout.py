@@ -233,7 +233,7 @@ def _plain(data: dict[str, Any]) -> dict[str, Any]:
 
 def layout_problem(layout: PackedLayout) -> str | None:
     """Why a layout cannot exist, or None."""
-    if layout.tokens % 16 or layout.tokens % layout.subtile:
+    if layout.tokens < 1 or layout.tokens % 16 or layout.tokens % layout.subtile:
         return f"the residual block ({layout.tokens}) must be 16 tokens or a multiple of 32"
     for which in ("key", "value"):
         op = layout.operand(which)

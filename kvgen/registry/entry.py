@@ -325,6 +325,8 @@ def _check_runner_up(facts: Mapping[str, Any]) -> None:
         for work, one in launches.items():
             if not isinstance(one["backend"], str):
                 raise TypeError(f"the runner-up at {work} has no back end")
+            if one["us"] is None:
+                raise TypeError(f"the runner-up at {work} has no time")
             require_times(f"the runner-up at {work}", one["us"])
 
 

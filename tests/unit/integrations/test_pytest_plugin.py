@@ -127,6 +127,14 @@ def test_missing_and_damaged_entries_fail(checkout: Checkout):
     done.stdout.fnmatch_lines(["*it is missing, and manifest.json lists it*"])
 
 
+def test_a_folder_without_entries_does_not_pass(checkout: Checkout):
+    (checkout.registry.parent / "empty").mkdir()
+    done = checkout.run("--kvgen-registry", "empty")
+    assert "passed" not in done.parseoutcomes()
+    assert done.ret != 0
+    done.stdout.fnmatch_lines(["*holds no entries: is it a registry's folder?*"])
+
+
 def test_tests_that_are_named_run_beside_the_registry(checkout: Checkout):
     checkout.pytester.makepyfile(test_own="def test_own():\n    pass\n")
     assert checkout.check() == {"passed": 3}, "none is named: the registry alone"

@@ -119,6 +119,7 @@ def test_times_that_no_measurement_gives_are_refused(make_entry, wrong):
         {"launches": {"1x4096": 3}},
         {"launches": {"1x4096": {"us": 3.0}}},
         {"launches": {"1x4096": {"backend": "cuda", "us": "a"}}},
+        {"launches": {"1x4096": {"backend": "cuda", "us": None}}},
         {"launches": {"1x4096": {"backend": "cuda", "us": 10**400}}},
         {"layout": {"layout": {}}},
         {"layout": {"layout": {}, "launches": {"1x4096": {"backend": "cuda", "us": -1.0}}}},

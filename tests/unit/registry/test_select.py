@@ -9,6 +9,7 @@ import pytest
 from kvgen.errors import ToolchainMissing
 from kvgen.lower import backends
 from kvgen.lower.expression import Expression
+from kvgen.lower.schedule import Params
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
@@ -236,6 +237,22 @@ def test_another_layout_version_is_stale(store, make_entry, spec):
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("another version of the packed layout" in line for line in selection.why)
+
+
+def test_a_layout_of_no_tokens_is_stale(store, make_entry, spec):
+    store.put(replace(make_entry(), layout=Params(block=0, order="simd")))
+    selection = _select(spec, store)
+    assert selection.entry is None
+    assert any("passed over" in line for line in selection.why)
+
+
+def test_a_parameter_of_another_type_is_told(store, make_entry, spec, cpu_space, monkeypatch):
+    def wrong(entry):
+        raise TypeError("tiles_in_flight is True, not an integer")
+
+    store.put(make_entry(device="Other CPU"))
+    monkeypatch.setattr("kvgen.registry.select.misfits", wrong)
+    assert any("its schedule is damaged: tiles_in_flight is True" in line for line in _select(spec, store).why)
 
 
 def test_changed_headers_mean_rendering_anew(store, make_entry, spec, cpu_space, data_dir):
