@@ -38,9 +38,9 @@ class _Candidate(NamedTuple):
     place: int
 
     @property
-    def rank(self) -> tuple[bool, float, int]:
-        """Order: tuned on this device first, then the nearest workloads, then the first store."""
-        return self.other_device, self.distance, self.place
+    def rank(self) -> tuple[bool, bool, float, int]:
+        """Order: what was tuned first, of that what was tuned on this device, then the nearest workloads, then the first store."""
+        return not self.entry.timings, self.other_device, self.distance, self.place
 
 
 def select(
@@ -209,15 +209,19 @@ def _cautions(entry: Entry, device: Mapping[str, Any], *, outdated: bool) -> lis
     """Facts of the device that differ from those the entry was tuned with."""
     labels = {"name": "tuned on {then}, and this is {now}", "driver": "tuned with driver {then}, and this is {now}"}
     labels["threads"] = "tuned with {then} threads, and there are {now}"
-    differing = ["kvgen's headers have changed since: its schedules are rendered anew, its times are of the past"] if outdated else []
+    differing = [] if entry.timings else ["it was compiled and never tuned: its schedules are the back end's defaults"]
+    if outdated:
+        differing.append("kvgen's headers have changed since: its schedules are rendered anew, its times are of the past")
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
-        if then is not None and now and then != now:
+        if then and now and then != now:
             differing.append(text.format(then=then, now=now))
     return differing
 
 
 def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
+    if chosen.entry.timings and not candidate.entry.timings:
+        return "never tuned"
     if candidate.other_device and not chosen.other_device:
         return f"tuned on {candidate.entry.device.get('name')}"
     if candidate.distance > chosen.distance:

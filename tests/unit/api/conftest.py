@@ -12,6 +12,7 @@ from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec.timing import Timing
 from kvgen.toolchain import ArtifactCache, build
 from tests.support.naive import naive_schedule, naive_source, naive_spec
 
@@ -59,7 +60,8 @@ def naive_entry(
         artifact = build(source, ArtifactCache()) if compiled else None
         launches.append((Workload(batch=work.batch, kv_len=work.kv_len), schedule, source, artifact))
     facts = {**here("cpu"), **({"name": device} if device else {})}
-    return Entry.of(spec, "cpu", launches, device=facts, provenance={"date": "2026-01-01"})
+    times = tuple(Timing(work, 10.0) for work in spec.workloads)
+    return Entry.of(spec, "cpu", launches, device=facts, timings=times, provenance={"date": "2026-01-01"})
 
 
 @pytest.fixture

@@ -239,6 +239,18 @@ def test_another_layout_version_is_stale(store, make_entry, spec):
     assert any("another version of the packed layout" in line for line in selection.why)
 
 
+def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tmp_path):
+    untuned, tuned = replace(make_entry(), timings=()), make_entry()
+    site = Store(tmp_path / "site", "site")
+    store.put(untuned)
+    assert _select(spec, store).cautions == ("it was compiled and never tuned: its schedules are the back end's defaults",)
+    site.put(tuned)
+    selection = _select(spec, store, site)
+    assert selection.entry is not None
+    assert selection.entry.timings
+    assert any(line.endswith("not needed: never tuned") for line in selection.why)
+
+
 def test_a_layout_of_no_tokens_is_stale(store, make_entry, spec):
     store.put(replace(make_entry(), layout=Params(block=0, order="simd")))
     selection = _select(spec, store)
