@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_mma_rate.py
 
-A row has `chains` accumulators, the instructions beside each MMA, and the warps of a scheduler. Rows also go to $OUT (or
+A row has `sums` accumulators, the instructions beside each MMA, and the warps of a scheduler. Rows also go to $OUT (or
 benchmarks/results) as GPU_mma_rate.csv.
 """
 
