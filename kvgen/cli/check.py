@@ -77,7 +77,7 @@ def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tupl
     read = [(store, _files(store)) for store in _stores(registry)]
     known = [key for _, files in read if not isinstance(files, Exception) for key in files.keys]
     if registry is not None and not known and not isinstance(read[0][1], Exception):
-        raise typer.BadParameter(f"{registry} holds no entries: is it a registry's folder?")
+        raise typer.BadParameter(read[0][0].without_entries())
     require_keys(keys, known)
     return read
 

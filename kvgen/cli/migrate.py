@@ -32,7 +32,7 @@ def migrate(
         raise typer.BadParameter(f"{path} is no folder")
     store = user_store() if path is None else Store(path, str(path))
     if path is not None and not store.all():
-        raise typer.BadParameter(f"{path} holds no entries: is it a registry's folder?")
+        raise typer.BadParameter(store.without_entries())
     found = migrate_store(store, dry_run=dry_run)
     if as_json:
         print_json([one.to_json() for one in found])

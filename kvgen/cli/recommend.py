@@ -60,7 +60,10 @@ def recommend(
         if budget is not None or increase is not None or table is not None:
             raise typer.BadParameter("--spec names the format, so it goes with no bound and no table")
         spec = spec_for(chosen, shape, dtype)  # type: ignore[arg-type]
-        print_json(spec.to_json()) if as_json else typer.echo(dump_spec(spec), nl=False)
+        if as_json:
+            print_json(spec.to_json())
+        else:
+            typer.echo(dump_spec(spec), nl=False)
         return
     file = table or results()
     rows, facts = read_csv(file)

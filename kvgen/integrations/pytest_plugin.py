@@ -68,14 +68,14 @@ class Registry(pytest.Collector):
         from kvgen.tune.regression.registry import RegistryFiles
         from kvgen.tune.regression.run import unreachable
 
+        store = Store(self.path, self.name)
         try:
-            files = RegistryFiles(Store(self.path, self.name))
+            files = RegistryFiles(store)
         except (HostError, OSError) as error:
             yield self._found("registry", unreachable(self.name, error).checked)
             return
         if not files.keys:
-            none = HostError(f"{self.path} holds no entries: is it a registry's folder?")
-            yield self._found("registry", unreachable(self.name, none).checked)
+            yield self._found("registry", unreachable(self.name, HostError(store.without_entries())).checked)
         for entry in (found.entry for found in files.found if found.entry is not None):
             yield EntryTests.from_parent(self, name=f"{entry.spec.name}-{entry.key}", entry=entry)
         for problem in files.entry_problems():

@@ -322,9 +322,14 @@ class SearchSpace:
             problems += [
                 f"{name} = {value!r} is not one of {', '.join(map(str, expected[name]))}"
                 for name, value in given.items()
-                if name in expected and value not in expected[name]
+                if name in expected and not _is_one_of(value, expected[name])
             ]
         return problems
+
+
+def _is_one_of(value: Value, values: Iterable[Value]) -> bool:
+    """Whether a value is among those of a parameter, and of their type: Python has `True == 1`."""
+    return any(type(value) is type(other) and value == other for other in values)
 
 
 def spec_facts(spec: KernelSpec) -> dict[str, Fact]:

@@ -173,8 +173,6 @@ def _misfits(entry: Entry) -> list[str]:
         return misfits(entry)
     except KvgenError as error:
         return [str(error)]
-    except (TypeError, ValueError) as error:  # a parameter of a launch has another type than the search space's
-        return [f"its schedule is damaged: {error}"]
 
 
 def misfits(entry: Entry) -> list[str]:

@@ -77,6 +77,10 @@ class Store:
         """All entries of the store, in the order of paths."""
         return self._read([folder for device in _folders(self.root) for folder in _folders(device)])
 
+    def without_entries(self) -> str:
+        """What to say where a store that the user named holds no entry."""
+        return f"{self.root} holds no entries: is it a registry's folder?"
+
     def _read(self, folders: list[Path]) -> list[Found]:
         """The newest good revision of every key, and the problem of a key that has none.
 

@@ -31,11 +31,8 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_configure() -> None:
-    """Workers side by side share the processors: torch would start as many threads in each as there are. They share the GPU's memory,
-    too: a worker keeps no filled caches for its next test, which mostly is of another format.
-    """
-    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(workers)))
+    """Workers side by side share the GPU's memory: one keeps no filled caches for its next test, which mostly is of another format."""
+    if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
         reads.KEPT_BYTES["cuda"] = 0
 
 

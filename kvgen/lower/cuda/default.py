@@ -43,7 +43,7 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
     if not GPUS[target].clusters:
         return
     visible, short = _visible(spec, work), _short_heads(spec, work, target)
-    for changes in _changes(spec, work, target):
+    for changes in _changes(spec, work, target, short):
         launches = list(plain_launches(spec))
         if changes:
             launches.sort(
@@ -66,22 +66,20 @@ def _hides_error(spec: KernelSpec, short: bool) -> bool:
     return (coarse and not short) or q_tiles(spec) > 1
 
 
-def _changes(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str, Value]]:
+def _changes(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:
     """What launches for a workload have instead of the plain one's values, the best first."""
-    tiles: dict[str, Value] = SHORT_TILES if _short_heads(spec, work, target) else {}
-    for changes in _ctas(spec, work, target):
+    tiles: dict[str, Value] = SHORT_TILES if short else {}
+    for changes in _ctas(spec, work, target, short):
         yield {**tiles, **changes}
 
 
-def _ctas(spec: KernelSpec, work: Workload, target: Target) -> Iterator[dict[str, Value]]:
+def _ctas(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:
     """CTAs per multiprocessor, their warps and the reduction, by the number of heads of all sequences; the best first."""
     sms, bits = GPUS[target].sms, spec.key.bits + spec.value.bits
     kv_heads, visible = work.batch * spec.attention.kv_heads, _visible(spec, work)
-    heads, short = kv_heads * runs(spec), _short_heads(spec, work, target)
+    heads = kv_heads * runs(spec)
     large_groups = spec.key.group >= LARGE_GROUP and spec.value.group == spec.attention.head_dim
-    if 16 * heads <= sms and visible <= FEW_TOKENS:
-        yield {"reduction": "cluster8"}
-    elif 64 * heads <= sms:
+    if 64 * heads <= sms or (16 * heads <= sms and visible <= FEW_TOKENS):
         yield {"reduction": "cluster8", **SHORT_TILES}
     elif heads <= GPUS[target].resident(4) and visible <= FEW_TOKENS:
         yield {"reduction": "cluster4"}

@@ -258,13 +258,12 @@ def test_a_layout_of_no_tokens_is_stale(store, make_entry, spec):
     assert any("passed over" in line for line in selection.why)
 
 
-def test_a_parameter_of_another_type_is_told(store, make_entry, spec, cpu_space, monkeypatch):
-    def wrong(entry):
-        raise TypeError("tiles_in_flight is True, not an integer")
-
-    store.put(make_entry(device="Other CPU"))
-    monkeypatch.setattr("kvgen.registry.select.misfits", wrong)
-    assert any("its schedule is damaged: tiles_in_flight is True" in line for line in _select(spec, store).why)
+def test_a_parameter_of_another_type_fits_no_other_device(store, make_entry, spec, cpu_space):
+    entry = make_entry(device="Other CPU")
+    store.put(replace(entry, launches=(replace(entry.launches[0], params=Params(tile=True)),)))
+    selection = _select(spec, store)
+    assert selection.entry is None
+    assert any("not for this machine: tile = True is not one of 1, 2" in line for line in selection.why)
 
 
 def test_changed_headers_mean_rendering_anew(store, make_entry, spec, cpu_space, data_dir):

@@ -45,8 +45,8 @@ KVGEN_INLINE U codes_of(U word, int j) {
 // sums(part * M + m, t) += sum over k of that part of weight[m][k] * stored code(tile t, k), over `words` words of 16 rows each. A row of
 // weights takes 2 * N bytes: word by word, part by part, in the order of `codes_of`. See `multiply`.
 template <int Bits, int Prefetched, int N, int M, int T>
-inline __attribute__((always_inline)) void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset,
-                                                             const uint8_t* weight, int words, Sums<kParts * M, T, I32>& sums) {
+KVGEN_INLINE void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const uint8_t* weight, int words,
+                                    Sums<kParts * M, T, I32>& sums) {
   constexpr int per_word = 32 / Bits, steps = per_word / kCodes, step = steps < kStep / kCodes ? steps : kStep / kCodes;
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;

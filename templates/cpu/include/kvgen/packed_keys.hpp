@@ -30,7 +30,7 @@ struct PackedKeys {
 
   // Prefetches what the products left over of a later tile: the m-th of M parts. The softmax calls this, so that the read goes on
   // meanwhile.
-  inline __attribute__((always_inline)) void prefetch_rest(int m, int tile) const {
+  KVGEN_INLINE void prefetch_rest(int m, int tile) const {
     if constexpr (early > 0 && late > 0) {
       constexpr int part = (late + M - 1) / M;
       const uint8_t* from = codes(tile) + prefetch_offset(tile);

@@ -111,7 +111,7 @@ struct PackedValues {
 
   // Tokens of one sub-tile.
   template <int T, class W, class Acc>
-  inline __attribute__((always_inline)) void run(int first, int token, int tokens, const W& weights, Acc& acc) const {
+  KVGEN_INLINE void run(int first, int token, int tokens, const W& weights, Acc& acc) const {
     const uint8_t* subtile = chunk.subtile[token / C::subtile];
     const uint8_t* at[T];
     for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::subtile / Code::per_word * 64;

@@ -40,7 +40,7 @@ struct TileWords {
 
   // The memory `prefetch_offset` bytes later is prefetched, too, of the words before the Prefetched-th.
   template <int Prefetched>
-  inline __attribute__((always_inline)) void load(const uint8_t* const (&tile)[T], int w, int64_t prefetch_offset) {
+  KVGEN_INLINE void load(const uint8_t* const (&tile)[T], int w, int64_t prefetch_offset) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
       word[t] = kvgen::load<U32>(tile[t] + w * 64);
@@ -49,7 +49,7 @@ struct TileWords {
     }
   }
 
-  inline __attribute__((always_inline)) void shift_right(int bits) {
+  KVGEN_INLINE void shift_right(int bits) {
     for (int t = 0; t < T; ++t) word[t] >>= bits;
   }
 };
@@ -58,8 +58,8 @@ struct TileWords {
 // M query rows share every decoded code, T tiles share every broadcast weight. The memory `prefetch_offset` bytes later is prefetched, too,
 // of the first Prefetched words of each tile.
 template <class Code, int Prefetched, int M, int T>
-inline __attribute__((always_inline)) void multiply(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const float* weight,
-                                                    int weight_stride, int words, Sums<M, T>& sums) {
+KVGEN_INLINE void multiply(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const float* weight, int weight_stride, int words,
+                           Sums<M, T>& sums) {
   for (int w = 0; w < words; ++w) {
     TileWords<T> packed;
     packed.template load<Prefetched>(tile, w, prefetch_offset);
@@ -91,7 +91,7 @@ struct Width {
 
 // Calls f(Width<T>{}, first) for steps of T tiles from `begin`, then f(Width<T / 2>{}, first), and so on until `end`.
 template <int T, class F>
-inline __attribute__((always_inline)) void for_tiles(int begin, int end, F f) {
+KVGEN_INLINE void for_tiles(int begin, int end, F f) {
   for (; begin + T <= end; begin += T) f(Width<T>{}, begin);
   if constexpr (T > 1)
     if (begin < end) for_tiles<T / 2>(begin, end, f);

@@ -14,7 +14,7 @@ namespace kvgen {
 
 #if defined(__AVX512F__)
 constexpr int kRegisterBytes = 64;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)  // AVX alone has no integers of 32 bytes
 constexpr int kRegisterBytes = 32;
 #else
 constexpr int kRegisterBytes = 16;
@@ -55,7 +55,7 @@ using ElementOf = std::decay_t<decltype(std::declval<const V&>()[0])>;
 template <class V>
 constexpr int lanes_of = sizeof(V) / sizeof(ElementOf<V>);
 
-// What `f` makes of a vector, from what it makes of the halves.
+// The vector whose halves have type V.
 template <class V>
 using Joined = Halves<ElementOf<V>, 2 * lanes_of<V>>;
 
@@ -66,31 +66,25 @@ KVGEN_INLINE Joined<V> join(V low, V high) {
   return {low, high};
 }
 
-// The halves of a vector; a scalar is its own.
-template <class X>
-KVGEN_INLINE auto low_of(const X& x) {
-  if constexpr (halved<X>)
-    return x.low;
-  else
+// The upper or lower half of a vector. A scalar stands for every element, so it is returned as it is.
+template <bool upper, class X>
+KVGEN_INLINE auto half_of(const X& x) {
+  if constexpr (!halved<X>)
     return x;
-}
-
-template <class X>
-KVGEN_INLINE auto high_of(const X& x) {
-  if constexpr (halved<X>)
+  else if constexpr (upper)
     return x.high;
   else
-    return x;
+    return x.low;
 }
 
-#define KVGEN_LANEWISE(op)                                           \
-  template <class T, int N, class B>                                 \
-  KVGEN_INLINE auto operator op(const Halves<T, N>& a, const B& b) { \
-    return join(a.low op low_of(b), a.high op high_of(b));           \
-  }                                                                  \
-  template <class T, int N>                                          \
-  KVGEN_INLINE auto operator op(T a, const Halves<T, N>& b) {        \
-    return join(a op b.low, a op b.high);                            \
+#define KVGEN_LANEWISE(op)                                               \
+  template <class T, int N, class B>                                     \
+  KVGEN_INLINE auto operator op(const Halves<T, N>& a, const B& b) {     \
+    return join(a.low op half_of<false>(b), a.high op half_of<true>(b)); \
+  }                                                                      \
+  template <class T, int N>                                              \
+  KVGEN_INLINE auto operator op(T a, const Halves<T, N>& b) {            \
+    return join(a op b.low, a op b.high);                                \
   }
 #define KVGEN_UPDATE(op)                                                    \
   KVGEN_LANEWISE(op)                                                        \

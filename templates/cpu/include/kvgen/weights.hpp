@@ -28,8 +28,7 @@ class FloatWeights {
 
   // Adds `words` words of the tiles, whose codes meet the weights from `first` on.
   template <int Prefetched, int T>
-  inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
-                                                 Acc<T>& acc) const {
+  KVGEN_INLINE void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words, Acc<T>& acc) const {
     multiply<Code, Prefetched>(tile, prefetch_offset, rows_ + first, Stride, words, acc);
   }
 
@@ -71,8 +70,7 @@ class IntegerWeights {
   }
 
   template <int Prefetched, int T>
-  inline __attribute__((always_inline)) void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words,
-                                                 Acc<T>& acc) const {
+  KVGEN_INLINE void add(const uint8_t* const (&tile)[T], int64_t prefetch_offset, int first, int words, Acc<T>& acc) const {
     multiply_integers<Code::bits, Prefetched, N, M>(tile, prefetch_offset, at_ + 2 * first, words, acc);
   }
 
