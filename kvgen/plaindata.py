@@ -1,8 +1,8 @@
 """Dataclasses to plain data and back, as JSON takes it: the one way in which kvgen writes what it keeps, sends and prints.
 
 The form follows from a class's annotations, as pydantic reads them: `Field(alias=...)` names a field otherwise, `Field(exclude=True)`
-leaves it out, `computed_field` adds a property, `Written` writes a value otherwise. pydantic is imported when something is written or
-validated; classes that a fetch needs do without its names.
+leaves it out, `computed_field` adds a property, `Written` writes a value otherwise, `Shaped` validates plain data. pydantic is imported
+when something is written or validated; classes that a fetch needs do without its names.
 """
 
 from __future__ import annotations
@@ -28,6 +28,24 @@ class Written:
         from pydantic_core import core_schema
 
         return {**handler(source), "serialization": core_schema.plain_serializer_function_ser_schema(self.function)}
+
+
+class Shaped:
+    """Plain data that is valid if a class can be made of it; it stays what it is, with names that the class lacks."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        def check(data: Any, validate: Callable[[Any], Any]) -> Any:
+            validate(data)
+            return data
+
+        plain = handler(source)
+        shape = core_schema.no_info_wrap_validator_function(check, handler.generate_schema(self.kind))
+        return core_schema.chain_schema([plain, shape], serialization=plain.get("serialization"))
 
 
 Facts = Annotated[Mapping[str, Any], Written(dict)]

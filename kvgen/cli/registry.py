@@ -136,14 +136,16 @@ def _print_entry(entry: Entry, one: Found) -> None:
 
 
 def _quality(entry: Entry) -> dict[str, str]:
-    """What the format costs, in short; nothing where the entry says it in another form."""
-    quality = entry.quality or {}
-    try:
-        told = {f"{kind} data L2": f"{quality['outputs'][kind]['relative_l2']:.4f}" for kind in ("normal", "structured")}
-        lengths = sorted(quality["model"]["lengths"].items(), key=lambda item: int(item[0])) if "model" in quality else []
-        return told | {f"perplexity at {length}": f"{found['increase']:+.3%}" for length, found in lengths}
-    except (KeyError, TypeError, ValueError, AttributeError):
+    """What the format costs, in short; nothing of an operation on a matrix."""
+    from kvgen.registry.facts import Quality
+
+    if entry.quality is None:
         return {}
+    quality = Quality.from_json(entry.quality)
+    outputs = {"normal": quality.outputs.normal, "structured": quality.outputs.structured}
+    told = {f"{kind} data L2": f"{errors.relative_l2:.4f}" for kind, errors in outputs.items()}
+    lengths = sorted(quality.model.lengths.items()) if quality.model else []
+    return told | {f"perplexity at {length}": f"{found.increase:+.3%}" for length, found in lengths}
 
 
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:

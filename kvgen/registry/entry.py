@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from kvgen.arch import Target
 from kvgen.digest import canonical_json, digest, files_digest
@@ -19,9 +19,10 @@ from kvgen.files import is_name
 from kvgen.lower import flags as known
 from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
-from kvgen.plaindata import Facts, Json
+from kvgen.plaindata import Facts, Json, Shaped
 from kvgen.reference.layout import PackedLayout
 from kvgen.registry.dispatch import DispatchTable, Launch
+from kvgen.registry.facts import Provenance, Quality
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
@@ -119,13 +120,13 @@ class Code(Json):
 
 @dataclass(frozen=True)
 class Entry(Json):
-    """A winner. Times are in microseconds; `device`, `toolchain`, `provenance` and `accuracy` are plain facts by name.
+    """A winner. Times are in microseconds; `device`, `toolchain` and `provenance` are plain facts by name, `accuracy` holds errors by
+    workload key.
 
     `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
     `layout`, the next best layout with launches of the same form, or None.
 
-    `quality` says what the format costs: `outputs`, errors of attention on seeded data (`kvgen.reference.quality.format_quality`), and
-    `model`, figures of a small transformer by length (`kvgen accuracy --registered`). It is of the format, not of the device.
+    `kvgen.registry.facts` has the shapes of `provenance` and `quality`.
 
     `cache` is None in every entry that kvgen writes today, and nothing uses it. It is part of the schema and is
     preserved, so that a later version can fill it without a new schema.
@@ -139,13 +140,13 @@ class Entry(Json):
     codes: Mapping[str, Code]
     device: Facts
     toolchain: Facts = field(default_factory=dict)
-    provenance: Facts = field(default_factory=dict)
-    accuracy: Facts = field(default_factory=dict)
+    provenance: Annotated[Facts, Shaped(Provenance)] = field(default_factory=dict)
+    accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     timings: tuple[Timing, ...] = ()
     runner_up: Facts | None = None
     dispatch: DispatchTable | None = None
     """Which launch serves which batch and number of tokens, measured over a grid; None: each call takes the nearest workload's."""
-    quality: Facts | None = None
+    quality: Annotated[Facts, Shaped(Quality)] | None = None
     """What the format costs, or None where it was never computed."""
     cache: Facts | None = None
     """Reserved for a later version; None today."""

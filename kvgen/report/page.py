@@ -15,11 +15,11 @@ from kvgen.pages.course import WORST
 from kvgen.pages.numbers import factor, fraction
 from kvgen.pages.page import render as render_page
 from kvgen.registry.entry import Entry
+from kvgen.registry.facts import Failure, Provenance
 from kvgen.report.charts import Chart, courses, rooflines, strip
 from kvgen.report.plane import LETTERS, Cell, cells, kinds, maps
 from kvgen.report.studies import StudyView, study_views
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.failures import Failure
 
 TEMPLATE = "report/report.html.jinja"
 
@@ -111,9 +111,9 @@ class Section:
     @property
     def failures(self) -> list[tuple[str, Failure]]:
         """What failed in all searches and over the grid, each with the workload."""
-        grid = self.entry.provenance.get("grid", {}).get("failed", [])
+        grid = Provenance.from_json(self.entry.provenance).grid
         searched = [(study.workload, failure) for study in self.studies for failure in study.failures]
-        return searched + [("the grid", Failure.from_json(failure)) for failure in grid]
+        return searched + [("the grid", failure) for failure in grid.failed]
 
     @property
     def failed(self) -> int:

@@ -11,9 +11,10 @@ from typing import Any
 
 from kvgen.lower.schedule import Value
 from kvgen.registry.entry import Entry
+from kvgen.registry.facts import Failure
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.candidate import Record
-from kvgen.tune.failures import Failure, failures
+from kvgen.tune.failures import failures
 from kvgen.tune.trial_store import RECORD, flatten, journal_storage
 
 FEWEST_TRIALS = 8

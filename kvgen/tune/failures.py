@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from kvgen.plaindata import Json
+from kvgen.registry.facts import Failure
 from kvgen.tune.candidate import Record
-
-
-@dataclass(frozen=True)
-class Failure(Json):
-    """Candidates of one back end that failed alike."""
-
-    backend: str
-    kind: str
-    count: int
-    example: str
-    """The first of them: schedule and workload."""
-    detail: str
-    """What was said of it."""
 
 
 def failures(records: Iterable[Record]) -> tuple[Failure, ...]:

@@ -23,7 +23,7 @@ def _again(entry: Entry) -> Entry:
 
 
 def test_json_round_trip(make_entry):
-    entry = make_entry(((1, 4096), (8, 1024)), accuracy={"relative_l2": 1e-3}, runner_up={"us": 11.0})
+    entry = make_entry(((1, 4096), (8, 1024)), accuracy={"1x4096": {"relative_l2": 1e-3}}, runner_up={"us": 11.0})
     assert _again(entry) == entry
 
 
@@ -128,6 +128,37 @@ def test_times_that_no_measurement_gives_are_refused(make_entry, wrong):
 def test_runners_up_of_another_form_are_refused(make_entry, wrong):
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         _again(make_entry(runner_up=wrong))
+
+
+ERRORS = {"normal": {"relative_l2": 0.1}, "structured": {"relative_l2": 0.2, "cosine": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"provenance": {"date": 5}}, "provenance.date: "),
+        ({"provenance": {"why": ["a"]}}, "provenance.why: "),
+        ({"provenance": {"grid": [1]}}, "provenance.grid: "),
+        ({"provenance": {"grid": {"failed": "all"}}}, "provenance.grid.failed: "),
+        ({"provenance": {"grid": {"failed": [{"backend": "cuda"}]}}}, "provenance.grid.failed.0.kind: Field required"),
+        ({"accuracy": {"1x4096": 3}}, "accuracy"),
+        ({"accuracy": {"1x4096": {"relative_l2": "small"}}}, "accuracy.relative_l2: "),
+        ({"quality": {"model": None}}, "quality.outputs: Field required"),
+        ({"quality": {"outputs": [1]}}, "quality.outputs: "),
+        ({"quality": {"outputs": {**ERRORS, "normal": {}}}}, "quality.outputs.normal.relative_l2: Field required"),
+        ({"quality": {"outputs": ERRORS, "model": {"lengths": [1]}}}, "quality.model.lengths: "),
+        ({"quality": {"outputs": ERRORS, "model": {"lengths": {"2048": {}}}}}, "quality.model.lengths.increase: Field required"),
+    ],
+)
+def test_facts_of_another_form_are_refused(make_entry, facts, reason):
+    entry = make_entry()
+    with pytest.raises(ValueError, match=reason):
+        Entry.from_parts({**entry.to_json(), **facts}, {file: code.text for file, code in entry.codes.items()}, {})
+
+
+def test_facts_that_nothing_reads_are_kept(make_entry):
+    entry = make_entry(provenance={"date": "2026-01-01", "policy": {"a": 1}}, quality={"outputs": {**ERRORS, "seed": 0}, "notes": [1]})
+    assert _again(entry) == entry
 
 
 def test_launches_of_one_source_share_its_file(make_entry):

@@ -259,7 +259,7 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
 
 def test_a_models_accuracy_over_the_format_outlives_a_build(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     first = place.tune(FakeRunner())
-    measured = {"lengths": {"2048": {"perplexity": 5.5}}}
+    measured = {"lengths": {"2048": {"perplexity": 5.5, "increase": 0.01}}}
     place.store.replace(first.path, dataclasses.replace(first.entry, quality={**(first.entry.quality or {}), "model": measured}))
     again = place.tune(FakeRunner(policy={"runner": "other"}))
     assert again.entry.quality == {"model": measured, "outputs": (first.entry.quality or {})["outputs"]}
