@@ -14,6 +14,7 @@ from kvgen.pages.numbers import microseconds as microseconds  # tables of comman
 
 if TYPE_CHECKING:
     from kvgen.lower.base import Backend
+    from kvgen.registry import Found
     from kvgen.spec import AnySpec, KernelSpec, MatrixShape, Workload
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -139,6 +140,14 @@ def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:
             ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
             close = f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
             raise typer.BadParameter(f"no entry has a key that begins with {key!r}{close}")
+
+
+def require_good(matches: Sequence[Found]) -> None:
+    """Raises RegistryMiss, with the reasons, where all entries that a key selects are damaged."""
+    from kvgen.errors import RegistryMiss
+
+    if all(one.entry is None for one in matches):
+        raise RegistryMiss("; ".join(f"the {one.store} registry's entry {one.key} is damaged: {one.problem}" for one in matches))
 
 
 def require_writable(*files: Path | None) -> None:

@@ -19,6 +19,7 @@ from kvgen.cli.output import (
     parse_workload,
     print_json,
     print_table,
+    require_good,
     resolve_any_spec,
 )
 
@@ -86,10 +87,10 @@ def show(
     from kvgen.registry import find
 
     matches = find(key)
+    if not matches:
+        raise RegistryMiss(f"no entry has a key that begins with {key}")
+    require_good(matches)
     found = [one for one in matches if one.entry is not None]
-    if not found:
-        problem = f": {matches[0].problem}" if matches else ""
-        raise RegistryMiss(f"no entry has a key that begins with {key}{problem}")
     if len({one.entry.key for one in found if one.entry}) > 1:
         raise typer.BadParameter(f"{key} is ambiguous: {', '.join(sorted(one.key for one in found))}")
     one = found[0]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.output import Json, print_json, require_keys
+from kvgen.cli.output import Json, print_json, require_good, require_keys
 from kvgen.errors import host_errors
 from kvgen.extras import require
 from kvgen.files import write_whole
@@ -43,12 +43,14 @@ def report(
     results = [result for file in bench or () for result in read_results(file)]
     cache = ArtifactCache()
     every = [one for store in reversed(stores()) for one in store.all()]
-    for one in every:
+    require_keys(keys or [], [one.key for one in every])
+    for key in keys or []:
+        require_good([one for one in every if one.key.startswith(key)])
+    chosen = [one for one in every if not keys or one.key.startswith(tuple(keys))]
+    for one in chosen:
         if one.entry is None:
-            typer.echo(f"left out: {one.store} {one.key}: {one.problem}", err=True)
-    found = {one.entry.key: one.entry for one in every if one.entry is not None}
-    require_keys(keys or [], list(found))
-    entries = [entry for key, entry in found.items() if not keys or any(key.startswith(start) for start in keys)]
+            typer.echo(f"left out: {one.label}: {one.problem}", err=True)
+    entries = list({one.key: one.entry for one in chosen if one.entry is not None}.values())
     if as_json:
         print_json([{"key": e.key, "spec": e.spec.name, "studies": [asdict(view) for view in study_views(e, cache)]} for e in entries])
         return

@@ -1,4 +1,4 @@
-"""Entries as schema 2 had them, and the same launch under the names of today."""
+"""Entries with other contents under right digests, as schema 2 had them for example, and the same launch under the names of today."""
 
 from __future__ import annotations
 
@@ -35,18 +35,25 @@ def tuned(spec: KernelSpec) -> Entry:
 
 def put_old(store: Store, entry: Entry, change: Change = lambda data: None) -> Path:
     """Write an entry as schema 2 had it; `change` makes it another one."""
-    contents = entry_files(entry)
-    data = json.loads(contents[ENTRY])
-    data["schema"] = 2
-    for name in ("dispatch", "quality", "cache"):
-        del data[name]
-    described = [*data["runner_up"]["launches"].values(), *data["runner_up"]["layout"]["launches"].values()]
-    for item in [*data["schedule"]["launches"], *described]:
-        item["launch"] = dict(OLD_LAUNCH)
+
+    def older(data: dict[str, Any]) -> None:
+        data["schema"] = 2
+        for name in ("dispatch", "quality", "cache"):
+            del data[name]
+        described = [*data["runner_up"]["launches"].values(), *data["runner_up"]["layout"]["launches"].values()]
+        for item in [*data["schedule"]["launches"], *described]:
+            item["launch"] = dict(OLD_LAUNCH)
+        change(data)
+
+    return put_changed(store, entry, older)
+
+
+def put_changed(store: Store, entry: Entry, change: Change) -> Path:
+    """Write an entry whose `entry.json` is changed, in a folder of the right revision."""
+    data = json.loads(entry_files(entry)[ENTRY])
     change(data)
-    contents[ENTRY] = _json(data)
+    raw = _json(data)
     place = store.put(entry)
-    folder = place.with_name(f"{entry.key}.{_revision(contents[ENTRY])}")
-    place.rename(folder)
-    (folder / ENTRY).write_bytes(contents[ENTRY])
+    folder = place.rename(place.with_name(f"{entry.key}.{_revision(raw)}"))
+    (folder / ENTRY).write_bytes(raw)
     return folder

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kvgen.cli.describe import describe
 from kvgen.registry.store import Store
 from kvgen.spec import load_spec
 from tests.support.commands import ROOT, TINY
-from tests.support.old_entries import put_old, tuned
+from tests.support.old_entries import put_changed, put_old, tuned
 from tests.support.tilelang import needs_tilelang
 from tests.support.tuning import FakeBackend
 
@@ -335,13 +336,27 @@ def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.Mon
     assert answer.err.strip() == "kvgen: internal error: AttributeError: oops (--debug shows where)"
 
 
-def test_damaged_entries_are_named_by_what_leaves_them_out(kvgen: Any, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (put_old, "schema 2: run `kvgen migrate`"),
+        (lambda *where: put_changed(*where, lambda data: data["provenance"].update(grid=[])), "ValueError: provenance.grid: "),
+    ],
+)
+def test_damaged_entries_are_named_by_what_leaves_them_out(kvgen: Any, tmp_path: Path, put: Callable[..., Path], reason: str):
     entry = tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")]))
-    put_old(Store(tmp_path / "registry"), entry)
-    for command in (("export", "x.tar.gz"), ("report", "-o", "x.html")):
+    put(Store(tmp_path / "registry"), entry)
+    report, export = kvgen("report", "-o", "x.html"), kvgen("export", "x.tar.gz")
+    assert (report.code, export.code) == (0, 3)
+    assert entry.key not in (tmp_path / "x.html").read_text()
+    for left_out in (report, export):
+        assert entry.key in left_out.err
+        assert reason in left_out.err
+    for command in (("show", entry.key), ("report", "--key", entry.key[:9])):
         answer = kvgen(*command)
-        assert entry.key in answer.err
-        assert "run `kvgen migrate`" in answer.err
+        assert (answer.code, answer.out, answer.err.count("\n")) == (3, "", 1)
+        assert answer.err.startswith(f"kvgen: the user registry's entry {entry.key} is damaged: ")
+        assert reason in answer.err
 
 
 def test_a_workload_out_of_range_says_the_range(kvgen: Any):
