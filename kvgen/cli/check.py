@@ -33,8 +33,9 @@ def check(
 ) -> None:
     """Check whether entries still hold: render, compile and verify those of the user's and the packaged registry, or of REGISTRY.
 
-    Exit code 1 if an entry regressed and was not accepted: it is damaged, missing, different, wrong or slower, or get_kernel would not
-    use it. Otherwise 3 if this machine failed: its disk, compiler or workers. If only a device is missing, 0, and the last line says so.
+    Exit code 1 if an entry is damaged, or regressed and was not accepted: it is missing, different, wrong or slower, or get_kernel would
+    not use it. Otherwise 3 if this machine failed: its disk, compiler or workers. If only a device is missing, 0, and the last line says
+    so.
     """
     from kvgen.measure.worker import Worker
     from kvgen.tune.regression.run import check_registry, summary, unreachable

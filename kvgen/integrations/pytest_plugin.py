@@ -1,8 +1,8 @@
 """A pytest plugin: `pytest --kvgen-registry FOLDER` checks every entry of a registry, one test per entry and level.
 
-A regression is a failure, what this machine lacks the device for is a skip with the reason, and a failure of the machine itself
-(disk, compiler, worker) is an error. Where no tests are named, only the registry is checked. Without the option nothing is
-imported but this file.
+A regression or a damaged entry is a failure, what this machine lacks the device for is a skip with the reason, and a failure of the
+machine itself (disk, compiler, worker) is an error. Where no tests are named, only the registry is checked. Without the option
+nothing is imported but this file.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ class Level(pytest.Item):
 
     def runtest(self) -> None:
         """Fail or skip by the finding."""
-        if self._finding is not None and self._finding.status == "regressed":
-            pytest.fail(f"regressed: {self._finding.detail}", pytrace=False)
+        from kvgen.tune.regression.finding import FAILING
+
+        if self._finding is not None and self._finding.status in FAILING:
+            pytest.fail(f"{self._finding.status}: {self._finding.detail}", pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Location for reports."""

@@ -14,15 +14,18 @@ Aspect = Literal["registry", "source", "resources", "numerics", "speed"]
 LEVELS: tuple[Aspect, ...] = ("source", "resources", "numerics", "speed")
 """Aspects of an entry, each of which depends on the previous ones. `registry` is about files: damaged, missing, not as listed."""
 
-Status = Literal["good", "changed", "regressed", "unable"]
-Verdict = Literal["good", "regressed", "unable"]
+Status = Literal["good", "changed", "damaged", "regressed", "unable"]
+Verdict = Literal["good", "damaged", "regressed", "unable"]
+FAILING: tuple[Verdict, ...] = ("damaged", "regressed")
+"""What a check fails for. Of a damaged entry nothing is known, so it is not called a regression."""
 
 
 @dataclass(frozen=True)
 class Finding(Json):
-    """One aspect: unchanged (`good`), different and no worse (`changed`), worse (`regressed`), or not checked (`unable`).
+    """One aspect: unchanged (`good`), different and no worse (`changed`), worse (`regressed`), not checked (`unable`), or of files that
+    cannot be read as an entry (`damaged`).
 
-    `detail` says what differs, or why it was not checked.
+    `detail` says what differs, or why it was not checked or cannot be read.
     """
 
     aspect: Aspect
@@ -63,10 +66,9 @@ class Checked(Json):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
-        """`regressed` if any aspect is, else `unable` if any was not checked, else `good`."""
-        if self.regressed:
-            return "regressed"
-        return "unable" if any(finding.status == "unable" for finding in self.findings) else "good"
+        """`damaged` or `regressed` if any aspect is, else `unable` if any was not checked, else `good`."""
+        found = {finding.status for finding in self.findings}
+        return next((verdict for verdict in (*FAILING, "unable") if verdict in found), "good")
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from kvgen.registry import Found, Store, packaged_store
 from kvgen.registry.manifest import MANIFEST, differences, relist
 from kvgen.registry.paths import format_folder, key_of
-from kvgen.tune.regression.finding import Checked, Finding
+from kvgen.tune.regression.finding import Checked, Finding, Status
 
 Chooser = Callable[[str], bool]
 """Whether an entry's key is selected; a file that belongs to no entry has the key ""."""
@@ -30,16 +30,20 @@ class RegistryFiles:
         return [*(one.key for one in self.found), *self._missing]
 
     def entry_problems(self, wanted: Chooser = lambda _: True) -> list[Checked]:
-        """A regression for every entry that `get_kernel` does not find: damaged, in the wrong folder, or missing."""
-        damaged = [_problem(one.key, f"it is damaged: {one.problem}") for one in self.found if one.entry is None]
+        """A finding for every entry that `get_kernel` does not find: damaged, in the wrong folder, or missing."""
+        damaged = [_problem(one.key, str(one.problem), "damaged") for one in self._damaged]
         astray = [_problem(one.key, problem) for one in self.found if (problem := _astray(one)) is not None]
         gone = [_problem(key, f"it is missing, and {MANIFEST} lists it in {folder}") for key, folder in self._missing.items()]
         return [one for one in (*damaged, *astray, *gone) if wanted(one.key)]
 
     def manifest_problems(self, wanted: Chooser = lambda _: True) -> dict[str, Checked]:
-        """A regression, by file, for every other difference from the manifest; their key is the manifest's name."""
-        differing = {file: problem for file, problem in self._differences.items() if _key(file) not in self._missing}
-        return {file: _problem(MANIFEST, f"{file} {problem}") for file, problem in differing.items() if wanted(_key(file))}
+        """A finding, by file, for every other difference from the manifest; their key is the manifest's name."""
+        damaged = {one.key for one in self._damaged}
+        differing = {file: problem for file, problem in self._differences.items() if _key(file) not in self._missing and wanted(_key(file))}
+        return {
+            file: _problem(MANIFEST, f"{file} {problem}", "damaged" if _key(file) in damaged else "regressed")
+            for file, problem in differing.items()
+        }
 
     def accept(self, chosen: Chooser) -> set[str]:
         """Update the manifest to the present files that are chosen, except those of damaged and missing entries. Returns the accepted
@@ -50,6 +54,11 @@ class RegistryFiles:
         if accepted:
             relist(self.store.root, lambda file: _key(file) in good)
         return accepted
+
+    @property
+    def _damaged(self) -> list[Found]:
+        """Entries that cannot be read."""
+        return [one for one in self.found if one.entry is None]
 
     @cached_property
     def _missing(self) -> dict[str, str]:
@@ -72,5 +81,5 @@ def _astray(one: Found) -> str | None:
     return f"get_kernel looks for it in a folder {folder}, and it is in {one.path.parent.name}"
 
 
-def _problem(key: str, detail: str) -> Checked:
-    return Checked(key, (Finding("registry", "regressed", detail),))
+def _problem(key: str, detail: str, status: Status = "regressed") -> Checked:
+    return Checked(key, (Finding("registry", status, detail),))

@@ -18,7 +18,7 @@ from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.pool import build_all
 from kvgen.tune.regression.entry import check_entry
-from kvgen.tune.regression.finding import Checked, Finding
+from kvgen.tune.regression.finding import FAILING, Checked, Finding
 from kvgen.tune.regression.registry import RegistryFiles
 from kvgen.tune.regression.source import render
 
@@ -37,8 +37,8 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Whether it regressed, and still is."""
-        return self.checked.regressed and not self.accepted
+        """Whether it is damaged or regressed, and still is."""
+        return self.checked.verdict in FAILING and not self.accepted
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -103,6 +103,7 @@ def summary(results: Sequence[Result], *, accept: bool = False) -> str:
     count = sum(entries.values())
     told = f"{count} {'entry' if count == 1 else 'entries'}, "
     told += f"{entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
+    told += f", {entries['damaged']} damaged" if entries["damaged"] else ""
     if differing := sum(one.checked.key == MANIFEST for one in results):
         told += f", files not as the manifest lists them: {differing}"
     if accept:

@@ -130,15 +130,16 @@ def test_a_key_that_matches_nothing_is_a_usage_error_with_close_keys(check: Run,
     assert (code, only(out)["key"]) == (0, key)
 
 
-def test_a_damaged_entry_is_a_regression_that_cannot_be_accepted(check: Run, place: Place):
+def test_a_damaged_entry_fails_is_no_regression_and_cannot_be_accepted(check: Run, place: Place):
     write_manifest(place.store.root)
     (folder(place) / "entry.json").write_text("{}")
     code, out = check("--json")
     assert code == 1
     damaged, listed = json.loads(out)
-    assert "changed after it was written" in damaged["reason"]
+    assert (damaged["key"], damaged["reason"]) == (place.entry.key, "registry: entry.json was changed after it was written")
     assert (listed["key"], listed["findings"][0]["aspect"]) == ("manifest.json", "registry")
-    last = "1 entry, 0 good, 1 regressed, 0 unable, files not as the manifest lists them: 1"
+    assert all((one["verdict"], one["regressed"]) == ("damaged", False) for one in (damaged, listed))
+    last = "1 entry, 0 good, 0 regressed, 0 unable, 1 damaged, files not as the manifest lists them: 1"
     assert check()[1].splitlines()[-1] == last
     code, out = check("--accept")
     assert (code, out.splitlines()[-1]) == (1, f"{last}; of these accepted: 0")
