@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen.registry.dispatch import Launch
 from kvgen.registry.entry import Entry
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
-from kvgen.spec.distance import coordinates_of, distance, mean_length, nearest
+from kvgen.spec.distance import distance, mean_length
+from kvgen.spec.timing import Timing
+
+NO_TABLE = "the entry has no dispatch table"
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Serving:
     index: int
     launch: Launch
     measured: Workload | None
-    """The measured workload nearest to it; None where none is near, or where the entry has no dispatch table."""
+    """The measured workload nearest to it; None where none is near. Without a dispatch table the workload itself, if it was measured."""
     why: str
     us: float | None = None
     read_fraction: float | None = None
@@ -65,10 +68,7 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     index = look_up.launch(work.batch, work.kv_len, work.q_len, tokens)
     launch = entry.every_launch[index]
     if table is None:
-        tuned = entry.launches[nearest([coordinates_of(one.workload) for one in entry.launches], coordinates_of(work))].workload
-        if not entry.timings:
-            return Serving(work, index, launch, None, _told(tuned, distance(tuned, work), measured=False))
-        return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; the entry has no dispatch table")
+        return _without_table(entry, work, index)
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
         none = "no workload within a doubling of it was measured" if table.cells else "no workload of the spec is within a doubling of it"
@@ -79,16 +79,39 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     where = _told(near, away, measured=bool(table.cells))
     cell = next((cell for cell in table.cells if cell.workload == near.key), None)
     if cell is None:
-        timing = entry.timing(near)
-        if timing is None:
-            return Serving(work, index, launch, near, where)
-        power = (timing.watts, timing.clock_mhz)
-        return Serving(work, index, launch, near, where, timing.us, timing.read_fraction, None, timing.default_us, *power)
+        return _tuned(Serving(work, index, launch, near, where), entry.timing(near))
     us = table.time(cell, index)
     read = cell.read_us / us if us is not None and cell.read_us is not None else None
     regret = us / cell.best_us if us is not None else None
     power = (cell.watts, cell.clock_mhz) if index == cell.launch else (None, None)
     return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default), *power)
+
+
+def _without_table(entry: Entry, work: Workload, index: int) -> Serving:
+    """The launch that was tuned for the nearest workload. Its time is known if the workload is one that it was tuned for: another load's
+    winner serves calls of the same size, and may be another launch.
+    """
+    launch = entry.launches[index]
+    tuned = launch.workload
+    if not entry.timings:
+        return Serving(work, index, launch, None, _told(tuned, distance(tuned, work), measured=False))
+    if any(one.workload.key == work.key and entry.schedule(one) == entry.schedule(launch) for one in entry.launches):
+        return _tuned(Serving(work, index, launch, work, f"measured at {work.key}; {NO_TABLE}"), entry.timing(work))
+    return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; {NO_TABLE}")
+
+
+def _tuned(serving: Serving, timing: Timing | None) -> Serving:
+    """With what was measured when the entry was tuned."""
+    if timing is None:
+        return serving
+    return replace(
+        serving,
+        us=timing.us,
+        read_fraction=timing.read_fraction,
+        default_us=timing.default_us,
+        watts=timing.watts,
+        clock_mhz=timing.clock_mhz,
+    )
 
 
 def _told(near: AnyWorkload, away: float, *, measured: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from kvgen.cli.app import main
 from kvgen.lower.backends import get_backend
 from kvgen.registry import Store
-from kvgen.spec import dump_spec, load_spec
+from kvgen.spec import Workload, dump_spec, load_spec
+from kvgen.spec.timing import Timing
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.grid import Grid, powers
 from kvgen.tune.result import TuningResult
@@ -73,8 +75,6 @@ def test_beyond_the_grid_it_says_that_the_plain_schedule_serves(built: TuningRes
 
 
 def test_without_a_table_the_nearest_workload_is_named(built: TuningResult, capsys: pytest.CaptureFixture[str]):
-    from dataclasses import replace
-
     for name in ("4x64-512", "8x512:sustained"):  # other traffic is understood, too
         assert name in printed(capsys, "why", "tiny.yaml", "--workload", name)
     store = Store(built.path.parents[2])
@@ -83,6 +83,23 @@ def test_without_a_table_the_nearest_workload_is_named(built: TuningResult, caps
     assert "tuned for the nearest workload, 2x512; the entry has no dispatch table" in printed(
         capsys, "why", "tiny.yaml", "--workload", "64x32768"
     )
+
+
+def test_without_a_table_the_time_of_a_tuned_workload_is_told(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+    rested, sustained = Workload(batch=2, kv_len=512), Workload(batch=2, kv_len=512, load="sustained")
+    (first, second, *_) = built.entry.every_launch
+    launches = tuple(replace(launch, workload=work) for launch, work in ((first, rested), (second, sustained)))
+    timings = (Timing(rested, 10.0, (), 5.0, 20.0), Timing(sustained, 12.0, (), 6.0, 24.0))
+    assert first.params != second.params
+    Store(built.path.parents[2]).put(replace(built.entry, dispatch=None, launches=launches, timings=timings))
+    capsys.readouterr()
+    words = [f"--workload={name}" for name in ("2x512", "2x512:sustained", "4x512")]
+    text = printed(capsys, "why", "tiny.yaml", *words[:1])
+    assert "measured at 2x512; the entry has no dispatch table, 10 µs, 50% of the read's speed, the default 20 µs\n" in text
+    served = [answer["serving"][0] for answer in json.loads(printed(capsys, "why", "tiny.yaml", *words, "--json"))]
+    assert [one["launch"] for one in served] == [0, 0, 0], "calls take the launch for the spec's own load"
+    assert [(one["measured"], one["us"]) for one in served] == [("2x512", 10.0), (None, None), (None, None)]
+    assert served[1]["why"] == "tuned for the nearest workload, 2x512; the entry has no dispatch table"
 
 
 def test_a_workload_of_another_load_is_told_as_it_was_measured(built: TuningResult, capsys: pytest.CaptureFixture[str]):
