@@ -63,11 +63,16 @@ class SpecError(KvgenError):
         super().__init__("\n".join(lines))
 
 
+def printable(text: str) -> str:
+    """The text on one line, with what is not printable (control characters, line breaks, halves of surrogate pairs) as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _one_line(text: str) -> str:
-    """At most MAX_ISSUE_TEXT characters, those that are not printable (line breaks, halves of surrogate pairs) as escapes."""
-    start = text[: MAX_ISSUE_TEXT + 1]
-    if not start.isprintable():
-        start = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    """At most MAX_ISSUE_TEXT characters."""
+    start = printable(text[: MAX_ISSUE_TEXT + 1])
     return start if len(start) <= MAX_ISSUE_TEXT else start[: MAX_ISSUE_TEXT - 3] + "..."
 
 

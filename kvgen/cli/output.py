@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from kvgen import arch
+from kvgen.errors import printable
 from kvgen.pages.numbers import microseconds as microseconds  # tables of commands and pages write a time alike
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
 
 
+def print_line(text: str) -> None:
+    """A line on stdout. Control characters in strings of entries, which a terminal would obey, are escapes."""
+    typer.echo(printable(text))
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
     """A table on stdout; columns in `right` are right-aligned. Where a terminal is too narrow for its words, rows are lists."""
     from rich.console import Console
@@ -46,7 +52,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
     align_right = set(right)
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    rows = list(rows)
+    rows = [[_cell(cell) for cell in row] for row in rows]
     for column, cells in zip(columns, zip(columns, *rows, strict=True), strict=True):
         whole = all(len(cell) <= WORD and " " not in cell for cell in cells)  # a key that is cut cannot be copied
         table.add_column(column, justify="right" if column in align_right else "left", overflow="fold", no_wrap=whole)
@@ -61,6 +67,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     with console.capture() as drawn:
         console.print(table)
     typer.echo(drawn.get(), nl=False)  # rich would end the process with 1 where the output is a closed pipe
+
+
+def _cell(text: str) -> str:
+    """Text of a table without control characters; a cell may have several lines, as messages of compilers do."""
+    return "\n".join(printable(line) for line in text.expandtabs().splitlines())
 
 
 def _least_width(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> int:

@@ -18,6 +18,7 @@ from kvgen.cli.output import (
     parse_shape,
     parse_workload,
     print_json,
+    print_line,
     print_table,
     require_good,
     resolve_any_spec,
@@ -107,15 +108,17 @@ def show(
 
 
 def _print_entry(entry: Entry, one: Found) -> None:
-    typer.echo(f"{entry.spec.name}  {entry.key}  ({one.store} registry)\n{describe(entry.spec)}")
-    typer.echo(f"{entry.backend} for {entry.arch}, tuned on {entry.device.get('name')}; layout {entry.layout} ({entry.layout_id})\n")
+    print_line(f"{entry.spec.name}  {entry.key}  ({one.store} registry)")
+    print_line(describe(entry.spec))
+    print_line(f"{entry.backend} for {entry.arch}, {_made(entry)}; layout {entry.layout} ({entry.layout_id})")
+    typer.echo("")
     print_launches("", entry)
     if why := entry.provenance.get("why"):
-        typer.echo(f"\ndecision: {why}")
+        _print_apart(f"decision: {why}")
     other = (entry.runner_up or {}).get("layout")
     if other:
         times = ", ".join(f"{key} {one['backend']} {microseconds(one['us'])}" for key, one in other["launches"].items())
-        typer.echo(f"next best layout: {' '.join(f'{k}={v}' for k, v in other['layout'].items())}: {times}")
+        print_line(f"next best layout: {' '.join(f'{k}={v}' for k, v in other['layout'].items())}: {times}")
     kernels = [
         (file, name, str(used["registers"]), str(used["spill_bytes"]), str(used["shared_bytes"]))
         for file, resources in entry.resources().items()
@@ -132,8 +135,21 @@ def _print_entry(entry: Entry, one: Found) -> None:
         ("toolchain", entry.toolchain),
     ):
         if shown := ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None):  # operations on a matrix have no quality
-            typer.echo(f"\n{title}: {shown}")
-    typer.echo(f"\n{one.path}")
+            _print_apart(f"{title}: {shown}")
+    _print_apart(str(one.path))
+
+
+def _made(entry: Entry) -> str:
+    """How an entry was made, and where; one that was compiled without a device is of none."""
+    device = entry.device.get("name")
+    where = f"{entry.made} on {device}" if device else entry.made
+    return where if entry.timings else f"{where}, never tuned"
+
+
+def _print_apart(text: str) -> None:
+    """A line below an empty one."""
+    typer.echo("")
+    print_line(text)
 
 
 def _quality(entry: Entry) -> dict[str, str]:
@@ -235,16 +251,16 @@ def _print_answer(answer: _Answer, asked: str) -> None:
     selection = answer.selection
     entry = selection.entry
     told = f", entry {entry.key}" if entry else f": {'; '.join(selection.refusals)}" if selection.refusals else ""
-    typer.echo(f"{asked}: {selection.how}{told}")
+    print_line(f"{asked}: {selection.how}{told}")
     for reason in (*selection.why, *selection.cautions):
-        typer.echo(f"  {reason}")
+        print_line(f"  {reason}")
     if entry:
         typer.echo("")
         print_launches("", entry)
     if answer.serving:
         typer.echo("")
     for one in answer.serving:
-        typer.echo(_serving_line(one, numbered=entry is not None))
+        print_line(_serving_line(one, numbered=entry is not None))
 
 
 def _serving_line(one: Serving, *, numbered: bool) -> str:

@@ -191,6 +191,11 @@ class Entry(Json):
         return "+".join(sorted({launch.backend for launch in self.launches}))
 
     @property
+    def made(self) -> str:
+        """How it was made, in one word: tuned, or compiled where nothing was measured."""
+        return "tuned" if self.timings else "compiled"
+
+    @property
     def every_launch(self) -> tuple[Launch, ...]:
         """The launches of the workloads, then those that only the dispatch table names: the order of its indices."""
         return self.launches if self.dispatch is None else (*self.launches, *self.dispatch.launches)

@@ -204,16 +204,16 @@ def _absent(entry: Entry) -> list[str]:
 
 
 def _cautions(entry: Entry, device: Mapping[str, Any], *, outdated: bool) -> list[str]:
-    """Facts of the device that differ from those the entry was tuned with."""
-    labels = {"name": "tuned on {then}, and this is {now}", "driver": "tuned with driver {then}, and this is {now}"}
-    labels["threads"] = "tuned with {then} threads, and there are {now}"
+    """Facts of the device that differ from those the entry was made with."""
+    labels = {"name": "on {then}, and this is {now}", "driver": "with driver {then}, and this is {now}"}
+    labels["threads"] = "with {then} threads, and there are {now}"
     differing = [] if entry.timings else ["it was compiled and never tuned: its schedules are the back end's defaults"]
     if outdated:
         differing.append("kvgen's headers have changed since: its schedules are rendered anew, its times are of the past")
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
         if then and now and then != now:
-            differing.append(text.format(then=then, now=now))
+            differing.append(f"{entry.made} {text.format(then=then, now=now)}")
     return differing
 
 
@@ -221,7 +221,7 @@ def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
     if chosen.entry.timings and not candidate.entry.timings:
         return "never tuned"
     if candidate.other_device and not chosen.other_device:
-        return f"tuned on {candidate.entry.device.get('name')}"
+        return f"{candidate.entry.made} on {candidate.entry.device.get('name')}"
     if candidate.distance > chosen.distance:
         return f"its workloads are {candidate.distance:.1f} doublings away"
     return f"the {chosen.found.store} registry goes first"

@@ -31,11 +31,11 @@ TOLERATED = 0.9
 
 
 def other_device(entry: Entry) -> str | None:
-    """The reason why the entry's times do not apply here; None on the device that it was tuned on."""
+    """The reason why the entry's times do not apply here; None on the device that it was made on."""
     then, now = entry.device.get("name"), here(entry.arch).get("name")
     if not then:
-        return "it was tuned on no device"
-    return None if then == now else f"it was tuned on {then}, and this is {now or 'a machine without such a device'}"
+        return f"it was {entry.made} on no device"
+    return None if then == now else f"it was {entry.made} on {then}, and this is {now or 'a machine without such a device'}"
 
 
 def check_speed(entry: Entry, built: Mapping[str, Artifact], cache: ArtifactCache, worker: Worker) -> Finding:

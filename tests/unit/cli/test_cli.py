@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from kvgen.accuracy.suite import suite
 from kvgen.cli.app import main
 from kvgen.cli.describe import describe
 from kvgen.registry.store import Store
-from kvgen.spec import load_spec
+from kvgen.spec import dump_spec, load_spec
 from tests.support.commands import ROOT, TINY
 from tests.support.old_entries import put_changed, put_old, tuned
 from tests.support.tilelang import needs_tilelang
@@ -357,6 +358,28 @@ def test_damaged_entries_are_named_by_what_leaves_them_out(kvgen: Any, tmp_path:
         assert (answer.code, answer.out, answer.err.count("\n")) == (3, "", 1)
         assert answer.err.startswith(f"kvgen: the user registry's entry {entry.key} is damaged: ")
         assert reason in answer.err
+
+
+def test_entries_print_no_control_characters(kvgen: Any, tmp_path: Path):
+    hostile = "\x1b[2Jgone\rnow\nnext\x07\u202e"
+    entry = tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")]))
+    facts = {"device": {"name": hostile}, "provenance": {"why": hostile, "tool": hostile}, "toolchain": {"compiler": hostile}}
+    entry = replace(entry, **facts, runner_up={"launches": {"1x4096": {"backend": hostile, "launch": {}, "us": 11.0}}})
+    Store(tmp_path / "registry").put(entry)
+    for command in (("show", entry.key), ("list",), ("why", "k4v4.yaml")):
+        (tmp_path / "k4v4.yaml").write_text(dump_spec(entry.spec))
+        answer = kvgen(*command)
+        assert answer.code == 0
+        assert all(line.isprintable() for line in answer.out.split("\n"))
+        assert "\\x1b[2J" in answer.out
+    assert "decision: \\x1b[2Jgone\\rnow\\nnext\\x07\\u202e\n" in kvgen("show", entry.key).out
+
+
+@pytest.mark.parametrize(("device", "told"), [({"name": "Some GPU"}, "compiled on Some GPU, never tuned"), ({}, "compiled, never tuned")])
+def test_an_entry_that_was_never_tuned_is_shown_as_compiled(kvgen: Any, tmp_path: Path, device: dict[str, str], told: str):
+    entry = replace(tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")])), device=device)
+    Store(tmp_path / "registry").put(replace(entry, timings=(), runner_up=None))
+    assert f"cuda for sm90, {told}; layout" in kvgen("show", entry.key).out
 
 
 def test_a_workload_out_of_range_says_the_range(kvgen: Any):

@@ -239,11 +239,13 @@ def test_another_layout_version_is_stale(store, make_entry, spec):
     assert any("another version of the packed layout" in line for line in selection.why)
 
 
-def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tmp_path):
+def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tmp_path, cpu_space):
     untuned, tuned = replace(make_entry(), timings=()), make_entry()
     site = Store(tmp_path / "site", "site")
     store.put(untuned)
-    assert _select(spec, store).cautions == ("it was compiled and never tuned: its schedules are the back end's defaults",)
+    never = "it was compiled and never tuned: its schedules are the back end's defaults"
+    assert _select(spec, store).cautions == (never,)
+    assert _select(spec, store, device={"name": "Other CPU"}).cautions == (never, "compiled on Test CPU, and this is Other CPU")
     site.put(tuned)
     selection = _select(spec, store, site)
     assert selection.entry is not None
